@@ -1,11 +1,9 @@
-"""CUDA graph replay of a pure function, safe to use without thinking: inputs are copied in, outputs
-are copied out.
+"""CUDA graph replay of a pure function: inputs are copied in, outputs are copied out.
 
-Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen;
-if one moves to another address, the graph for the new addresses is captured. No output ever shares
-memory with a later call's output. Random numbers are refused: their generator would need
-registration. Where the C++ extension is built, a replay costs no Python, and the copies are nodes
-of the graph (csrc/replay.cpp).
+Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen.
+When one moves to another address, a graph for the new addresses is captured. No output ever shares
+memory with a later call's output. Random numbers are `random_graph`'s. Where the C++ extension is
+built, a replay costs no Python, and the copies are nodes of the graph (csrc/replay.cpp).
 """
 
 from __future__ import annotations
@@ -25,27 +23,30 @@ from torch_cudal1.ir.interpreter import Runner
 
 __all__ = ["GraphedRunner"]
 
-_WARMUP_CALLS = 3  # lazy module loading, cuBLAS handles and autotuning must be over before capture
-# one per set of parameter addresses; an old one goes when a model's weights move for the ninth time
+# Lazy module loading, cuBLAS handles and autotuning must be over before the capture.
+_WARMUP_CALLS = 3
+# One graph for each set of parameter addresses. The oldest goes when a model's weights move for the
+# ninth time: a graph holds the memory of its intermediate values.
 _MAX_GRAPHS = 8
 
 
 @dataclass(frozen=True)
 class GraphCapture:
     graph: torch.cuda.CUDAGraph
-    moving: list[
-        torch.Tensor
-    ]  # our copies of the inputs that are not static; the static ones stay the caller's alone
-    outputs: list[torch.Tensor | int | None]  # an int: the function returns that input itself
+    # The graph's own copies of the inputs that are not static. Static ones are not kept here, so
+    # that the caller alone decides when a weight is freed.
+    moving: list[torch.Tensor]
+    # An int: the function returns that input itself.
+    outputs: list[torch.Tensor | int | None]
 
 
 class GraphedRunner:
     """Wraps `runner` (a pure function on one CUDA device). `static` are the input positions that
     are parameters or buffers.
 
-    `last`: a pure function that runs after each replay, given what the graph yields, in place, then
-    the inputs; its results are handed out as they are, but for such that are memory of the graph.
-    See `last_step`.
+    `last`: a pure function that runs after each replay (see `split_last_kernel`). It gets the
+    graph's outputs, not copied, then the inputs. Its results are handed out as they are; a result
+    that is memory of the graph is copied.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class GraphedRunner:
         self._runner, self._static, self._device, self._last = runner, static, device, last
         self._moving: tuple[int, ...] = ()
         self._graphs: OrderedDict[tuple[int, ...], GraphCapture] = OrderedDict()
-        self._replay: Any = None  # the C++ form, from the first call on
-        self.interpreted = ""  # why there is none
+        # The C++ form, from the first call on.
+        self._replay: Any = None
+        # Why there is no C++ form.
+        self.interpreted = ""
 
     @property
     def direct(self) -> Runner:
@@ -70,15 +73,15 @@ class GraphedRunner:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Copy the moving inputs in, replay, copy the outputs out, all on the current stream."""
         if self._replay is None and torch.cuda.is_current_stream_capturing():
-            return self._plainly(
-                inputs
-            )  # the user is capturing: our launches belong into the user's graph
+            # The user is capturing: these launches belong into the user's graph.
+            return self._plainly(inputs)
         if self._replay is None and not self.interpreted:
             self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
             self._make_native(len(inputs))
         if self._replay is not None:
             results: list[torch.Tensor | None] = self._replay(inputs)
             return results
+        # A graph reads a weight at the address of its capture. `p.data = t` or `.to()` moves it.
         key = tuple(inputs[index].data_ptr() for index in sorted(self._static))
         captured = self._graphs.get(key)
         if captured is None:
@@ -87,12 +90,16 @@ class GraphedRunner:
             if len(self._graphs) > _MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         if self._moving:
+            # One launch for all inputs where PyTorch can, in place of a launch each.
             torch._foreach_copy_(captured.moving, [inputs[index] for index in self._moving])
         captured.graph.replay()
         if self._last is None:
+            # Copies, because the next replay writes to the same memory while the caller may still
+            # hold this result.
             return [_hand_out(out, inputs) for out in captured.outputs]
         yielded = [inputs[out] if isinstance(out, int) else out for out in captured.outputs]
-        results = self._last([*yielded, *inputs])  # type: ignore[list-item]  # a first part yields tensors only
+        # A first part yields tensors only, never None.
+        results = self._last([*yielded, *inputs])  # type: ignore[list-item]
         return [_copy_if_in_graph(out, captured) for out in results]
 
     def _plainly(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -110,6 +117,7 @@ class GraphedRunner:
             )
         elif isinstance(addresses := find_replay_addresses(self._device), Refusal):
             self.interpreted = addresses.reason
+        # C++ calls the last step without the interpreter, so only a plan can be one.
         elif self._last is not None and not isinstance(self._last, extension.Plan):
             self.interpreted = "its last step runs in Python"
         else:
@@ -131,10 +139,12 @@ class GraphedRunner:
         """A call that the C++ form does not serve: nothing was captured at these addresses, or the
         user is capturing.
         """
+        # The user's capture gets the plain launches, as in `__call__`.
         if capturing or torch.cuda.is_current_stream_capturing():
             return self._plainly(inputs)
         captured = self._capture(inputs)
-        handle = captured.graph.raw_cuda_graph()  # C++ makes it executable
+        # The graph as captured: C++ adds the copies as nodes and makes it executable.
+        handle = captured.graph.raw_cuda_graph()
         self._replay.add(
             tuple(inputs), handle, tuple(captured.moving), tuple(captured.outputs), captured
         )
@@ -144,22 +154,31 @@ class GraphedRunner:
     def _capture(self, inputs: Sequence[torch.Tensor]) -> GraphCapture:
         _refuse_other_devices("input", inputs, self._device)
         captured_inputs = [
-            t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)
+            # A moving input lies elsewhere at each call, so the graph reads a copy with a fixed
+            # address.
+            t if index in self._static else _strided_copy(t)
+            for index, t in enumerate(inputs)
         ]
         with torch.cuda.device(self._device):
+            # Warm-up on a side stream, as PyTorch's notes on CUDA graphs ask for, ordered after and
+            # before the work of the current one.
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(_WARMUP_CALLS):
                     self._runner(captured_inputs)
             torch.cuda.current_stream().wait_stream(side)
+            # keep_graph: raw_cuda_graph() needs the graph as it was before instantiation.
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(graph):
                 results = self._runner(captured_inputs)
         _refuse_other_devices("output", results, self._device)
         _refuse_shared_outputs(results)
         outputs = [
-            next((i for i, t in enumerate(captured_inputs) if t is out), out) for out in results
+            # An input that is returned is the caller's own tensor again, as in eager, and not a
+            # copy.
+            next((i for i, t in enumerate(captured_inputs) if t is out), out)
+            for out in results
         ]
         return GraphCapture(graph, [captured_inputs[index] for index in self._moving], outputs)
 
@@ -167,8 +186,10 @@ class GraphedRunner:
 def _refuse_other_devices(
     role: str, tensors: Sequence[torch.Tensor | None], device: torch.device
 ) -> None:
-    """A number on the CPU becomes an argument of a kernel: a graph would keep the one of its
-    capture. Nor is another GPU served.
+    """Raises NotLowerableError for a tensor on the CPU or on another GPU.
+
+    A number on the CPU becomes an argument of a kernel, and a graph would keep the value that it
+    had at the capture.
     """
     for position, tensor in enumerate(tensors):
         if tensor is None or (
@@ -181,8 +202,8 @@ def _refuse_other_devices(
 
 
 def _refuse_shared_outputs(results: Sequence[torch.Tensor | None]) -> None:
-    """Two outputs that are views of one tensor would be handed out as two copies: a write to one
-    must show in the other.
+    """Raises NotLowerableError for outputs that are views of one tensor: they would be handed out as
+    two copies, while in eager a write to one shows in the other.
     """
     storages = [
         out.untyped_storage().data_ptr() for out in results if out is not None and out.numel()
@@ -210,6 +231,7 @@ def _copy_if_in_graph(result: torch.Tensor | None, captured: GraphCapture) -> to
         for tensor in (*captured.moving, *captured.outputs)
         if isinstance(tensor, torch.Tensor)
     ]
+    # By storage: a result may be a view of the graph's memory at any offset.
     storages = {tensor.untyped_storage().data_ptr() for tensor in graph_tensors}
     return _strided_copy(result) if result.untyped_storage().data_ptr() in storages else result
 
@@ -218,9 +240,9 @@ def _strided_copy(tensor: torch.Tensor) -> torch.Tensor:
     fresh = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
-    if (
-        0 in tensor.stride()
-    ):  # an expanded tensor: its elements share memory, copy_ would refuse the overlap
+    # Elements of an expanded tensor share memory, and copy_ refuses such a destination. So each
+    # element in memory is copied once.
+    if 0 in tensor.stride():
         base = [slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()]
         fresh[tuple(base)].copy_(tensor[tuple(base)])
         return fresh

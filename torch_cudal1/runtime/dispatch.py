@@ -85,8 +85,7 @@ class DirectCall:
         Without effect if it does already, or nothing may run.
         """
         runner = self.runner()
-        # C++ can only ask a guard of its own, and the check of one in Python would cost more than
-        # the table saves.
+        # C++ can only ask a guard of its own.
         if runner is not None and guard.native is not None:
             conditions = None if self.conditions is None else (self.conditions, module)
             table.add(

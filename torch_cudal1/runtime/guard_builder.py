@@ -74,8 +74,8 @@ _BOOKKEEPING = {
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 }
-# Nesting of attributes, items of one container, containers and objects. A guard compares all that it
-# recorded at every call, so a larger state is refused.
+# Nesting of attributes, items of one container, containers and objects. A guard compares everything
+# that it recorded at every call, so a larger state is refused.
 _MAX_DEPTH, _MAX_ITEMS, _MAX_TOTAL = (8, 1024, 16384)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque, set)

@@ -36,8 +36,8 @@ __all__ = [
     "without_state",
 ]
 
-# accelerate() puts its callable here, and swapping it in is no change of the module. nn.Module drops
-# this attribute when it is copied or pickled.
+# accelerate() puts its callable here, and swapping it in is no change of the module. nn.Module
+# drops this attribute when it is copied or pickled.
 IGNORED = "_compiled_call_impl"
 # Py_TPFLAGS_HEAPTYPE: a class made by Python code.
 HEAP_TYPE = 1 << 9
@@ -56,6 +56,7 @@ FACTS = (
 )
 
 
+# Slots, because a large model has thousands of records, which every call goes through.
 @dataclass(frozen=True, slots=True)
 class TypeMatch:
     """The class of an object (Dynamo: TYPE_MATCH)."""
@@ -92,6 +93,8 @@ class DictContents:
     owner: type | None = None  # the class whose body `table` shows
     ignored_prefix: bytes = b""
 
+    # Names alone serve the environment: Inductor writes variables of its own, by which every Llama
+    # of transformers was bound anew until the module was given up.
     @classmethod
     def of_names(
         cls, where: str, entry_kind: str, table: dict[bytes, Any], *, ignored_prefix: bytes

@@ -1,5 +1,5 @@
-"""Large results of a CPU runner in huge pages; csrc/pages.h says why and how. Without the extension
-they are PyTorch's as ever.
+"""Puts large results of a CPU runner into huge pages (csrc/pages.h). Without the extension nothing
+changes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["use_huge_pages"]
 
 
 def use_huge_pages(runner: Runner) -> Runner:
-    """`runner`; what it allocates on the CPU over 32 MiB is advised to lie in huge pages, where the
-    kernel gives them on advice.
+    """`runner`, whose CPU allocations over 32 MiB get the advice MADV_HUGEPAGE. It has an effect
+    where Linux gives transparent huge pages on advice.
     """
     extension = native.extension()
     if extension is None:
@@ -24,10 +24,14 @@ def use_huge_pages(runner: Runner) -> Runner:
     switch = extension.huge_pages
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        # A mapping of that size is made and given back with each result, so every call pays for its
+        # pages anew: 16384 of 4 KiB for 64 MB, or 32 huge ones.
         before = switch(True)
         try:
             return runner(inputs)
         finally:
+            # What the thread had before: the end of an inner runner must not end the outer one's
+            # advice.
             switch(before)
 
     return run

@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 _NAME = "checked_index"
-# An embedding indexes its table's first dimension; the operators with a dimension have it as argument
-# 1 and the indices as argument 2. Only the operators with a list of indices count negative ones from
-# the end.
+# An embedding indexes its table's first dimension; the operators with a dimension have it as
+# argument 1 and the indices as argument 2. Only the operators with a list of indices count negative
+# ones from the end.
 _TABLE_OPERATORS = {"aten.embedding.default"}
 _DIMENSION_OPERATORS = {
     "aten.index_select.default",

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 __all__ = ["disabled", "is_disabled"]
 
 _lock = threading.Lock()
+# A count, because blocks nest and may overlap between threads. The dispatch table reads it by this
+# name from C++.
 _depth = 0
 
 
@@ -31,4 +33,5 @@ def disabled() -> Iterator[None]:
 
 def is_disabled() -> bool:
     """Whether any `disabled()` block is open."""
+    # Read without the lock: a call that began before the block is allowed to end with its kernel.
     return _depth > 0

@@ -1,5 +1,5 @@
-"""Types of values that a guard compares by identity alone: they are immutable, or their state has no
-influence on what a call computes.
+"""Types of values that a guard compares by identity alone: their values are immutable, or their
+state does not change what a call computes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 __all__ = ["OPAQUE_TYPES"]
 
 OPAQUE_TYPES: tuple[type, ...] = (
+    # Immutable values.
     *(
         type(None),
         bool,
@@ -34,6 +35,7 @@ OPAQUE_TYPES: tuple[type, ...] = (
         PurePath,
     ),
     *(
+        # The names that code looks up in a module have records of their own (guard_builder).
         types.ModuleType,
         types.BuiltinFunctionType,
         types.MethodWrapperType,
@@ -41,6 +43,7 @@ OPAQUE_TYPES: tuple[type, ...] = (
         types.GenericAlias,
     ),
     *(
+        # Bookkeeping of processes and logs, which no result depends on.
         weakref.ReferenceType,
         re.Pattern,
         logging.Logger,

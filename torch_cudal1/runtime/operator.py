@@ -22,6 +22,8 @@ from torch_cudal1.runtime.executor import prepare
 __all__ = ["get_program", "register", "run_operator"]
 
 _lock = threading.Lock()
+# By digest, so that the same Program from several graphs is one entry, and Inductor's caches see
+# the same text in every process.
 _programs: dict[str, Program] = {}
 _runners: dict[tuple[str, torch.device], Runner] = {}
 
@@ -51,6 +53,7 @@ def get_program(digest: str) -> Program:
 
 
 def _run(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
+    # The operator has no autograd formula: its results would be cut off from the graph silently.
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         raise ProgramError(
             "autograd", "cudal1::run has no gradient; call it under no_grad or below AOTAutograd"
@@ -60,9 +63,13 @@ def _run(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
         (t.device for t in inputs if t.device.type == registered_program.device),
         torch.device(registered_program.device),
     )
+    # Without the lock: two threads at a first call may both prepare the Program, and either runner
+    # serves.
     runner = _runners.get((program, device))
     if runner is None:
         runner = _runners[program, device] = prepare(registered_program, device)
+    # The schema yields Tensor[], which holds no None; `check_program` refuses absent outputs of a
+    # nested Program.
     return [out for out in runner(inputs) if out is not None]
 
 
@@ -76,6 +83,7 @@ def _fake(inputs: list[torch.Tensor], program: str) -> list[torch.Tensor]:
     ]
 
 
+# The fake implementation runs at every trace, and shapes of a Program do not change.
 @cache
 def _cache_output_specs(digest: str) -> tuple[TensorSpec | None, ...]:
     return tuple(output_specs(get_program(digest)))
@@ -83,6 +91,7 @@ def _cache_output_specs(digest: str) -> tuple[TensorSpec | None, ...]:
 
 @cache
 def _define() -> torch.library.Library:
+    # FRAGMENT: other modules define operators in the same namespace.
     library = torch.library.Library("cudal1", "FRAGMENT")
     library.define("run(Tensor[] inputs, str program) -> Tensor[]")
     library.impl("run", _run, "CPU")

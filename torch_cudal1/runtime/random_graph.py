@@ -1,10 +1,9 @@
 """A CUDA graph of a Program that draws random numbers: its replays draw the numbers that eager's
 calls would.
 
-A captured operator reads seed and offset of CUDA's default generator from memory; before each
-replay PyTorch writes the generator's present state there, and moves it on by what one call draws.
-So a replay continues the user's sequence wherever it stands, seeded or not, and leaves it where
-eager leaves it. That is `torch.cuda.CUDAGraph.replay`'s work, so the C++ replay is not used here.
+A captured operator reads seed and offset of CUDA's default generator from memory. Before each
+replay PyTorch writes the generator's present state there, and advances it by what one call draws.
+So a replay continues the user's sequence, seeded or not, and leaves it where eager leaves it.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ class RandomGraph(GraphedRunner):
     """As `GraphedRunner`, for a function that draws from the default generator of its CUDA device."""
 
     def _make_native(self, inputs: int) -> None:
+        # torch.cuda.CUDAGraph.replay advances the generator; the C++ replay launches the graph
+        # without it.
         self.interpreted = "its replay must move the random generator on"
 
     def _capture(self, inputs: Sequence[torch.Tensor]) -> GraphCapture:
-        """Warming up and capturing draw numbers that are nobody's: the user's sequence is put back
-        to where it was.
-        """
+        """As `GraphedRunner._capture`; the user's sequence of random numbers stays where it was."""
+        # Warm-up and capture draw numbers too, which no call of the user returns.
         before = torch.cuda.get_rng_state(self._device)
         try:
             return super()._capture(inputs)
@@ -47,6 +47,7 @@ def refuse_host_numbers(program: Program) -> None:
     for step in program.steps:
         if isinstance(step, Call):
             refuse_host_numbers(step.program)
+        # Such a draw runs on the host at capture only; a replay would repeat its numbers.
         elif _draws(step) and any(
             specs[out].device != "cuda" for out in step.writes if out in specs
         ):

@@ -35,12 +35,13 @@ from torch_cudal1.runtime.split_last_kernel import split_last_step
 
 __all__ = ["build_runner", "to_fx"]
 
+# As mode="max-autotune-no-cudagraphs" of torch.compile: `cuda_graph` adds the graph itself.
 _AUTOTUNE = {
     "max_autotune": True,
     "coordinate_descent_tuning": True,
-}  # as mode="max-autotune-no-cudagraphs" of torch.compile
-# Inductor's names for what it compiled hold $CXX, which compiles nothing where every tensor is on a
-# GPU: what one machine of a fleet compiled, another finds whatever its variables say.
+}
+# Inductor's cache keys hold $CXX, which compiles nothing where every tensor is on a GPU. A fixed
+# value lets a process find what another compiled under other variables (benchmarks/LOG.md).
 _NO_CXX = {"cpp.cxx": (None, "g++")}
 
 
@@ -104,7 +105,10 @@ def _compile(
         _AUTOTUNE if schedule.base == "max-autotune" else {}
     )
     checks = cpu_index_checks() if device.type == "cpu" and _has_indices(program) else {}
+    # In this order: the user's own options outweigh all others.
     runner = _call_inductor(program, device, defaults | checks | dict(options))
+    # Half the time of diag(a) @ B at N = 4096 was page faults of its fresh 64 MB
+    # (benchmarks/LOG.md, 2026-11-22).
     return use_huge_pages(runner) if device.type == "cpu" else runner
 
 
@@ -113,12 +117,15 @@ def to_fx(program: Program) -> fx.GraphModule:
     node.
     """
     if any(isinstance(step, (Alloc, Launch)) for step in program.steps):
+        # An FX graph has no node for a launch or an allocation; a nested Program is one opaque
+        # operator.
         program = _wrap_in_call(program)
     root = torch.nn.Module()
     graph = fx.Graph()
     values: list[Any] = [graph.placeholder(f"i{index}") for index in range(len(program.inputs))]
     for position, name in enumerate(program.constants):
         root.register_buffer(f"c{position}", program.payloads[name], persistent=False)
+        # As buffers, so that Inductor sees tensors of the module and not inputs of every call.
         values.append(graph.get_attr(f"c{position}"))
     for step in program.steps:
         values += _emit(graph, step, values)
@@ -161,23 +168,24 @@ def _wrap_in_call(program: Program) -> Program:
 
 def _call_inductor(program: Program, device: torch.device, options: dict[str, Any]) -> Runner:
     with pause_gc(keeps=True):
-        from torch._inductor.compile_fx import (
-            compile_fx,
-        )  # seconds to import: only where something is compiled
+        # Seconds to import, so only where something is compiled.
+        from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    if is_random_program(
-        program
-    ):  # eager's numbers, one operator after the other, in place of Inductor's own
+    # Inductor's own generator draws other numbers than eager: its fallback runs eager's operators.
+    if is_random_program(program):
         options = options | {"fallback_random": True}
     module = to_fx(program).to(device)
-    # A fresh context: this may run while Dynamo traces the user's model, whose fake mode must not
-    # leak into ours. With a ShapeEnv, though every size is known: without one Inductor's caches are
-    # bypassed, and each process compiles again.
+    # A fresh context: this may run while Dynamo traces the user's model, and the fake mode of that
+    # trace must not leak into this compilation.
     with tracing(None), unset_fake_temporarily(), torch.no_grad():
+        # With a ShapeEnv, although every size is known: without it Inductor bypasses its caches,
+        # and each process compiles again. The module's constants are real tensors.
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         with fake:
             inputs = [_fake_input(spec, device) for spec in program.inputs]
+        # Triton's file names hold what the program `file` says: without it a filled cache is not
+        # found.
         with file_program_shim(device):
             compiled = cast(Callable[..., Any], compile_fx(module, inputs, config_patches=options))
 
@@ -192,8 +200,8 @@ def _has_indices(program: Program) -> bool:
 
 
 def _is_all_on_cuda(program: Program) -> bool:
-    """Whether no tensor that comes in or is made is on the CPU; constants go where the Program
-    runs.
+    """Whether every tensor that comes in or is made is on a GPU. Constants do not count: they are
+    moved to the Program's device.
     """
     device_types = {
         arg.type

@@ -38,6 +38,7 @@ class RayPool:
     """
 
     def __init__(self, order: WarmupOrder, address: str | None = "auto", ray: Any = None) -> None:
+        # `offline` promises that no connection is opened, and Ray's address is a connection.
         if order.settings.offline:
             raise SettingError(
                 "cluster",
@@ -49,7 +50,7 @@ class RayPool:
             try:
                 self._ray.init(address=address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, OSError, ValueError) as error:
-                # Ray uses its token file only then
+                # Ray reads its token file only in this mode, and its own message does not say so.
                 hint = "where it asks for a token, set RAY_AUTH_MODE=token"
                 raise SettingError(
                     "cluster", address, f"the address of a running Ray cluster ({error}); {hint}"
@@ -60,9 +61,13 @@ class RayPool:
             raise SettingError(
                 "cluster", address, f"a Ray cluster with a {kind}; this one has none"
             )
+        # `max_calls=1`: a process for each task, so that no CUDA context or memory of one stays for
+        # the next. `max_retries=0`: this package counts the attempts itself, and names the deaths.
         self._remote = self._ray.remote(max_retries=0, max_calls=1, **{f"num_{kind.lower()}s": 1})(
             run_on_cluster
         )
+        # A file with a random name shows a worker whether its machine sees this very folder; a path
+        # that exists there may be another disk.
         self._mark = order.settings.cache_dir / "warmup" / f"{_MARKER_PREFIX}{secrets.token_hex(8)}"
         shared = write_file(self._mark, b"this machine's cache\n")
         self._seen = "" if isinstance(shared, Refusal) else str(self._mark)
@@ -88,10 +93,11 @@ class RayPool:
                 "a worker of the cluster", str(error).strip().splitlines()[-1]
             ) from error
         answer = WarmupAnswer.from_json(message["answer"])
+        # The files came over the network: they are checked like a folder of unknown origin.
         refused = store_files(message["files"], LocalCache(self._order.settings.cache_dir))
         if refused and answer.result is not None and not answer.result.error:
             raise WorkerDiedError("a worker of the cluster", f"sent what was not stored: {refused}")
-        # there it had its file's whole path
+        # On the cluster the target had its file's whole path; users know it by the name they gave.
         result = answer.result and replace(answer.result, target=task.target)
         return replace(answer, task=task, result=result)
 
@@ -105,13 +111,14 @@ class RayPool:
 def run_on_cluster(
     order: Mapping[str, Any], target: str, signature: str, mark: str
 ) -> dict[str, Any]:
-    """What runs on a machine of the cluster: the answer, and the files of the cache if that machine
-    has one of its own.
+    """Run one task on a machine of the cluster.
+
+    Returns the answer, and the files of the cache if that machine has a cache of its own.
     """
     warmup_order, task = WarmupOrder.from_json(order), WarmupTask(target, signature)
 
     def ignore_progress(activity: str, fraction: float | None) -> None:
-        """Nobody listens there."""
+        """Progress is dropped: Ray has no channel back before the answer."""
 
     if mark and Path(mark).is_file():
         return {"answer": run_task(warmup_order, task, ignore_progress).to_json(), "files": {}}
@@ -135,14 +142,17 @@ def store_files(files: Mapping[str, bytes], cache: LocalCache) -> str:
         root, paths = Path(folder), []
         for name, data in files.items():
             path = PurePosixPath(name)
+            # A name from another machine must not lead to a file outside of the cache.
             if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("v1",):
                 return f"{name!r} is no place in a cache"
             write_file(root / path, data)
             paths.append(path)
+        # All files are checked in a scratch folder before the first one enters the cache.
         if broken := LocalCache(root).verify():
             return f"{broken[0].path.relative_to(root)}: {broken[0].reason}"
         for path in paths:
             data = (root / path).read_bytes()
+            # A decision made here meanwhile stays: processes may run it already.
             if _is_decided(data, cache.root / path):
                 continue
             stored = write_file(cache.root / path, data)
@@ -167,6 +177,7 @@ def _absolute(target: str) -> str:
 
 def _import_ray() -> Any:
     try:
+        # An optional extra: this file can be imported without it.
         import ray
     except ImportError as error:
         raise SettingError(

@@ -4,7 +4,7 @@ order, then tasks, and answers each.
 Lines of JSON: the order and the tasks come on stdin, what it says and answers goes to the
 descriptor FD; what a user's file prints goes to the log, which is shown if the worker dies. It ends
 when stdin ends, or on SIGTERM, with every judge process that it started. It runs the user's own
-targets, as `cudal1 warmup` does, and decides by `warm_up` alone.
+targets, as `cudal1 warmup` does, and decides by `api.warmup` alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch_cudal1.store.recording_file import RecordingContents
 
 __all__ = ["main", "run_task"]
 
-# to end judge processes in, once the parent is gone
+# Time to end judge processes in, once the parent is gone.
 SHUTDOWN_GRACE_S = 10.0
 
 
@@ -63,6 +63,7 @@ def _run_recorded_call(
         (call,) = list_recorded_calls(
             loaded, RecordingContents((call_record_of(task.signature),), ())
         )
+    # A signature is text from another process or from a journal, so it may be anything.
     except (ValueError, TypeError, LookupError) as error:
         if isinstance(error, TargetError):
             raise
@@ -80,10 +81,13 @@ def _run_recorded_call(
 def main(descriptor: int) -> int:
     """Serve until stdin ends."""
     signal.signal(signal.SIGTERM, _end)
-    # a Ctrl-C is the parent's to handle: it ends its workers
+    # A terminal sends Ctrl-C to every process of the group. The parent handles it and ends its
+    # workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines: queue.Queue[str | None] = queue.Queue()
+    # A thread, because a task runs for minutes in this one and the parent may die meanwhile.
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    # A descriptor of its own: a user's file may print to stdout, which would break the protocol.
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
 
         def write(value: Any) -> None:
@@ -93,6 +97,8 @@ def main(descriptor: int) -> int:
         while (line := lines.get()) is not None:
             message = json.loads(line)
             if order is None:
+                # Before the first import of Triton or Inductor: their compile workers inherit the
+                # cores.
                 os.sched_setaffinity(0, message["cores"])
                 order = WarmupOrder.from_json(message["order"])
                 write({"ready": True})
@@ -106,18 +112,19 @@ def main(descriptor: int) -> int:
 
 
 def _listen(lines: queue.Queue[str | None]) -> None:
-    """Read ahead, so that the end of stdin is seen during a task. Python's own stdin has a lock
-    that exiting would wait for.
-    """
+    """Read lines ahead, so that the end of stdin is seen during a task. Ends the process then."""
     rest = b""
+    # `sys.stdin` has a lock that the interpreter takes at exit, while this thread holds it in a
+    # read.
     while data := os.read(0, 1 << 16):
         *complete_lines, rest = (rest + data).split(b"\n")
         for line in complete_lines:
             lines.put(line.decode())
     lines.put(None)
+    # SIGTERM raises SystemExit in the main thread, which ends the judge's processes on its way out.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SHUTDOWN_GRACE_S)
-    # a call into a library that does not return
+    # The main thread is in a call into a library that does not return, so it never saw the signal.
     os._exit(1)
 
 

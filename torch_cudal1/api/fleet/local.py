@@ -33,6 +33,7 @@ from torch_cudal1.core.settings import process_environment, select_environment
 
 __all__ = ["LocalPool", "WorkerSlot", "cpu_slots", "gpu_slots"]
 
+# Longer than the worker's own 10 s, in which it ends its judge processes.
 SHUTDOWN_GRACE_S = 15.0
 LOG_TAIL_BYTES = 2000
 _PACKAGE = Path(__file__).resolve().parents[3]
@@ -73,6 +74,7 @@ def gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlo
         or not all(0 <= number < count for number in chosen)
     ):
         raise SettingError("devices", devices, expected)
+    # The user's own CUDA_VISIBLE_DEVICES maps torch's numbers to GPUs, and may hold UUIDs.
     visible = select_environment({"CUDA_VISIBLE_DEVICES"}, ()).get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
     shares = _shares(cores, len(chosen))
@@ -90,10 +92,11 @@ def cpu_slots(count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
 
 
 def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
-    """Neighbouring cores in equal parts; with fewer cores than parts everybody has all."""
+    """Neighbouring cores in equal parts; with fewer cores than parts each worker has all."""
     if len(cores) < parts:
         return [tuple(cores)] * parts
     return [
+        # Neighbouring cores share a NUMA node and caches.
         tuple(cores[len(cores) * part // parts : len(cores) * (part + 1) // parts])
         for part in range(parts)
     ]
@@ -123,6 +126,7 @@ class LocalPool:
 
     def close(self) -> None:
         """End every worker, all at once."""
+        # First all are asked, then each is waited for: the grace times must not add up.
         for worker in self._workers:
             worker.tell_to_end()
         for worker in self._workers:
@@ -155,16 +159,21 @@ class _Worker:
 
     def _start(self) -> None:
         with self.lock:
+            # A thread that waited for a free worker must not start one after `close`.
             if self.closed:
                 raise WorkerDiedError(self.seat.name, "the warm-up is over")
             if self.process is not None and self.process.poll() is None:
                 return
             reading, writing = os.pipe()
-            self.log = tempfile.TemporaryFile()  # noqa: SIM115  read when the process has died
+            # A file, not a pipe: no thread would empty a pipe, and a full one would block the
+            # worker.
+            self.log = tempfile.TemporaryFile()  # noqa: SIM115
+            # The worker imports this very package, also where it runs from a source tree.
             path = os.pathsep.join(
                 [str(_PACKAGE), *filter(None, [process_environment().get("PYTHONPATH")])]
             )
             with contextlib.ExitStack() as stack:
+                # Closed here in any case: only then does reading end when the worker dies.
                 stack.callback(os.close, writing)
                 self.process = subprocess.Popen(
                     [*_COMMAND, str(writing)],
@@ -173,7 +182,8 @@ class _Worker:
                     stderr=subprocess.STDOUT,
                     env={**process_environment(), **self.seat.variables, "PYTHONPATH": path},
                     pass_fds=(writing,),
-                    # a Ctrl-C reaches this process alone, which ends the workers
+                    # In a session of its own a Ctrl-C does not reach the worker: this process ends
+                    # it.
                     start_new_session=True,
                     text=True,
                 )
@@ -186,13 +196,14 @@ class _Worker:
         try:
             print(json.dumps(value), file=self.process.stdin, flush=True)
         except (OSError, ValueError) as error:
-            # ValueError: closed meanwhile
+            # ValueError: `close` has closed the pipe meanwhile.
             raise self._death() from error
 
     def _read(self) -> dict[str, Any]:
         assert self.answers is not None
         try:
             line = self.answers.readline()
+            # A line without its end was cut off by the death of the worker.
             message = json.loads(line) if line.endswith("\n") else None
         except (OSError, ValueError):
             message = None
@@ -205,11 +216,13 @@ class _Worker:
         process, log = self.process, self.log
         assert process is not None
         assert log is not None
+        # The pipe is at its end, so the process is dying: this collects its exit code.
         _end_process(process, 1.0)
         code = process.returncode
         ending = (
             signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         )
+        # The last lines say why, such as an out-of-memory error; a log may be large.
         log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
         last_lines = log.read().decode(errors="replace").strip().splitlines()[-3:]
         self._close()
@@ -239,6 +252,8 @@ class _Worker:
 def _end_process(process: subprocess.Popen[str], grace_s: float) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
+            # The end of stdin asks the worker to end its judge processes; killing it at once would
+            # orphan them.
             process.stdin.close()
     try:
         process.wait(grace_s)

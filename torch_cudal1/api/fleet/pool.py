@@ -22,8 +22,9 @@ __all__ = ["PoolReport", "Progress", "WorkerDiedError", "WorkerPool", "run_tasks
 
 # the activity, and the fraction done if known
 Progress: TypeAlias = Callable[[str, float | None], None]
+# A worker may die of something passing, such as memory; a task that kills two is at fault itself.
 MAX_ATTEMPTS = 2
-# how long an interrupt may go unnoticed
+# `wait` without a time-out would not notice a Ctrl-C; this is how long one may go unnoticed.
 POLL_INTERVAL_S = 0.5
 
 
@@ -68,6 +69,8 @@ class _ProgressBoard:
 
     def say(self, task: WarmupTask, activity: str, fraction: float | None) -> None:
         with self.lock:
+            # Reports of a second attempt start at 0 again; 0.9, because only the answer makes a
+            # task whole.
             shown_fraction = max(self.running.get(task, 0.0), 0.9 * min(fraction or 0.0, 1.0))
             self.running[task] = shown_fraction
             self._show(f"{task.label}: {activity}")
@@ -112,6 +115,7 @@ def run_tasks(
     def store_answer(task: WarmupTask, answer: WarmupAnswer) -> None:
         answers[task] = answer
         board.finish(task)
+        # A journal that cannot be written is told once, not for each task.
         problem = journal.add(answer) if answer.is_finished and not problems else ""
         problems.extend([problem] if problem else [])
 
@@ -119,7 +123,9 @@ def run_tasks(
         if open_tasks:
             _submit_tasks(open_tasks, pool, board, store_answer)
     finally:
+        # Also after an interrupt: workers hold GPUs.
         pool.close()
+    # A journal that stays makes the next run try only what failed.
     if all(answer.is_finished for answer in answers.values()):
         journal.close()
     return PoolReport(tuple(answers[task] for task in unique), tuple(problems))
@@ -131,6 +137,7 @@ def _submit_tasks(
     board: _ProgressBoard,
     store_answer: Callable[[WarmupTask, WarmupAnswer], None],
 ) -> None:
+    # Threads only wait for processes here, so Python's lock does not matter.
     threads = ThreadPoolExecutor(pool.size, "cudal1-pool")
     futures: dict[Future[WarmupAnswer], WarmupTask] = {
         threads.submit(_run_with_retry, pool, task, board): task for task in tasks
@@ -145,7 +152,7 @@ def _submit_tasks(
         for future in waiting:
             future.cancel()
         if waiting:
-            # so that no thread waits for an answer
+            # Interrupted: with the workers ended, no thread waits for an answer any more.
             pool.close()
         threads.shutdown(cancel_futures=True)
 

@@ -1,5 +1,5 @@
-"""What workers are given and what they answer, as values with a JSON form: they travel between
-processes and lie in a journal.
+"""Orders, tasks and answers of workers, as values with a JSON form: they travel between processes and
+are kept in a journal.
 
 Nothing is loaded, run or written here.
 """
@@ -21,7 +21,8 @@ from torch_cudal1.store.recording_file import CallRecord, Mode
 
 __all__ = ["WarmupAnswer", "WarmupOrder", "WarmupTask", "call_record_of", "signature_of"]
 
-# about serving (one may be a function), and what no file may hold
+# `record` and `on_mismatch` are about serving, and the latter may be a function, which has no JSON
+# form. `llm_key` is a secret: it must not get into a journal or another process's arguments.
 _HERE_ONLY = (
     "record",
     "on_mismatch",
@@ -63,6 +64,7 @@ class WarmupTask:
         path = Path(
             self.target.rpartition(":")[0] if ":" in self.target else self.target
         ).expanduser()
+        # After an edit of the file the finished work of an earlier run does not count.
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         name = str(path.resolve()) + self.target.removeprefix(str(path)) if content else self.target
         return hashlib.sha256(canonical_json([name, content, self.signature]).encode()).hexdigest()
@@ -117,6 +119,7 @@ class WarmupAnswer:
     resumed: bool = False
 
     def __post_init__(self) -> None:
+        # Two of them at once would let a dead worker's task pass for finished.
         if sum((self.result is not None, bool(self.unusable), bool(self.died))) != 1:
             raise ValueError("an answer is one of a result, an unusable target and a dead worker")
 

@@ -36,7 +36,7 @@ class WarmupJournal:
     """The finished tasks of one warm-up, in a file."""
 
     path: Path
-    # where the entries of a finished task must still lie
+    # Folders in one of which the entries of a finished task must still lie.
     caches: tuple[Path, ...]
 
     def find_finished(self, tasks: Sequence[WarmupTask]) -> dict[WarmupTask, WarmupAnswer]:
@@ -50,12 +50,13 @@ class WarmupJournal:
                 record = json.loads(line)
                 answers[record["task"]] = WarmupAnswer.from_json(record["answer"])
             except (ValueError, KeyError, TypeError, AttributeError):
-                # a kill tore it
+                # A kill tore this line, or another version wrote it.
                 continue
         remembered = {task: answers[task.identity] for task in tasks if task.identity in answers}
         return {
             task: replace(answer, resumed=True)
             for task, answer in remembered.items()
+            # A purge may have deleted entries since: such a task is done again.
             if self._still_stored(answer)
         }
 
@@ -67,10 +68,12 @@ class WarmupJournal:
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # O_APPEND: lines of two runs do not mix
+            # Appended in one write: lines of two runs do not mix. After a torn line a new one
+            # begins.
             with open(self.path, "ab") as file:
                 file.write(b"\n" + line.encode() if self._has_torn_line() else line.encode())
                 file.flush()
+                # A finished task must survive a power cut: it took minutes.
                 os.fsync(file.fileno())
         except OSError as error:
             return f"{self.path} cannot be written, so an interrupted warm-up would start again: {type(error).__name__}: {error}"
@@ -92,6 +95,8 @@ class WarmupJournal:
 
 
 def _files_of(root: Path, key: str) -> list[Path]:
+    # A key from a journal's line goes into a path and a pattern, so only letters and digits may be
+    # in it.
     return list(root.glob(f"v1/*/*/{key[:2]}/{key}.safetensors")) if key.isalnum() else []
 
 
@@ -102,6 +107,7 @@ def _is_readable(path: Path) -> bool:
 
 def journal_for(order: WarmupOrder, tasks: Sequence[WarmupTask]) -> WarmupJournal:
     """The journal of these tasks under this order, with the versions that decisions depend on."""
+    # Decisions of other versions are validated again, so their journal does not count.
     versions = [__version__, torch.__version__, triton_version()]
     identity = [versions, order.to_json(), sorted(task.identity for task in tasks)]
     name = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:32]

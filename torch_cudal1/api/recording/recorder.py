@@ -175,7 +175,7 @@ class record:
         if not lines:
             return
         stored = append_calls(self.path, lines)
-        # Lines that were lost are not tried again: on a full disk they would grow for ever.
+        # Lines that were lost are not tried again: a full disk would be asked for ever.
         for line in lines:
             form = replace(line, calls=0)
             self._written[form] = self._written.get(form, 0) + line.calls

@@ -39,9 +39,9 @@ Outcome: TypeAlias = Literal[
     "withdrawn",
     "reference_unusable",
     "unreadable",
-    # There was no time for it: to be done again.
+    # The budget ended before it was judged: the task is to be adopted again.
     "not_judged",
-    # This package failed: to be done again.
+    # A fault of this package, not of the task: it is to be adopted again.
     "failed",
 ]
 _ORIGIN = "published"
@@ -93,13 +93,18 @@ class Adoption:
 
     def adopt(self, task: PublishedTask) -> AdoptionOutcome:
         """Take one task the whole way. Raises SandboxError if this machine cannot judge at all."""
+        # Asked first: withdrawn and foreign tasks cost no process.
         if task.candidate is None:
             return AdoptionOutcome("withdrawn", "no code")
         if task.foreign:
             return AdoptionOutcome("not_lowerable", task.foreign)
         try:
+            # Before lowering: a source that cheats must not be traced into a Program that looks
+            # honest. Not timed, because what will run is the Program.
             judged = self._evaluator.evaluate(task.reference, task.candidate, timed=False)
             if (failure := judged.verdict.failure) is not None:
+                # The check "inputs" runs the reference alone: a failure there is not the
+                # candidate's fault.
                 outcome: Outcome = "reference_unusable" if failure.name == "inputs" else "rejected"
                 return AdoptionOutcome(outcome, failure.detail, failure.name)
             self._say("lowering", None)
@@ -119,6 +124,7 @@ class Adoption:
             return AdoptionOutcome("reference_unusable", error.found, "inputs")
 
     def _find_reference(self, text: str) -> Reference | Refusal:
+        # Tasks come sorted by reference, so the last one is all that is kept.
         if self._reference is None or self._reference[0] != text:
             self._reference = text, capture_reference(text, self._job)
         return self._reference[1]
@@ -130,6 +136,8 @@ class Adoption:
         beats what is known.
         """
         region, context = reference.region, self._context
+        # The lock of searches: otherwise a search that ends meanwhile would store a faster
+        # decision, and this one would replace it.
         with context.cache.lock(region.key, context.target, context.contract):
             entry = tune_with(
                 *(region, context, [(program, (_technique(task),))]),
@@ -140,6 +148,8 @@ class Adoption:
             outcome = _as_outcome(entry, region, context.settings.budget_s)
             if outcome.outcome != "accepted":
                 return outcome
+            # Read after the judgement, which takes seconds to minutes: another machine may have
+            # filled a shared folder meanwhile.
             objection = self._find_better(region, entry)
             if objection:
                 return replace(outcome, reason=objection)
@@ -160,6 +170,7 @@ class Adoption:
             hit is None
             or hit.stale is not None
             or hit.entry.speedup < entry.speedup
+            # An accepted Program beat every baseline in its own timing.
             or hit.entry.choice.origin == "baseline"
         ):
             return ""
@@ -176,6 +187,7 @@ def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcom
     """What the judge said of the Program: of several schedules the best, or else the one that came
     closest.
     """
+    # Nothing was learnt about the candidate, so it is not counted as rejected.
     if entry.tried and all(attempt.get("decision") == "not judged" for attempt in entry.tried):
         reason = f"right as a source; benchmarking the baselines took the whole budget of {budget_s:g} s: give it more (--budget)"
         return AdoptionOutcome("not_judged", reason, "budget", region.key, tried=entry.tried)
@@ -190,6 +202,7 @@ def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcom
         )
     timed = [attempt for attempt in entry.tried if attempt.get("speedup") is not None]
     best_attempt = (
+        # By the lower end of the interval, as decisions are made.
         max(timed, key=lambda one: float(one["low"])) if timed else _first_attempt(entry.tried)
     )
     outcome: Outcome = (
@@ -221,6 +234,7 @@ def _provenance(task: PublishedTask) -> dict[str, Any]:
     """Where the Program came from: enough to find the source again, not the source."""
     texts = {"reference": task.reference, "candidate": task.candidate or ""}
     digests = {
+        # A JSON release may hold lone surrogates, which strict UTF-8 refuses.
         name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         for name, text in texts.items()
     }

@@ -48,8 +48,9 @@ _POINTERS: Mapping[torch.dtype, str] = {
     torch.bool: "*i1",
 }
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
-# In bytes; Triton specialises on it.
+# In bytes. Triton compiles another kernel for pointers and integers that are divisible by 16.
 _ALIGNMENT = 16
+# An object of its own, because None is a value that a kernel may be launched with.
 _NOTHING = object()
 
 
@@ -67,6 +68,7 @@ def trace_launches(sm: int | None) -> Iterator[None]:
     there is nothing to do.
     """
     try:
+        # Imported here: PyTorch without CUDA comes without Triton, and has no kernels to trace.
         from triton.runtime.jit import KernelInterface
     except ImportError:
         yield
@@ -76,12 +78,15 @@ def trace_launches(sm: int | None) -> Iterator[None]:
     def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
         return lambda *args, **kwargs: _trace_launch(kernel, grid, args, kwargs, sm, fresh)
 
+    # `kernel[grid]` is the one door of every launch: autotuned and heuristic kernels share the base
+    # class.
     original = KernelInterface.__getitem__
     KernelInterface.__getitem__ = launcher
     try:
         with fresh:
             yield
     finally:
+        # Put back also after an error: the same process may launch kernels of this package next.
         KernelInterface.__getitem__ = original
 
 
@@ -97,6 +102,8 @@ class _Fresh(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _EMPTY:
+            # The tensor is kept, not its id alone: the id of a freed tensor is given to the next
+            # one.
             self._tensors[id(result)] = result
         return result
 
@@ -119,7 +126,7 @@ class _Call:
     signature: dict[str, str] = field(default_factory=dict)
     constants: dict[tuple[int, ...], Any] = field(default_factory=dict)
     attributes: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    # LaunchArg.kind, and what it holds.
+    # The kind of each LaunchArg, with its value.
     passed: list[tuple[str, torch.Tensor | int | float]] = field(default_factory=list)
 
 
@@ -137,18 +144,22 @@ def _trace_launch(
             f"Triton kernel {function.__name__} needs an NVIDIA GPU to be compiled for"
         )
     call = _sort_arguments(function, arguments, fresh)
+    # Memory from elsewhere is taken as read only, so a launch without fresh memory has no result.
     if not call.written:
         raise NotLowerableError(
             f"Triton kernel {function.__name__} writes to no fresh memory (torch.empty) of its own"
         )
     program = _program(function, call, _grid(grid, arguments), TritonOptions(**options), sm)
-    # Machine code is a real tensor amid traced ones.
+    # The payload of machine code is a real tensor: under the tracing modes an operation on it would
+    # become a part of the graph.
     with no_dispatch():
         check_program(program)
         digest = register(program)
     results = run_operator()(call.read, digest)
     for tensor, result in zip(call.written, results, strict=True):
+        # The kernel's in-place write as a traced operation, which `tidy` later removes.
         tensor.copy_(result)
+        # From now on the tensor holds a result: the next kernel reads it.
         fresh.mark_written(tensor)
 
 
@@ -164,6 +175,8 @@ def _resolve_kernel(
     arguments = dict(kwargs)
     while not isinstance(kernel, JITFunction):
         if isinstance(kernel, Autotuner):
+            # Which of several configurations runs is decided by timing at run time, and a hook is
+            # Python: neither is data. With one configuration there is nothing to decide.
             if len(kernel.configs) != 1 or kernel.configs[0].pre_hook is not None:
                 raise NotLowerableError(
                     f"a Triton kernel tunes itself among {len(kernel.configs)} configurations at "
@@ -181,6 +194,7 @@ def _resolve_kernel(
     options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments}
     arguments |= dict(zip(kernel.arg_names, args, strict=False))
     unknown = set(arguments) - set(kernel.arg_names)
+    # An option that is dropped in silence could change what the kernel computes.
     if unknown:
         raise NotLowerableError(
             f"Triton kernel {kernel.__name__} is launched with the options {sorted(unknown)}"
@@ -203,16 +217,20 @@ def _sort_arguments(function: Any, arguments: Mapping[str, Any], fresh: _Fresh) 
             parameter.is_constexpr
             or value is None
             or isinstance(value, bool)
+            # Triton's own launcher makes 1 a constant too (its specialisation of integer
+            # arguments). The compiled kernel must be the one that was judged as a source.
             or (type(value) is int and value == 1)
         ):
             call.signature[name] = "constexpr"
             call.constants[position,] = value
         elif type(value) is int:
+            # As Triton's launcher chooses the type of an integer argument.
             call.signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if value % _ALIGNMENT == 0:
                 call.attributes[position,] = [["tt.divisibility", _ALIGNMENT]]
             call.passed.append((call.signature[name], value))
         elif isinstance(value, float):
+            # Triton passes every Python float as fp32.
             call.signature[name] = "fp32"
             call.passed.append(("fp32", value))
         else:
@@ -225,11 +243,13 @@ def _sort_arguments(function: Any, arguments: Mapping[str, Any], fresh: _Fresh) 
 def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: _Fresh) -> None:
     if tensor.dtype not in _POINTERS:
         raise NotLowerableError(f"a Triton kernel is given a tensor of {tensor.dtype}")
+    # With one memory under two parameters, reads and writes of the kernel depend on their order.
     if any(tensor is other for other in call.written):
         raise NotLowerableError("a Triton kernel is given the memory that it writes twice")
     if tensor in fresh:
         call.written.append(tensor)
     elif not any(tensor is other for other in call.read):
+        # Compared by identity: `in` would call `==` of tensors, which is elementwise.
         call.read.append(tensor)
     call.signature[name] = _POINTERS[tensor.dtype]
     call.attributes[position,] = [["tt.divisibility", _ALIGNMENT]]
@@ -238,6 +258,7 @@ def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: 
 
 def _grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
     sizes = tuple(grid(dict(arguments)) if callable(grid) else grid)
+    # A grid that depends on values of tensors is no whole number while it is traced.
     if not 1 <= len(sizes) <= 3 or not all(type(size) is int for size in sizes):
         raise NotLowerableError(
             f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole "
@@ -270,7 +291,11 @@ def _program(
         grid=grid,
         block=32 * cubin.warps,
         shared_bytes=cubin.shared_bytes,
+        # Triton's kernels end with two more pointers, to global and profile scratch memory, which
+        # are null here.
         args=(*args, LaunchArg("null"), LaunchArg("null")),
+        # The kernel was compiled for pointers divisible by 16, so a launch must check that they
+        # are.
         aligned=tuple(numbers.values()),
     )
     outputs = tuple(range(first, first + len(allocs)))

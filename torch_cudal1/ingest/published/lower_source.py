@@ -108,8 +108,10 @@ def capture_reference(text: str, job: SourceEvaluationConfig) -> Reference | Ref
     """
     with _child(job) as child:
         try:
+            # In the child: reading a reference runs its `get_inputs`.
             source_reference, examples = read_reference(child, text, job.device)
         except SandboxError as error:
+            # Only references run here, so a fault is never the candidate's.
             raise ReferenceFailure(error.stage, error.found) from error
         traced = _lower_in_child(child, text, source_reference.form, examples, reference=True)
     if isinstance(traced, Refusal):
@@ -183,9 +185,12 @@ def fit_to_reference(
     missing = [source for source in sources if canonical_source(source) not in positions]
     if missing:
         return Refusal(f"it reads {_name_sources(missing)}, which the reference's graph does not")
+    # By source and not by position: a candidate may hold its parameters in another order.
     order = [positions[canonical_source(source)] for source in sources]
     inputs = reference.region.program.inputs
     for source, position, spec in zip(sources, order, program.inputs, strict=True):
+        # The child says what its inputs are; a Program for other shapes would read beyond the
+        # tensors.
         if inputs[position] != spec:
             return Refusal(
                 f"{_name_sources([source])} is {spec}, the reference's is {inputs[position]}"
@@ -233,6 +238,7 @@ def _lower_in_child(
 def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
     """The child's answer as values. Raises what reading nonsense raises."""
     if "not_lowerable" in answer:
+        # Cut, because the text comes from a process that runs foreign code.
         return Refusal(str(answer["not_lowerable"])[:2000])
     program = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     sources, roles = (
@@ -255,6 +261,7 @@ def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
 
 
 def _source(data: Any) -> str | int:
+    # `type` and not `isinstance`: `True` is an int in Python and would stand for argument 1.
     if type(data) not in (str, int):
         raise ValueError(f"a source {data!r}; expected a name or a number")
     return data  # type: ignore[no-any-return]

@@ -35,6 +35,8 @@ def _lower(session: Session, request: Request) -> dict[str, Any]:
             source, form, [require_tensor(tensor) for tensor in tensors], session.device
         )
     except NotLowerableError as error:
+        # A reason and not an exception: the parent would count an exception as a crash of the
+        # source.
         return {"not_lowerable": error.reason}
     payloads = write_payloads(traced.program, Path(request["path"]))
     return {"program": traced.program.to_json(), "payloads": payloads, **traced.to_json()}

@@ -31,6 +31,8 @@ def without_copies(module: fx.GraphModule) -> None:
         if node.op != "call_function" or node.target is not _COPY:
             continue
         source = node.args[1]
+        # Only where nothing but the memory differs: a copy that casts, broadcasts or changes
+        # strides is work.
         if isinstance(source, fx.Node) and TensorSpec.of(source.meta["val"]) == TensorSpec.of(
             node.meta["val"]
         ):
@@ -43,12 +45,16 @@ def _own(graph: fx.Graph, source: fx.Node, copy: fx.Node) -> fx.Node:
     """`source` where it is memory of its own, else a clone: an output must not be an input's or a
     constant's memory.
     """
+    # An operator with several results is followed by `getitem`, which has no schema.
     maker = source.args[0] if source.target is operator.getitem else source
     target = maker.target if isinstance(maker, fx.Node) else None
     if isinstance(target, torch._ops.OpOverload) and not any(
-        result.alias_info for result in target._schema.returns
+        # A view (its schema marks the result as an alias) is another tensor's memory.
+        result.alias_info
+        for result in target._schema.returns
     ):
         return source
     clone = graph.call_function(_CLONE, (source,))
+    # `lower` reads shapes and dtypes from `meta["val"]`, which a new node does not have.
     clone.meta["val"] = copy.meta["val"]
     return clone

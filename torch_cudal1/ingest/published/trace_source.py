@@ -31,7 +31,7 @@ from torch_cudal1.runtime import guard
 
 __all__ = ["TracedSource", "run_once", "trace_candidate", "trace_reference"]
 
-# The capture traces a module around the user's.
+# The capture wraps the user's module in another, so the names of its parameters begin with this.
 _WRAPPED = "inner."
 
 
@@ -73,6 +73,7 @@ def trace_candidate(
     module, arguments = _construct_module(source, form, tensors, device)
     with torch.no_grad(), launches.trace_launches(launches.sm_of(device)):
         (graph,) = run_once(module, tuple(arguments["args"]), dict(arguments["kwargs"])).graphs
+        # Before `lower`, which refuses the `empty` that the copies write to.
         tidy.without_copies(graph.module)
         lowered = lower(
             graph.module,
@@ -81,6 +82,7 @@ def trace_candidate(
             kernels=True,
         )
     origins = [graph.origins[position] for position in lowered.order]
+    # A constant that the source computed at construction: its values were fixed by foreign code.
     if None in origins:
         raise NotLowerableError(
             "an input of its graph is neither an argument nor a parameter or buffer"
@@ -107,6 +109,7 @@ def trace_reference(
     (graph,) = capture.graphs
     lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
     names: dict[int, str] = {}
+    # `remove_duplicate=False`: a tied parameter has two names, and either may be asked for.
     for name, tensor in (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -134,6 +137,7 @@ def _construct_module(
     """The source's module with the state among `tensors`, and the arguments of a call."""
     count = len(form.names)
     module = ModuleRunner(source, form, RunMode(), device).make_instance()
+    # Strict: a candidate with other state than the reference can not be compared with it.
     module.load_state_dict(dict(zip(form.names, tensors[:count], strict=True)), strict=True)
     return module, unpack_arguments(form.call, tensors[count:])
 
@@ -161,6 +165,8 @@ def run_once(
     """The module's graphs, by running a copy of it on fake tensors. Raises NotLowerableError for
     what a graph cannot repeat.
     """
+    # A copy, because the run may change attributes, and the guard compares the copy before and
+    # after. It shares the tensors, so that origins are found by identity.
     copy = copy_sharing_tensors(module)
     bound_guard = guard.bind_guard(copy)
     if isinstance(bound_guard, Refusal):
@@ -176,6 +182,7 @@ def run_once(
                 f"its Python looks at the values of tensors ({error.__cause__})"
             ) from error
         raise
+    # Before the guard is asked: the tensors in the copy were exchanged for traced ones.
     functional.put_back()
     if not bound_guard.holds():
         raise NotLowerableError(

@@ -22,6 +22,7 @@ def check_fresh_outputs(trial: Trial) -> list[CheckResult]:
     first, second = trial.first_two
     other = trial.derive_sibling(first)
     checks = [_check_form(trial, first), _check_inputs(trial, (first, second))]
+    # Calls of other instances could not share a buffer with these.
     # one living instance
     turns = [(first, other)[turn % 2] for turn in range(trial.profile.held + 1)]
     held_results = [trial.run(sample, hold=True) for sample in turns]
@@ -30,6 +31,7 @@ def check_fresh_outputs(trial: Trial) -> list[CheckResult]:
         for result in held_results
         for i, facts in enumerate(result.facts)
         if facts and facts["held"]
+        # One buffer for all calls shows here: an earlier result changes under its holder.
     ]
     changed = [
         i
@@ -41,6 +43,7 @@ def check_fresh_outputs(trial: Trial) -> list[CheckResult]:
         detail = f"output {shared[0]} shares memory with an earlier call's output"
     elif changed:
         detail = f"output {changed[0]} changed while the caller held it"
+    # Frees the outputs that the child has held.
     trial.child.call("drop", names=[])
     return [
         *checks,
@@ -63,6 +66,7 @@ def _check_form(trial: Trial, sample: InputSet) -> CheckResult:
         sample.expected.facts,
         (trial.results[sample.name].tree, sample.expected.tree),
     )
+    # A Program's result is flat; only a module chooses how it nests its outputs.
     if trees[0] != trees[1] and isinstance(trial.candidate, SourceCandidate):
         return CheckResult(
             "fresh_output",
@@ -82,17 +86,21 @@ def _check_form(trial: Trial, sample: InputSet) -> CheckResult:
                     False,
                     detail=f"{where}: {name} {actual[name]}, eager's {expected[name]}",
                 )
+        # A subclass can put off its work until it is compared, and an empty storage until it is
+        # read.
         if not actual["exact_type"] or not actual["storage"]:
             return CheckResult(
                 "fresh_output", False, detail=f"{where} is no plain tensor with its own bytes"
             )
         for name in ("inputs", "outputs"):
+            # A caller that writes into its result must not change anything else.
             if extra := set(actual[name]) - set(expected[name]):
                 return CheckResult(
                     "fresh_output",
                     False,
                     detail=f"{where} shares memory with {name} {sorted(extra)}, eager's does not",
                 )
+            # A caller that writes into eager's view reaches the input, as some programs mean to.
             if (lost := set(expected[name]) - set(actual[name])) and isinstance(
                 trial.candidate, SourceCandidate
             ):
@@ -107,6 +115,7 @@ def _check_form(trial: Trial, sample: InputSet) -> CheckResult:
 def _check_inputs(trial: Trial, samples: Sequence[InputSet]) -> CheckResult:
     for sample in samples:
         changed = trial.find_changed_inputs(sample)
+        # None, an unusable answer, is no proof that nothing was written.
         if changed != []:
             return CheckResult("fresh_output", False, detail=f"inputs {changed} were written to")
     return CheckResult("fresh_output", True, detail="inputs unchanged")

@@ -48,11 +48,13 @@ def check_gradients(trial: Trial) -> list[CheckResult]:
         return report_not_applicable("grad", "gradients are not claimed")
     try:
         backward = reference.with_gradients(RunMode(gradients=True))
+        # Without a gradient in eager a candidate has nothing to reproduce.
         if not any(backward.outputs[len(reference.outputs) :]):
             return report_not_applicable("grad", "eager has no gradient here")
     except ReferenceFailure:
         return report_not_applicable("grad", "eager has no gradient here")
     agreements = [disagree_on_error(trial, "gradients", partial(_compare_rounds, trial, backward))]
+    # A first backward that is wrong needs no further questions.
     if not agreements[-1].problem and trial.profile.gradient_rounds > 1:
         agreements += _compare_further(trial, reference)
     return summarise("grad", agreements, "")
@@ -62,13 +64,18 @@ def _compare_rounds(trial: Trial, reference: SourceReference) -> Agreement:
     """The same instance, round after round; from the second on with cotangents as `sum` and slices
     make them.
     """
+    # A slot of its own: asking for gradients must not change the instance that the other checks
+    # call.
     aside = trial.in_slot(reference, "candidate gradients")
     first = aside.draw("normal")
     agreement = _compare_gradients(aside, first, "gradients")
     if not agreement.problem:
+        # A graph that is kept alive, or a view that is cached, works in the first round only.
         agreement = _compare_gradients(
             aside, aside.derive_sibling(first), "gradients of a second call"
         )
+    # `sum` hands on a cotangent that is one number expanded, a slice one with steps: kernels that
+    # assume contiguous ones read other memory.
     for name, odd in (
         (("expanded", _expand), ("strided", _stride)) if aside.profile.gradient_rounds > 1 else ()
     ):
@@ -112,12 +119,14 @@ def _replace_cotangents(
 ) -> list[torch.Tensor | None]:
     reference = trial.reference
     assert isinstance(reference, SourceReference)
+    # Only cotangents change, so eager's results stay comparable with the first set's.
     start = reference.cotangents
     return [odd(t) if i >= start else None for i, t in enumerate(inputs)]
 
 
 def _expand(tensor: torch.Tensor) -> torch.Tensor:
     return (
+        # All strides 0, as the backward of `sum` makes it.
         tensor.reshape(-1)[:1].clone().as_strided(tensor.shape, (0,) * tensor.dim())
         if tensor.numel()
         else tensor.clone()
@@ -130,6 +139,7 @@ def _stride(tensor: torch.Tensor) -> torch.Tensor:
     wide = torch.zeros(
         *tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype, device=tensor.device
     )
+    # Every second element of wider rows, as the backward of a slice makes it.
     view = wide[..., ::2]
     return view.copy_(tensor)
 
@@ -181,6 +191,7 @@ def _compare_further(trial: Trial, reference: SourceReference) -> list[Agreement
 def _compare_one_round(trial: Trial, reference: SourceReference, question: str) -> Agreement:
     aside = trial.in_slot(reference, f"candidate {question}")
     sample = aside.draw("normal")
+    # There is nothing to reproduce where eager raises.
     if eager_refuses(sample):
         return Agreement(question)
     agreement = _compare_gradients(aside, sample, question)

@@ -50,6 +50,7 @@ def check_call_history(trial: Trial) -> list[CheckResult]:
         _compare_after_many,
         _compare_with_fresh_process,
     ):
+        # The rest would be asked of a candidate that is refused already.
         agreements += part(trial, first)
         if any(each is not None and each.problem for each in agreements):
             break
@@ -76,6 +77,7 @@ def _compare_alternated(trial: Trial, first: InputSet) -> list[Agreement | None]
         ("tiny", lambda: trial.derive(first, "tiny", _map_inputs(trial, _make_scaler(1e-3)))),
         ("shifted", lambda: trial.derive_sibling(first, "shifted")),
     ]
+    # Not all of them fit into the time: which are left out is secret.
     for question, make in random.SystemRandom().sample(
         dissimilar, trial.affordable_sets(len(dissimilar))
     ):
@@ -86,6 +88,7 @@ def _compare_alternated(trial: Trial, first: InputSet) -> list[Agreement | None]
 def _compare_at_same_address(trial: Trial, first: InputSet) -> list[Agreement | None]:
     """New values at the addresses of A, then the old ones again."""
     other = trial.derive_sibling(first)
+    # Whatever keeps results by address has those of A from here on.
     trial.run(first)
     new_values = [
         new if role == "input" else None
@@ -95,10 +98,12 @@ def _compare_at_same_address(trial: Trial, first: InputSet) -> list[Agreement | 
         old if role == "input" else None
         for old, role in zip(first.inputs, trial.reference.roles, strict=True)
     ]
+    # Same address, other values: a result kept by address is wrong now.
     trial.rewrite(first, new_values)
     agreements: list[Agreement | None] = [
         _compare_result(trial, other, trial.run(first), "same pointer, new data")
     ]
+    # Later checks start from this set.
     trial.rewrite(first, old_values)
     return [
         *agreements,
@@ -108,6 +113,7 @@ def _compare_at_same_address(trial: Trial, first: InputSet) -> list[Agreement | 
 
 def _compare_at_new_address(trial: Trial, first: InputSet) -> list[Agreement | None]:
     moved = trial.derive(first, "new pointer", _map_inputs(trial, clone_strided))
+    # The values are the same, so eager and float64 need not run again.
     moved.copy_expected(first)
     return [_compare_call(trial, moved, "new pointer, same data")]
 
@@ -122,6 +128,7 @@ def _compare_single_elements(trial: Trial, first: InputSet) -> list[Agreement | 
         changed = _change_one(trial, first, f"element {number}", last=number == 0, part=part)
         if changed is None:
             return agreements
+        # Right before, so that a result kept of A is the latest.
         trial.run(first)
         agreements.append(_compare_call(trial, changed, f"one element moved by {part:g} rms"))
         trial.drop(changed)
@@ -133,6 +140,7 @@ def _compare_single_elements(trial: Trial, first: InputSet) -> list[Agreement | 
 def _compare_overwritten(trial: Trial, first: InputSet) -> list[Agreement | None]:
     """The caller overwrites what it got: later results are its own."""
     trial.run(first, hold=True)
+    # Writes into the outputs that the caller holds, which are the caller's to change.
     trial.child.call("scribble")
     again = trial.run(first)
     trial.child.call("drop", names=[])
@@ -143,6 +151,7 @@ def _compare_after_many(trial: Trial, first: InputSet) -> list[Agreement | None]
     """After many calls, inputs never seen before."""
     other, fresh = trial.derive_sibling(first), trial.derive_sibling(first, "normal", 1)
     budget_s = _SOAK_S[trial.profile.name]
+    # Both must be in the child: the calls are made there without messages between.
     trial.ensure_present(first, other)
     answer = trial.ask(
         "soak",
@@ -163,13 +172,16 @@ def _compare_with_fresh_process(trial: Trial, first: InputSet) -> list[Agreement
         return []
     other = trial.derive_sibling(first)
     flips = _draw_flips(trial, first)
+    # The one-bit flips come after A, so a hash of parts of A would meet them as A.
     aged = [trial.run(sample).outputs for sample in (first, *flips)]
     with trial.in_new_process() as fresh:
+        # The fresh process meets a flip first: it has no result of A to hand out.
         results = [fresh.run(fresh.hand_over(sample)) for sample in (*flips[:1], other, first)]
     agreements = [
         _compare_result(trial, sample, result, "in a fresh process")
         for sample, result in zip((other, first), results[-2:], strict=True)
     ]
+    # Equal bits alone prove nothing: rounding may hide one bit of one element.
     stuck = flips and all(all_same_bits(outputs, aged[0]) for outputs in aged[1:])
     if stuck and not all_same_bits(results[0].outputs, aged[0]):
         agreements.append(
@@ -191,6 +203,7 @@ def _draw_flips(trial: Trial, first: InputSet) -> list[InputSet]:
         sample = _change_one(trial, first, f"flip {number}", last=False, part=0.0)
         if sample is None or len(samples) == _FLIPS:
             break
+        # Where eager's result has the same bits a stored result would not show.
         if all_same_bits(sample.expected.outputs, first.expected.outputs):
             trial.drop(sample)
         else:
@@ -218,9 +231,11 @@ def _change_one(
         element = copy.as_strided(
             (1,), (1,), sum(i * s for i, s in zip(index, copy.stride(), strict=True))
         )
+        # An input of zeros has no size to move by.
         if part:
             element += part * _rms(copy) or part
         else:
+            # The integer next to the bits is the next number in float: one unit in the last place.
             element.view(_BITS[copy.element_size()]).add_(1)
         return [copy if i == position else None for i in range(len(inputs))]
 
@@ -229,6 +244,7 @@ def _change_one(
 
 def _rms(tensor: torch.Tensor) -> float:
     """Without a copy of the whole in another type."""
+    # Squares of float16 overflow above 255.
     wide = torch.promote_types(tensor.dtype, torch.float32)
     return float(vector_norm(tensor, dtype=wide)) / math.sqrt(tensor.numel())
 
@@ -249,6 +265,7 @@ def _make_scaler(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     def scale(tensor: torch.Tensor) -> torch.Tensor:
         copy = clone_strided(tensor)
         if copy.dtype.is_floating_point:
+            # Whole memory, so that elements which share it are scaled once.
             copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,)).mul_(factor)
         return copy
 
@@ -268,6 +285,7 @@ def check_repeatability(trial: Trial) -> list[CheckResult]:
     )
     if not different:
         return [CheckResult("repeat", True, 0.0, 0.0, f"{runs} runs, equal bits")]
+    # Asked only of a candidate that varies: eager's runs cost as much.
     eager_runs = [trial.reference.eager(first.inputs).outputs for _ in range(4)]
     varies = any(not all_same_bits(first.expected.outputs, other) for other in eager_runs)
     detail = (

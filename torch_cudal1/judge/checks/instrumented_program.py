@@ -25,6 +25,7 @@ SLOT = "instrumented"
 
 
 def count_launches(program: Program) -> int:
+    # Launches of nested Programs count where they are called.
     nested = sum(count_launches(step.program) for step in program.steps if isinstance(step, Call))
     return nested + sum(isinstance(step, Launch) for step in program.steps)
 
@@ -38,6 +39,7 @@ def instrument(
     side: Side | None = None,
 ) -> None:
     """The candidate's Program, run by the Python executor of the child, in a slot of its own."""
+    # A source launches its kernels itself: the Python executor has none of its steps.
     assert not isinstance(trial.candidate, SourceCandidate)
     program = trial.candidate.program
     fields: dict[str, Any] = {
@@ -48,6 +50,7 @@ def instrument(
 
 
 def complete_outputs(trial: Trial, outputs: Outputs) -> Outputs:
+    # Outputs are compared by position, so a missing one would shift all others.
     if len(outputs) != len(trial.reference.outputs):
         raise CandidateFailure(
             "run",

@@ -74,6 +74,7 @@ def _compare_large(
         "pieces": _draw_places(),
         "deadline_s": _DEADLINE_S,
     }
+    # Eager first: where it refuses the size, a candidate may as well.
     expected = reference.vast(sample.inputs, fields)
     if expected is None:
         return report_not_applicable(
@@ -85,9 +86,8 @@ def _compare_large(
             trial, question, lambda: _compare_pieces(trial, sample, fields, expected, question)
         )
     except CandidateFailure as error:
-        if (
-            error.detector == "resource" and trial.child.usable
-        ):  # it says so and computes nothing: that is no wrong result
+        # it says so and computes nothing: that is no wrong result
+        if error.detector == "resource" and trial.child.usable:
             return report_not_applicable("shapes", f"{question}: {error.found[:200]}")
         raise
     return summarise("shapes", [agreement], "")
@@ -95,6 +95,7 @@ def _compare_large(
 
 def _draw_places() -> list[float]:
     """Both ends and places between, drawn in secret."""
+    # An index that wraps goes wrong past the middle, a tail that is left out at the end.
     return [0.0, 1.0, *(random.SystemRandom().random() for _ in range(_DRAWN_PIECES))]
 
 
@@ -109,6 +110,7 @@ def _list_grown_shapes(reference: SourceReference) -> list[list[Any]]:
     if first is None:
         return []
     batch = first.shape[0]
+    # One row more, so that the count of elements is above 2^31 and not at it.
     size = ELEMENTS // (first.numel // batch) + 1
     return [
         [i, [size, *spec.shape[1:]], reference.facts.bounds.get(i)]
@@ -129,9 +131,11 @@ def _find_obstacle(
         sum(out.numel() * out.element_size() for out in sample.expected.outputs if out is not None)
         * times
     )
+    # Free memory now: whoever else allocates meanwhile is kept out by the lock.
     needed, free = int(_COPIES_HELD * (input_bytes + output_bytes)), _free_bytes(reference.device)
     if needed > free:
         return f"may need {needed >> 30} GiB, {free >> 30} GiB are free"
+    # A rate is an estimate, hence the factor.
     seconds = reference.facts.flops * times / CHECK_RATES[reference.device.type].flops_per_s
     return f"may take {seconds:.0f} s" if 4 * seconds > _DEADLINE_S else ""
 
@@ -148,6 +152,7 @@ def _compare_pieces(
     question: str,
 ) -> Agreement:
     answer, pieces = trial.fetch("vast", inputs=sample.name, **fields)
+    # The process may list fewer outputs than eager has: the count of pieces is compared below.
     for position, (actual, eager) in enumerate(zip(answer["facts"], expected[1], strict=False)):
         for name in ("dtype", "shape", "strides"):
             if (actual or {}).get(name) != (eager or {}).get(name):
@@ -167,6 +172,7 @@ def _compare_pieces(
 def _is_alike(actual: torch.Tensor | None, eager: torch.Tensor | None) -> bool:
     if actual is None or eager is None:
         return actual is eager
+    # Exactness is `numerics`' question; wrapped indices are off by whole values.
     return same_bits(actual, eager) or (
         eager.dtype.is_floating_point and is_grossly_equal(actual, eager)
     )

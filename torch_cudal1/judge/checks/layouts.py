@@ -53,6 +53,7 @@ def check_shapes(trial: Trial) -> list[CheckResult]:
         return report_not_applicable("shapes", _GUARDED)
     agreements: list[Agreement | None] = []
     for question, specs in _list_shapes(reference, trial.profile.name == "strict"):
+        # Sizes that eager refuses cost little and do not count.
         if sum(each is not None for each in agreements) == trial.affordable_sets(
             trial.profile.shapes, 0.2
         ):
@@ -78,6 +79,7 @@ def _list_shapes(reference: SourceReference, huge: bool) -> Iterator[tuple[str, 
         yield f"batch {size}", _resize(reference, 0, batch, size)
     for dim in range(1, max(len(spec.shape) for spec in plain)):
         old = next(spec.shape[dim] for spec in plain if len(spec.shape) > dim)
+        # The size above it first: kernels round down more often than up.
         for size in (old + 1, old - 1, max(1, old // 2)):
             if size > 0:
                 yield f"dimension {dim} of {size}", _resize(reference, dim, old, size)
@@ -89,8 +91,10 @@ def _list_sizes(batch: int, huge: bool) -> list[int]:
     """
     tile = next((t for t in reversed(_TILES) if t <= batch), 16)
     sizes = [
+        # No multiple of any tile, so every kernel has a tail.
         batch + 1,
         1,
+        # A prime has no divisor that a kernel could use for its blocks.
         _prime_below(batch),
         max(1, batch // 2),
         tile + 1,
@@ -98,6 +102,7 @@ def _list_sizes(batch: int, huge: bool) -> list[int]:
         0,
         2 * batch,
     ]
+    # A grid has at most 65,535 blocks in its second and third dimension.
     return [size for size in dict.fromkeys([*sizes, *([65_537] if huge else [])]) if size != batch]
 
 
@@ -128,6 +133,7 @@ def _resize(reference: SourceReference, dim: int, old: int, new: int) -> Specs:
 
 
 def _contiguous(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    # The meta device gives the strides without memory.
     return TensorSpec(spec.dtype, shape, torch.empty(shape, device="meta").stride(), spec.device)
 
 
@@ -136,6 +142,8 @@ def _ask_in_form(
 ) -> Agreement | None:
     """The candidate against the reference in another form; None where the reference refuses it."""
     try:
+        # Asking for the form of the results calls the reference: where it raises the form is not
+        # taken.
         if not any(reference.outputs):
             return None
     except ReferenceFailure:
@@ -149,6 +157,7 @@ def _compare_in_form(trial: Trial, reference: SourceReference, question: str) ->
     if eager_refuses(sample):
         return Agreement(question)
     agreement = compare_result(aside, sample, aside.run(sample), question, _SLACK)
+    # Each form has results of its own, which no later check reads.
     aside.free_memory_if_short()
     aside.drop(sample)
     return agreement
@@ -168,12 +177,14 @@ def check_layouts(trial: Trial) -> list[CheckResult]:
         for question, specs in _list_layouts(reference):
             if sum(each is not None for each in agreements) >= limit:
                 break
+            # An error is an honest answer here: no caller gets a wrong number from it.
             agreements.append(
                 _ask_in_form(trial, reference.with_specs(specs), question, tolerate_error)
             )
             if (each := agreements[-1]) is not None and each.problem:
                 return summarise("layouts", agreements, "")
     agreements += (
+        # Unlike strides, these two can only be arranged in the child's memory.
         [_compare_placed(trial, question) for question in ("offset 1", "same tensor twice")]
         if limit > 2
         else []
@@ -194,6 +205,7 @@ def _list_layouts(reference: SourceReference) -> Iterator[tuple[str, Specs]]:
             replace(spec, strides=change(spec.shape, spec.strides)) if role == "input" else spec
             for spec, role in zip(reference.specs, reference.roles, strict=True)
         )
+        # A change that leaves all strides as they were asks nothing new.
         if specs != reference.specs:
             yield question, specs
 
@@ -214,6 +226,7 @@ def _channels_last_strides(shape: Sequence[int], strides: Strides) -> Strides:
 
 
 def _step_two_strides(shape: Sequence[int], strides: Strides) -> Strides:
+    # Every second element of a tensor twice as large.
     return (
         tuple(2 * stride for stride in _dense_strides(shape, range(len(shape))))
         if shape
@@ -223,6 +236,7 @@ def _step_two_strides(shape: Sequence[int], strides: Strides) -> Strides:
 
 def _expand_strides(shape: Sequence[int], strides: Strides) -> Strides:
     return (
+        # The first dimension has stride 0, as `expand` makes it.
         (0, *_dense_strides(shape[1:], range(len(shape) - 1)))
         if len(shape) > 1 and shape[0] > 1
         else strides
@@ -257,6 +271,7 @@ def _compare_placed(trial: Trial, question: str) -> Agreement | None:
         values = list(inputs)
         for source, target in same if question == "same tensor twice" else ():
             values[target] = values[source]
+        # Each in memory of its own first; the child then moves them.
         return [value.clone() if i in plain else None for i, value in enumerate(values)]
 
     sample = trial.derive(first, question, make)
@@ -286,6 +301,7 @@ def check_dtypes(trial: Trial) -> list[CheckResult]:
     for name in _DTYPES[: trial.profile.dtypes]:
         specs = tuple(_cast(spec, name) for spec in reference.specs)
         if specs == reference.specs:
+            # The reference has that type already.
             continue
         agreements.append(
             _ask_in_form(trial, reference.in_way(RunMode(dtype=name)).with_specs(specs), name)

@@ -59,6 +59,7 @@ def check_loss_curve(trial: Trial) -> list[CheckResult]:
         backward = reference.with_gradients(RunMode(gradients=True))
         aside = trial.in_slot(backward, "candidate training")
         sample = aside.draw("normal")
+        # The number of steps depends on the size of the work and not on the clock.
         recipe = _make_recipe(
             reference, backward, sample, trial.affordable_sets(trial.profile.descent, 0.1)
         )
@@ -84,10 +85,14 @@ def _compare_curves(
 ) -> CheckResult:
     floor, eager_error, worst, limit = _FLOORS.get(dtype, _FLOOR), 0.0, 0.0, math.inf
     for step, (a, b, c) in enumerate(zip(losses, eager, exact, strict=True)):
+        # A loss of zero has no relative error.
         scale = max(abs(c), 1e-30)
+        # The largest of eager's errors so far: both curves diverge, and eager's may cross float64's
+        # by chance.
         eager_error, error = max(eager_error, abs(b - c) / scale), abs(a - c) / scale
         limit = _FACTOR * eager_error + floor
         worst = max(worst, error)
+        # `not <=` refuses NaN as well.
         if not error <= limit:
             detail = f"the loss is {a:.6g} after {step} steps of descent, float64's {c:.6g}, eager's {b:.6g}"
             return CheckResult("grad", False, error, limit, detail)
@@ -112,6 +117,7 @@ def _make_recipe(
         index: place for index, place in places.items() if reference.roles[index] == "parameter"
     }
     recipe = _Recipe(moving, {}, len(reference.outputs), backward.cotangents, steps)
+    # From float64's gradients, so that all three sides move by the same rates.
     first = _require_exact(
         backward.exact(
             _with_cotangents(sample.inputs, recipe, _require_exact(backward.exact(sample.inputs)))
@@ -121,6 +127,7 @@ def _make_recipe(
     for index, place in moving.items():
         gradient = first[place] if place < len(first) else None
         size = 0.0 if gradient is None else float(gradient.double().square().mean().sqrt())
+        # A parameter without effect has no direction.
         if size > 0 and math.isfinite(size):
             rates[index] = (
                 _STEP_SIZE * float(sample.inputs[index].double().square().mean().sqrt()) / size
@@ -139,6 +146,7 @@ def _descend(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> lis
         for index, rate in recipe.rates.items():
             gradient = results[recipe.moving[index]]
             if gradient is not None and len(losses) > 1:  # the first cotangents are noise
+                # In the parameter's own type, as an optimizer without master weights does.
                 values[index] = values[index] - (rate * gradient).to(values[index].dtype)
         values = _with_cotangents(values, recipe, results)
     return losses
@@ -157,6 +165,7 @@ def _with_cotangents(
     for position, out in enumerate(outputs[: recipe.outputs]):
         place = recipe.cotangents + position
         if out is not None and out.dtype.is_floating_point:
+            # The derivative of half the mean square.
             changed[place] = (out / max(out.numel(), 1)).to(values[place].dtype)
     return changed
 
@@ -175,6 +184,7 @@ def _run_candidate(trial: Trial, base: InputSet, inputs: Sequence[torch.Tensor])
     try:
         return trial.run(sample).outputs
     finally:
+        # A dead process has freed the set already, and asking it would raise.
         if trial.child.usable:
             trial.drop(sample)
 

@@ -68,8 +68,10 @@ def _find_state_problem(reference: SourceReference, state: Sequence[Any]) -> str
         for name, spec in zip(reference.form.names, reference.specs, strict=False)
     }
     actual = {str(name): [str(dtype), list(shape)] for name, dtype, shape in state}
+    # `load_state_dict` of the reference's checkpoint would raise.
     if missing := [name for name in expected if name not in actual]:
         return f"the state dict lacks {missing}"
+    # Its checkpoints could not be loaded into the reference, as strict loading refuses extra keys.
     if extra := [name for name in actual if name not in expected]:
         return f"the state dict has {extra}, the reference's has not"
     return next(
@@ -113,9 +115,11 @@ def check_train_mode(trial: Trial) -> list[CheckResult]:
 def _compare_in_train_mode(
     trial: Trial, reference: SourceReference, run_mode: RunMode
 ) -> Agreement:
+    # A slot of its own: train mode moves buffers that the other checks rely on.
     aside = trial.in_slot(reference, "candidate train mode", run_mode)
     first = aside.draw("normal")
     agreement = compare_call(aside, first, "train mode") or Agreement("train mode")
+    # Constructors leave running means of 0 and variances of 1, which hide a norm that ignores them.
     if not agreement.problem and not eager_refuses(first) and "buffer" in reference.roles:
         stepped = aside.derive(
             first, "a step later", partial(_take_step, reference, first.expected.outputs)
@@ -132,6 +136,7 @@ def _take_step(
     those that it was given.
     """
     places = [place for place, role in enumerate(reference.roles) if role == "buffer"]
+    # In train mode the buffers follow the results, in the order of the state.
     after = dict(zip(places, outputs[len(outputs) - len(places) :], strict=True))
     return [after.get(place) for place in range(len(inputs))]
 
@@ -151,9 +156,11 @@ def check_modes(trial: Trial) -> list[CheckResult]:
 
 def _compare_late_state(trial: Trial, reference: SourceReference) -> list[Agreement | None]:
     first, _ = trial.first_two
+    # Some modules register keys in their first call.
     trial.run(first)
     answer = trial.ask("state")
     problem = _find_state_problem(reference, answer["state"])
+    # A constructor that calls `eval()` stays in eval mode when its user trains.
     if not problem and bool(answer["training"]) != reference.way.training:
         problem = f"its training flag is {answer['training']}"
     return [Agreement("state after calls", problem)]
@@ -164,12 +171,15 @@ def _compare_copies(trial: Trial, reference: SourceReference) -> list[Agreement 
     other parameters.
     """
     first, _ = trial.first_two
+    # Other inputs: a copy that hands out its original's last result is wrong on them.
     other = trial.derive_sibling(first)
     agreements: list[Agreement | None] = []
     for how in ("deepcopy", "pickle"):
+        # What eager's module does not survive is asked of nobody's.
         if not reference.survives(how, first.inputs):
             agreements.append(None)
             continue
+        # Used first: what a call adds to the module must survive the copy too.
         trial.run(first)
         agreements.append(disagree_on_error(trial, how, partial(_compare_copy, trial, other, how)))
     return agreements
@@ -191,6 +201,7 @@ def _list_run_modes(trial: Trial) -> Iterator[tuple[str, RunMode]]:
     yield "inference mode", RunMode(inference=True)
     for name in ("bfloat16", "float16") if trial.device.type == "cuda" else ("bfloat16",):
         yield f"autocast {name}", RunMode(autocast=name)
+    # Compiling takes long, so only some profiles ask it.
     if trial.profile.compiled:
         yield "inside torch.compile", RunMode(compiled="default")
 
@@ -217,9 +228,8 @@ def _compare_sets(
     agreement = Agreement(question)
     for sample in (aside.draw("normal"), aside.draw("shifted")):
         agreement = compare_call(aside, sample, question) or agreement
-        if (
-            sample.name not in trial.samples
-        ):  # the reference's own way has met the same sets, and later checks need them
+        # the reference's own way has met the same sets, and later checks need them
+        if sample.name not in trial.samples:
             aside.drop(sample)
         if agreement.problem:
             break
@@ -235,6 +245,7 @@ def check_guard_domain(trial: Trial) -> list[CheckResult]:
         return report_not_applicable(
             "guard_domain", "the devices of a Program's tensors are in its guard"
         )
+    # On one device the current device is the right one by chance.
     if trial.device.type != "cuda" or torch.cuda.device_count() < 2:
         return report_not_applicable("guard_domain", "there is one device here")
     return summarise(

@@ -28,6 +28,7 @@ from torch_cudal1.judge.reference.trial import Trial
 __all__ = ["IMPOSTOR", "check_negative_controls"]
 
 # distributions and sets that must refuse a control
+# How many distributions, and how many sets in all.
 _NEEDED_REFUSALS = {"fast": (1, 1), "standard": (2, 3), "strict": (2, 3)}
 _ADAPTED = ("small", "large", "shifted", "uniform", "sparse", "impulse")
 _TILE = 16
@@ -57,11 +58,14 @@ def check_negative_controls(trial: Trial) -> list[CheckResult]:
     """
     samples = [
         sample
+        # Derived sets hold values made for one check, which prove nothing about the distribution.
         for sample in trial.samples.values()
         if sample.distribution in (*DISTRIBUTIONS, "examples")
     ]
+    # With the parameters eager runs anew, and the candidate is asked as well.
     if trial.profile.all_impostors or not all(sample.is_shared for sample in samples):
         return _run_controls(trial, samples)
+    # The results depend on nothing else.
     key = (trial.profile.name, trial.contract.precision, *(sample.name for sample in samples))
     shared_results = samples[0].shared_results
     if key not in shared_results:
@@ -72,6 +76,7 @@ def check_negative_controls(trial: Trial) -> list[CheckResult]:
 def _run_controls(trial: Trial, samples: Sequence[InputSet]) -> list[CheckResult]:
     controls: dict[str, _ControlResult] = {}
     for position, expected in enumerate(samples[0].expected.outputs):
+        # Integers and booleans are compared exactly, so no tolerance can let a control pass.
         if expected is not None and expected.dtype.is_floating_point and expected.numel():
             _compare_controls(trial, samples, position, controls)
     disagreement = (
@@ -79,6 +84,8 @@ def _run_controls(trial: Trial, samples: Sequence[InputSet]) -> list[CheckResult
     )
     survivors = [name for name, control in controls.items() if not control.refused]
     lax = (
+        # Tolerances of `kernelbench` are absolute: small outputs let zeros pass there, by its own
+        # rule.
         [name for name in survivors if controls[name].basic]
         if trial.contract.precision != "kernelbench"
         else []
@@ -119,11 +126,13 @@ def _compare_controls(
     trial: Trial, samples: Sequence[InputSet], position: int, controls: dict[str, _ControlResult]
 ) -> None:
     needed = _NEEDED_REFUSALS[trial.profile.name]
+    # Each set's neighbour gives the result of another input.
     for sample, other in zip(samples, [*samples[1:], samples[0]], strict=True):
         for name, wrong, basic in _list_controls(
             sample, other, position, trial.profile.all_impostors
         ):
             control = controls.get(f"{name} as output {position}")
+            # Enough have refused it: the comparison takes float64 results, which are the cost here.
             if control is None or not control.enough(needed):
                 _record_comparison(
                     trial,
@@ -132,6 +141,7 @@ def _compare_controls(
                     wrong,
                     controls.setdefault(f"{name} as output {position}", _ControlResult(basic)),
                 )
+        # Float64 results of all sets at once may not fit into memory.
         sample.forget_exact()
         fates_here = [
             control for name, control in controls.items() if name.endswith(f"as output {position}")
@@ -149,6 +159,7 @@ def _record_comparison(
 ) -> None:
     expected = sample.expected.outputs[position]
     assert expected is not None
+    # A control that equals eager's result is right.
     if torch.equal(wrong, expected):
         return
     precision, longest = trial.contract.precision, trial.facts.longest_reduction
@@ -179,6 +190,7 @@ def _list_controls(
     yield "a constant", torch.full_like(expected, _estimate_median(expected)), True
     yield "another input's result", replayed, True
     for index, tensor in enumerate(sample.inputs):
+        # Without a cast only an input of the same form could be handed out as the result.
         if tensor.shape == expected.shape and tensor.dtype == expected.dtype:
             yield f"input {index}", tensor, True
         elif (
@@ -203,6 +215,7 @@ def _estimate_median(expected: torch.Tensor) -> float:
 
 def _broadcast_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor | None:
     try:
+        # `expand_as` raises where shapes do not broadcast.
         return tensor.to(like.dtype).expand_as(like).contiguous()
     except RuntimeError:
         return None
@@ -213,6 +226,7 @@ def _list_summaries(
 ) -> Iterator[tuple[str, torch.Tensor, bool]]:
     for index, tensor in enumerate(inputs):
         if tensor.dtype.is_floating_point and tensor.numel():
+            # A sum of many half-precision numbers overflows.
             wide = tensor.double()
             for name, value in (
                 ("mean", wide.mean()),
@@ -229,6 +243,7 @@ def _list_summaries(
 
 
 def _list_rounded(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    # Half types are rounded already.
     if expected.dtype not in (torch.float32, torch.float64):
         return
     for dtype in (torch.bfloat16, torch.float16):
@@ -242,6 +257,7 @@ def _list_rounded(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, b
 
 
 def _list_damaged(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    # Clones: one control must not damage the next.
     """The last element, a row, a tile left at zero; NaN masked, infinities clipped."""
     last, row = expected.contiguous().clone(), expected.contiguous().clone()
     last.view(-1)[-1] = 0
@@ -269,6 +285,7 @@ def _run_parameter_controls(
         for i, role in enumerate(roles)
         if role != "input" and samples[0].inputs[i].dtype.is_floating_point
     ]
+    # Which of many parameters is secret, and how many is a matter of time.
     chosen = random.SystemRandom().sample(
         positions, min(len(positions), trial.affordable_sets(trial.profile.perturbed, 0.1))
     )
@@ -280,11 +297,15 @@ def _run_parameter_controls(
             for sample in samples[:3]:
                 _run_with_replacement(trial, sample, position, value, control)
             for distribution in (
+                # Adapted inputs only where the drawn sets could not tell: a bias may drown in large
+                # sums.
                 () if control.refused else _ADAPTED[: trial.affordable_sets(len(_ADAPTED), 0.02)]
             ):
                 adapted = trial.derive_sibling(samples[0], distribution, 1)
                 _run_with_replacement(trial, adapted, position, value, control)
                 if control.refused:
+                    # Inputs that show the parameter are evidence only if the candidate meets them
+                    # too.
                     agreement = compare_call(
                         trial,
                         adapted,
@@ -304,6 +325,7 @@ def _list_replacements(
     tensor = sample.inputs[position]
     yield "zeroed", torch.zeros_like(tensor)
     initial = trial.examples[position] if trial.examples else None
+    # Where it was constructed as zeros, this is the case above.
     if initial is not None and bool(initial.any()):
         yield "at its initial value", initial
 
@@ -315,9 +337,11 @@ def _run_with_replacement(
     try:
         outputs: Outputs = trial.reference.eager(inputs).outputs
         expected = sample.expected.outputs
+    # A parameter of zeros can be outside of what eager takes.
     except ReferenceFailure:
         return
     for index, (wrong, right) in enumerate(zip(outputs, expected, strict=True)):
+        # Empty outputs are equal whatever the parameter is.
         if wrong is not None and right is not None and right.numel():
             _record_comparison(trial, sample, index, wrong, control)
 

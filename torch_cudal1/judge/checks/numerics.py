@@ -35,24 +35,31 @@ def check_numerics(trial: Trial) -> list[CheckResult]:
         sample = trial.draw(distribution)
         # the candidate runs first: memory that the reference leaves behind would hold the answer
         result = trial.run(sample)
+        # Outputs of which no set has left digits are compared with float64 even where they are
+        # eager's numbers: `void` says whether this set leaves some.
         undecided = _positions_without(trial, with_digits)
         comparisons = list(compare_outputs(trial, sample, result.outputs, weighed=undecided))
         with_digits |= {position for position, each in comparisons if not each.void}
         results.setdefault(distribution, []).append(_summarise_set(sample, comparisons))
+        # Float64 results are the largest tensors here; later checks ask for few of them again.
         sample.forget_exact()
         if not results[distribution][-1].passed:
             return [*_summarise_distributions(results), results[distribution][-1]]
         is_large = tensor_bytes(sample.inputs) > max_cached_bytes(trial.device.type)
         if len(results[distribution]) <= _MAX_KEPT_SETS and (
+            # Checks that follow start from a few sets; large ones are handed over again when they
+            # are needed.
             len(results) <= _MIN_KEPT_SETS or not is_large
         ):
             # its form, which `fresh_output` asks for
             trial.results[sample.name] = replace(result, outputs=[])
         else:
             trial.drop(sample)
+        # Results of one set must not stay alive beside those of the next.
         del result, comparisons
         trial.forget_computed()
     undecided = _positions_without(trial, with_digits)
+    # Eager's own error leaves no digits anywhere: then nothing was compared, and that is no pass.
     if undecided:
         blind = CheckResult(
             "numerics",
@@ -110,9 +117,11 @@ def _distributions(trial: Trial) -> list[str]:
     one drawn in secret. Then the user's own.
     """
     specs = trial.reference.specs
+    # Inputs that are given in part cannot be called with.
     users = ["examples"] if trial.examples and all(t is not None for t in trial.examples) else []
     if trial.profile.distributions:
         plan = [name for _ in range(trial.profile.seeds) for name in trial.profile.distributions]
+        # At least two: later checks start from two sets.
         return plan[: max(2, trial.affordable_sets(len(plan), 0.3))] + users
     is_heavy = trial.device.type == "cpu" and trial.facts.flops > _HEAVY_FLOPS
     plan = ["normal", "shifted"]

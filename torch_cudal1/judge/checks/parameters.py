@@ -77,11 +77,13 @@ def check_perturbations(trial: Trial) -> list[CheckResult]:
     positions = _draw_positions(trial, first)
     if not positions:
         return report_not_applicable("perturb", "one plain input and no parameters")
+    # The result before the change, by the candidate itself: it is its change that is compared.
     before = trial.run(first).outputs
     unseen: list[int] = []
     worst = Agreement("")
     for position in positions:
         agreement = _compare_change_of(trial, first, before, position, "normal")
+        # A change that drowns in rounding is tried on inputs where it may show.
         for distribution in (
             _ADAPTED[: trial.affordable_sets(len(_ADAPTED), 0.02)] if agreement is None else ()
         ):
@@ -118,13 +120,16 @@ def _list_positions(trial: Trial, sample: InputSet) -> list[int]:
         for i, role in enumerate(roles)
         if role == "input" and sample.inputs[i].dtype.is_floating_point
     ]
+    # A moved mask would be another computation.
     of_module = [
         i for i, role in enumerate(roles) if role != "input" and i not in trial.facts.structural
     ]
     numbers = [i for i in of_module if sample.inputs[i].dtype.is_floating_point]
+    # A single plain input has moved in every set of `numerics` already.
     return [i for i in numbers + (plain if len(plain) > 1 else []) if sample.inputs[i].numel()]
 
 
+# Which of many is secret, and how many is a matter of time.
 def _draw_positions(trial: Trial, sample: InputSet) -> list[int]:
     positions = _list_positions(trial, sample)
     return sorted(
@@ -154,6 +159,7 @@ def _compare_change_of(
 
     agreement = disagree_on_error(trial, "moved alone", ask)
     trial.drop(variant)
+    # Neither wrong nor visible: other inputs may show it.
     return agreement if agreement.problem or agreement.ratio is not None else None
 
 
@@ -171,6 +177,7 @@ def _compare_changes(
             or not change.is_visible
         ):
             continue
+        # Only visible changes count: noise has no direction to be compared.
         if change.error > change.limit:
             problem = f"output {position} changes by {change.size:.3g} rms in float64, the candidate is {change.error:.3g} off"
             return Agreement("", problem, change.error / change.limit, 1.0)
@@ -189,6 +196,7 @@ def _measure_change(
     """
     actual = [outputs[position] for _, outputs in (old, new)]
     eager = [sample.expected.outputs[position] for sample, _ in (old, new)]
+    # Eager's own numbers: the difference is right, and only its visibility is open.
     if all(same_numbers(x, y) for x, y in zip(actual, eager, strict=True)):
         change = _measure_difference(actual, eager, [None, None])
         if change is None or change.size > _PLAIN_FRACTION * change.result:
@@ -196,6 +204,8 @@ def _measure_change(
     exact = [sample.exact_at(position) for sample, _ in (old, new)]
     change = _measure_difference(actual, eager, exact)
     if change is not None and change.is_visible and change.error > change.limit:
+        # Where TF32 is allowed eager may have used none; the candidate's difference may carry its
+        # error.
         granted = [trial.reference.eager_with_tf32(sample.inputs) for sample, _ in (old, new)]
         used = [None if outputs is None else outputs[position] for outputs in granted]
         if all(each is not None for each in used):  # eager may leave unused what it has a right to
@@ -219,6 +229,7 @@ def _measure_difference(actual: Outputs, eager: Outputs, exact: Outputs) -> _Cha
         or a.shape != c.shape
     ):
         return None
+    # Eager's change stands in where there is no float64 run.
     before, after = (
         (eager_change if each is None else each).double()
         for eager_change, each in zip((c, d), exact, strict=True)
@@ -230,6 +241,7 @@ def _measure_difference(actual: Outputs, eager: Outputs, exact: Outputs) -> _Cha
             y.double() - x.double(),
             v.double() - u.double(),
         )
+        # NaN and infinities are compared as masks elsewhere.
         mask = exact_change.isfinite() & actual_change.isfinite() & eager_change.isfinite()
         here = int(mask.sum())
         parts = [e, f, exact_change, eager_change - exact_change, actual_change - exact_change]
@@ -240,6 +252,7 @@ def _measure_difference(actual: Outputs, eager: Outputs, exact: Outputs) -> _Cha
     if not count:
         return None
     old_rms, new_rms, size, eager_error, error = (sums / count).sqrt().tolist()
+    # Eager's error of the difference, and round-offs of both results whose difference it is.
     limit = max(
         3 * eager_error,
         (8 if exact[0] is None else 2) * unit_roundoff(d.dtype) * max(old_rms, new_rms),
@@ -251,8 +264,10 @@ def _nudge(tensor: torch.Tensor) -> torch.Tensor:
     """Each element times 1 + U(0.1, 1); zeros become that."""
     copy = clone_strided(tensor)
     flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
+    # A generator of its own: the user's sequence of random numbers stays as it is.
     generator = torch.Generator(flat.device).manual_seed(secrets.randbits(63))
     factor = 0.1 + 0.9 * torch.rand(flat.shape, device=flat.device, generator=generator)
+    # Nothing times zero would not move.
     flat.copy_(torch.where(flat == 0, factor, flat * (1 + factor)))
     return copy
 
@@ -278,9 +293,11 @@ def check_updates(trial: Trial) -> list[CheckResult]:
         target = trial.derive(
             first, f"update {method in _STEPPED}", partial(_draw_state, trial, method)
         )
+        # An optimizer's step may lead where eager itself raises.
         if eager_refuses(target):
             agreements.append(None)
             continue
+        # Whatever is derived from parameters once and kept is derived here.
         trial.run(first)
         agreements.append(
             disagree_on_error(trial, method, partial(_compare_updated, trial, method, target))
@@ -305,8 +322,10 @@ def _compare_given(trial: Trial, first: InputSet) -> list[CheckResult]:
     static = [role != "input" for role in trial.reference.roles]
     trial.run(first)
     agreements: list[Agreement | None] = [
+        # A CUDA graph or a descriptor may have the first addresses built in.
         compare_call(trial, target, "parameters at other addresses")
     ]
+    # Prepares for the old addresses again.
     trial.run(first)
     trial.rewrite(
         first, [new if there else None for new, there in zip(target.inputs, static, strict=True)]
@@ -314,6 +333,7 @@ def _compare_given(trial: Trial, first: InputSet) -> list[CheckResult]:
     agreements.append(
         compare_result(trial, target, trial.run(first), "other parameters at the same addresses")
     )
+    # Later checks start from this set.
     trial.rewrite(
         first, [old if there else None for old, there in zip(first.inputs, static, strict=True)]
     )
@@ -345,10 +365,12 @@ def check_scalars(trial: Trial) -> list[CheckResult]:
         return report_not_applicable("perturb", "the scalars of a Program are part of its region")
     agreements: list[Agreement | None] = []
     variants = list(_list_scalars(reference.form.init))
+    # Each takes a module of its own in both processes.
     for question, init in variants[: trial.affordable_sets(12)]:
         other = reference.with_init(init)
         try:
             other.eager(make_inputs(other, 1, "normal", trial.device, examples=trial.examples))
+        # A value that eager's constructor refuses is asked of no candidate.
         except (ReferenceFailure, ValueError):
             agreements.append(None)
             continue
@@ -368,6 +390,7 @@ def _compare_with_scalar(trial: Trial, other: SourceReference, question: str) ->
 
 
 def _list_scalars(init: Any) -> Iterator[tuple[str, Any]]:
+    # Halves and ones keep most constructors legal: sizes and counts must stay whole.
     """Packed arguments with one number or flag changed: floats by half, counts by one, flags
     turned.
     """

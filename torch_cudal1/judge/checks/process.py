@@ -44,15 +44,18 @@ def check_resources(trial: Trial) -> list[CheckResult]:
     its own is left.
     """
     sample, _ = trial.first_two
+    # A result that is filled later would be right by the time that it is compared.
     late = _find_late_write(trial, sample)
     if late:
         return [CheckResult("resource", False, detail=late)]
     calls, limits = trial.profile.resource_calls, _growth_limits(trial)
+    # The first stretch warms up: caches and pools fill once.
     looks = [
         _measure_usage(trial, sample, _WARM_CALLS),
         _measure_usage(trial, sample, calls),
         _measure_usage(trial, sample, calls),
     ]
+    # Growth that ends is no leak, so a stretch that looks like one is followed by others.
     while _find_growth(looks, calls, limits) and len(looks) < _limit_looks(looks, calls, limits):
         looks.append(_measure_usage(trial, sample, calls))
     problem = _find_growth(looks, calls, limits) or _find_leftovers(
@@ -80,6 +83,7 @@ def _limit_looks(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str
 
 def _find_late_write(trial: Trial, sample: InputSet) -> str:
     before = trial.run(sample, hold=True).outputs
+    # The child is left alone: threads of its own get the processor.
     trial.child.sharing.rest(_LATE_S)
     after = trial.reread(0)
     trial.child.call("drop", names=[])
@@ -104,6 +108,7 @@ def _measure_usage(trial: Trial, sample: InputSet, calls: int) -> Mapping[str, A
         *_COUNTS,
         *(_ON_GPU if trial.device.type == "cuda" else ()),
     )
+    # The counts come from the process on trial; `bool` is an `int` too.
     if not isinstance(usage, dict) or any(type(usage.get(name)) is not int for name in numbers):
         raise CandidateFailure(
             "many", "an answer without the counts that were asked for", "protocol"
@@ -125,9 +130,11 @@ def _growth_limits(trial: Trial) -> dict[str, int]:
     of this package allocate there meanwhile.
     """
     allowed = _limit_growth_bytes(trial.profile.resource_calls)
+    # Threads, descriptors and files must not grow at all.
     limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}
     if trial.device.type == "cuda":
         limits |= {"gpu_bytes": _GPU_BYTES} | (
+            # Other processes' allocations would look like growth of this one.
             {"gpu_used_bytes": _GPU_SLACK_BYTES} if trial.is_alone_on_device else {}
         )
     return limits
@@ -145,11 +152,13 @@ def _find_leftovers(usage: Mapping[str, Any], *, source: bool) -> str:
     """Processes that are no helpers of an installed library, and threads of Python. A Program runs
     no Python, so it starts none: what is there beside one is the pool of Inductor's compiler.
     """
+    # A Program starts no Python threads: those beside it are Inductor's.
     threads = [str(stack) for stack in usage.get("python_threads", ())] if source else []
     compiling = any(part in stack for stack in threads for part in _COMPILERS)
     foreign = [
         stack
         for stack in threads
+        # Compilers' pools outlive a call; an idle worker of one is no leftover of the source.
         if not any(part in stack for part in _INSTALLED) and not (compiling and _is_idle(stack))
     ]
     if foreign:

@@ -50,8 +50,13 @@ def check_redzones(trial: Trial) -> list[CheckResult]:
     """
     sample, _ = trial.first_two
     positions = [
-        i for i, role in enumerate(trial.reference.roles) if role == "input" or _is_eager(trial)
+        # Parameters stay where a module or a CUDA graph holds them: only an eager Program takes
+        # others at each call.
+        i
+        for i, role in enumerate(trial.reference.roles)
+        if role == "input" or _is_eager(trial)
     ]
+    # Inputs between bands are copies.
     if sum(trial.reference.specs[i].size_bytes for i in positions) > _MAX_COPIED_BYTES:
         return [
             CheckResult(
@@ -67,6 +72,8 @@ def check_redzones(trial: Trial) -> list[CheckResult]:
     if checks:
         return checks[:1]
     if not all_same_bits(runs[0][1], runs[1][1]):
+        # The candidate may vary from run to run: only results that repeat under the same bands
+        # depend on them.
         again = _run_between_redzones(trial, sample, seeds[0], positions, trial.slot)[1]
         if all_same_bits(runs[0][1], again):
             return [
@@ -75,6 +82,7 @@ def check_redzones(trial: Trial) -> list[CheckResult]:
                 )
             ]
     detail = f"{len(positions)} inputs between bands"
+    # ATen steps allocate through PyTorch, whose operators stay within their tensors.
     if isinstance(trial.candidate, SourceCandidate) or not trial.candidate.program.launches:
         return [CheckResult("guard_band", True, 0.0, 0.0, detail)]
     return [_check_alloc_redzones(trial, sample, positions, detail)]
@@ -93,6 +101,7 @@ def _check_alloc_redzones(
     seed = secrets.randbits(40)
     instrument(trial, seed=seed)
     failure, _ = _run_between_redzones(trial, sample, seed, positions, SLOT)
+    # The instrumented copy is unloaded, or its memory would stay in the child.
     trial.child.call("forget", slot=SLOT)
     return failure or CheckResult("guard_band", True, 0.0, 0.0, f"{detail}, memory of kernels too")
 
@@ -101,12 +110,14 @@ def _run_between_redzones(
     trial: Trial, sample: InputSet, seed: int, positions: Sequence[int], slot: str
 ) -> tuple[CheckResult | None, Outputs]:
     """A failed check if a band or a fence changed, and the outputs."""
+    # Fences lie where allocations of the size of its outputs will be made.
     holes = sorted({_extent_bytes(out) for out in sample.expected.outputs if out is not None} - {0})
     answer, outputs = trial.fetch(
         "banded", slot=slot, inputs=sample.name, seed=seed, positions=list(positions), holes=holes
     )
     outputs = complete_outputs(trial, outputs)
     for index in positions:
+        # Digests, because bands of 64 KiB a tensor would be as large as small inputs.
         if answer["bands"].get(str(index)) != redzone_digest(seed + index):
             return CheckResult(
                 "guard_band", False, detail=f"what lies beside input {index} was written to"
@@ -116,6 +127,7 @@ def _run_between_redzones(
             return CheckResult(
                 "guard_band", False, detail=f"what lies beside allocation {number} was written to"
             ), outputs
+    # On the host the allocator gives no neighbourhood that could be fenced.
     if trial.device.type == "cuda" and answer["fences"] != _guard_block_digests(holes, seed):
         return CheckResult(
             "guard_band", False, detail="what lies beside freshly allocated memory was written to"
@@ -141,6 +153,7 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
         trial.candidate.program
     ):
         return [CheckResult("guard_page", True, detail="not applicable: no machine code")]
+    # A module holds its parameters itself; a Program gets them at each call.
     positions = [i for i, role in enumerate(trial.reference.roles) if role == "input" or not source]
     if sum(trial.reference.specs[i].size_bytes for i in positions) > _MAX_COPIED_BYTES:
         return [
@@ -154,6 +167,7 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
     slot = trial.slot if source else SLOT
     for side in SIDES:
         if not source:
+            # A Program's Allocs are placed by the judge, at the same side.
             instrument(trial, side=side)
         unavailable = _move_to_edge(trial, sample, side, positions)
         if unavailable:
@@ -167,6 +181,7 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
         check = _run_at_edge(trial, sample, side, slot)
         if check is not None:
             return [check]
+        # The next side's set takes its place and its memory.
         trial.child.call("drop", names=[_EDGE_SET])
     if not source:
         trial.child.call("forget", slot=SLOT)
@@ -191,6 +206,8 @@ def _move_to_edge(trial: Trial, sample: InputSet, side: Side, positions: Sequenc
             "edge", inputs=sample.name, name=_EDGE_SET, side=side, positions=list(positions)
         )
     except CandidateFailure as error:
+        # Memory without a neighbour needs system calls that may be refused here; a lost process is
+        # no refusal.
         if not trial.child.usable:
             raise
         return error.found
@@ -211,9 +228,11 @@ def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> Check
                 True,
                 detail="not asked: the GPU has no room for its memory at an edge",
             )
+        # After a fault on the GPU every further call in that context fails.
         trial.child.usable = False
         detail = f"it goes beyond its tensors: with nothing mapped beside them the call failed: {error.found}"
         return CheckResult("guard_page", False, detail=detail)
+    # Reading beyond a tensor without a fault gives zeros or old values, hence a wrong result.
     wrong = [
         position
         for position, comparison in compare_outputs(trial, sample, outputs)

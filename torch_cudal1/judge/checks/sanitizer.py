@@ -59,12 +59,14 @@ def check_with_sanitizer(trial: Trial) -> list[CheckResult]:
 def _find_obstacle(trial: Trial) -> str:
     if trial.device.type != "cuda":
         return "no GPU"
+    # The tool must be able to write all of /proc, which is more than a stranger's code may.
     if trial.child.limits.trust != "own":
         return "a stranger's code is not run under a tool"
     if not isinstance(trial.candidate, SourceCandidate) and not trial.candidate.program.launches:
         return "no machine code"
     if not trial.profile.sanitizers:
         return "the profile asks no tool"
+    # The tool slows kernels down tenfold and more.
     if sum(spec.size_bytes for spec in trial.reference.specs) > _MAX_INPUT_BYTES:
         return f"inputs of more than {_MAX_INPUT_BYTES >> 20} MiB would take too long"
     return (
@@ -82,6 +84,8 @@ def _find_tool() -> str | None:
 
 def _command(tool: str) -> tuple[str, ...]:
     """What starts the interpreter under a tool; whole paths, for the launcher searches nothing."""
+    # Blocks that the caching allocator hands out lie within one large allocation, where memcheck
+    # sees no access as out of bounds.
     caching_off = (str(shutil.which("env")), "PYTORCH_NO_CUDA_MEMORY_CACHING=1")
     return (
         *caching_off,
@@ -99,6 +103,7 @@ def _run_under_tool(trial: Trial, sample: InputSet, tool: str) -> CheckResult:
     limits = replace(trial.child.limits, deadline_s=_DEADLINE_S)
     failed = ""
     try:
+        # A process of its own: the tool must be there when CUDA starts.
         with Child(limits, trial.contract, tool=_command(tool)) as child:
             other = replace(trial, child=child, samples={}, results={}, references=set(), state=[])
             try:
@@ -106,8 +111,10 @@ def _run_under_tool(trial: Trial, sample: InputSet, tool: str) -> CheckResult:
                 other.run(other.hand_over(sample))
             except CandidateFailure as error:
                 failed = f"{error.stage}: {error.found}"
+            # The report is complete when the process has ended.
             child.finish(_END_S)
             return read_report(child.scratch / _REPORT_NAME, tool, failed)
+    # A tool that does not start says nothing of the candidate.
     except SandboxError as error:
         return CheckResult(
             "sanitizer",
@@ -124,13 +131,17 @@ def read_report(path: Path, tool: str, failed: str = "") -> CheckResult:
     counts: list[int] = [int(a or b) for a, b in _SUMMARY.findall(text)]
     first = _FIRST_ERROR.search(text)
     total = sum(counts)
+    # A report of an error counts, even where the summary was never written because the process
+    # died.
     if first is not None or total:
         first_error = first.group(1)[:200] if first else f"{total} errors"
         return CheckResult("sanitizer", False, float(max(total, 1)), 0.0, f"{tool}: {first_error}")
+    # The call passed without the tool, so failing under it is the candidate's.
     if failed:
         return CheckResult(
             "sanitizer", False, detail=f"{tool}: the call failed under the tool: {failed[:200]}"
         )
+    # No summary means that the tool did not finish, not that there were no errors.
     if not counts:
         return CheckResult("sanitizer", True, detail=f"not applicable: {tool} left no summary here")
     return CheckResult("sanitizer", True, 0.0, 0.0, f"{tool}: no errors")

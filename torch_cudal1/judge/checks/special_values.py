@@ -70,6 +70,8 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
         ("infinity", float("inf")),
         ("negative infinity", -float("inf")),
     )
+    # Negative infinity takes another branch in maxima and exponentials only, so the short form
+    # leaves it out.
     for kind, value in values if trial.profile.all_specials else values[:2]:
         for position in positions:
             variant = _make_variant(trial, sample, position, kind, value)
@@ -94,6 +96,7 @@ def with_an_infinity(trial: Trial, sample: InputSet) -> Generator[InputSet]:
         variant = _make_variant(trial, sample, position, "infinity", float("inf"))
         try:
             yield variant
+        # Also when the consumer stops early: each set holds memory in the child.
         finally:
             trial.drop(variant)
 
@@ -110,6 +113,7 @@ def _draw_positions(trial: Trial, sample: InputSet) -> list[int]:
     """Floating inputs, those that are no parameters first, at most six; which of many is a secret."""
     floating = [i for i, t in enumerate(sample.inputs) if t.dtype.is_floating_point and t.numel()]
     drawn = random.SystemRandom().sample(floating, len(floating))
+    # Inputs before parameters: a NaN comes with data.
     return sorted(
         sorted(drawn, key=lambda i: trial.reference.roles[i] != "input")[:_MAX_SPECIAL_INPUTS]
     )
@@ -123,6 +127,7 @@ def _replace_one(
 
 def _put_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
     copy = clone_strided(tensor)
+    # Which element is secret: a kernel may look at some elements only.
     index = tuple(random.SystemRandom().randrange(size) for size in tensor.shape)
     copy.as_strided(
         (1,), (1,), sum(i * s for i, s in zip(index, tensor.stride(), strict=True))
@@ -136,6 +141,7 @@ def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> s
     that cuDNN chooses, and Inductor lowers some operators to formulas that treat infinities
     differently from eager's kernels.
     """
+    # The cheap witness first, and each further one only where the output differs from all before.
     for position, (out, expected) in enumerate(zip(outputs, sample.expected.outputs, strict=True)):
         if out is None or expected is None or same_masks(out, [expected]).passed:
             continue
@@ -196,6 +202,7 @@ def _differs_in_signs_only(
     zero or the other.
     """
     eager = witnesses[0]
+    # An infinity of the other sign, and nothing else.
     turned = out.isinf() & (out == -eager)
     if not same_masks(torch.where(turned, eager, out), witnesses, exact).passed:
         return False
@@ -219,11 +226,13 @@ def _is_decided_by_rounding(
     if (
         eager is None
         or eager.shape != wrong.shape
+        # Many differences are no accident of rounding.
         or int(wrong.sum()) > _MAX_WRONG_FRACTION * wrong.numel()
     ):
         return False
     try:
         return _changes_where(trial, sample, position, wrong)
+    # Without a further run nothing is excused.
     except (ReferenceFailure, torch.OutOfMemoryError):
         return False
 
@@ -239,6 +248,7 @@ def _changes_where(trial: Trial, sample: InputSet, position: int, wrong: torch.T
             | (moved.isinf() != eager.isinf())
             | (moved.isinf() & (moved != eager))
         )
+        # Every element in question has changed by now; in how many others eager changed decides.
         if not bool((wrong & ~changed).any()):
             return int(changed.sum()) <= _MAX_STIRRED_FRACTION * changed.numel()
     return False
@@ -248,6 +258,7 @@ def _stir(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Every floating number a little larger or smaller; zeros, infinities and NaN stay what they
     are.
     """
+    # Products that may round to TF32 move by its unit, ten bits.
     tf32 = _TF32_STIR if trial.device.type == "cuda" and trial.contract.rights else 0.0
 
     def stir_one(tensor: torch.Tensor) -> torch.Tensor:
@@ -256,6 +267,7 @@ def _stir(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         by = max(min(_STIR_ULPS * unit_roundoff(tensor.dtype), _MAX_STIR), tf32)
         copy = clone_strided(tensor)
         flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
+        # A factor leaves zeros, infinities and NaN as they are.
         flat.mul_(1 + by * (2 * _draw_uniform(flat, flat.dtype) - 1))
         return copy
 
@@ -274,6 +286,7 @@ def _run_without_cudnn(trial: Trial, sample: InputSet, position: int) -> torch.T
     """
     if trial.device.type != "cuda" or not torch.backends.cudnn.enabled:
         return None
+    # The flag is the process's own: `finally` sets it back whatever happens.
     torch.backends.cudnn.enabled = False
     try:
         return sample.eager(sample.inputs).outputs[position]
@@ -286,6 +299,7 @@ def _run_without_cudnn(trial: Trial, sample: InputSet, position: int) -> torch.T
 def _check_whole_inputs(trial: Trial, base: InputSet) -> Iterator[CheckResult]:
     for kind, fill, judge in _FILLS:
         sample = trial.derive(base, kind, partial(_fill_inputs, trial, fill))
+        # What eager refuses is asked of no candidate.
         if eager_refuses(sample):
             continue
         agreement = disagree_on_error(trial, kind, partial(_judge_call, trial, sample, kind, judge))
@@ -297,6 +311,7 @@ def _check_whole_inputs(trial: Trial, base: InputSet) -> Iterator[CheckResult]:
             agreement.limit,
             f"{kind}: {agreement.problem}" if agreement.problem else kind,
         )
+        # The rest would be asked of a candidate that is refused already.
         if agreement.problem:
             return
 
@@ -320,6 +335,7 @@ def _fill_inputs(
             continue
         copy = clone_strided(tensor)
         flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
+        # The whole memory, so that elements which share it stay one.
         flat.copy_(fill(flat, _draw_uniform(flat, torch.float32)))
         values.append(copy)
     return values
@@ -356,6 +372,7 @@ def _compare_denormals(trial: Trial, sample: InputSet, result: Result, question:
         eager_error, error, size = (
             _rms_of(t, peak) for t in (eager.double() - exact, actual.double() - exact, exact)
         )
+        # Eager may flush denormals itself, by flags or by kernels: then a candidate may too.
         limit = max(4 * eager_error, _FLUSHED_FRACTION * size)
         if error > limit:
             return Agreement(
@@ -369,6 +386,7 @@ def _compare_denormals(trial: Trial, sample: InputSet, result: Result, question:
 
 
 def _rms_of(values: torch.Tensor, peak: float) -> float:
+    # Relative to the peak: squares of denormals are zero even in float64.
     finite = values[values.isfinite()] / peak
     return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
 
@@ -388,6 +406,7 @@ def _compare_zero_signs(trial: Trial, sample: InputSet, result: Result, question
             or eager is None
             or not eager.dtype.is_floating_point
             or not _is_copied(input_values, eager)
+            # Where eager computes, the sign of a zero is an accident of rounding.
         ):
             continue
         wrong = int(((eager == 0) & (actual.signbit() != eager.signbit())).sum())
@@ -406,6 +425,7 @@ def _is_copied(input_values: torch.Tensor, result: torch.Tensor) -> bool:
 
 def _fill_beyond_half(flat: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     """65,504 to 70,000 with a random sign; float16 itself ends where this begins."""
+    # float16 has nothing beyond 65,504.
     top = 65_504.0 if flat.dtype == torch.float16 else 65_504.0 + 4_496.0 * chance
     return torch.where(flat < 0, -1.0, 1.0) * top
 

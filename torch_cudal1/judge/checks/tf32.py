@@ -33,6 +33,7 @@ def check_tf32_policy(trial: Trial) -> list[CheckResult]:
     """Products and convolutions in turn made exact, so that the other class shows its own error."""
     if trial.device.type != "cuda":
         return report_not_applicable("rights", "TF32 exists on CUDA only")
+    # With equal rights no class could hide behind another.
     if trial.contract.precision != "match" or len(trial.contract.rights) != 1:
         return report_not_applicable("rights", "all classes of operators have the same rights")
     ranks = {
@@ -40,6 +41,7 @@ def check_tf32_policy(trial: Trial) -> list[CheckResult]:
         for spec, role in zip(trial.reference.specs, trial.reference.roles, strict=True)
         if role == "parameter"
     }
+    # A linear layer has a matrix, a convolution more dimensions: without both there is one class.
     if not (2 in ranks and max(ranks) > 2):
         return report_not_applicable(
             "rights", "there are no parameters of both products and convolutions"
@@ -55,10 +57,12 @@ def make_exact_for_class(trial: Trial, free: str) -> list[torch.Tensor | None]:
     """Plain inputs and the parameters of a class as zeros and ones, so that TF32 loses nothing
     there; the rest as ever.
     """
+    # Sums of zeros and ones are exact in TF32, so the free class makes no error.
     counts, noise = (_draw(trial, distribution) for distribution in ("integers", "normal"))
     exact_ranks = (2,) if free == "matmul" else (3, 4, 5)
     values: list[torch.Tensor | None] = []
     for count, number, role in zip(counts, noise, trial.reference.roles, strict=True):
+        # Inputs feed both classes; parameters of the other class stay ordinary numbers.
         values.append(count if role == "input" or count.dim() in exact_ranks else number)
     return values
 

@@ -28,16 +28,21 @@ def check_uninitialised_memory(trial: Trial) -> list[CheckResult]:
     in (NaN).
     """
     sample, _ = trial.first_two
+    # Secret, or a kernel could skip what holds a known pattern. Two, because a right result may
+    # hold one of them.
     first_byte, second_byte = random.SystemRandom().sample(range(1, 255), 2)
     first, shown = _run_with_fill(trial, sample, first_byte)
     second, _ = _run_with_fill(trial, sample, second_byte)
     for position, (a, b) in enumerate(zip(first, second, strict=True)):
         if a is None or b is None or same_bits(a, b):
             continue
+        # A byte that follows both fillings was never written.
         unwritten = int(((_view_bytes(a) == first_byte) & (_view_bytes(b) == second_byte)).sum())
         if unwritten:
             detail = f"{unwritten} bytes of output {position} follow what fresh memory was filled with: nothing wrote them"
             return [CheckResult("poison", False, float(unwritten), 0.0, detail)]
+        # The candidate may vary by itself: only a result that repeats under the same filling
+        # depends on it.
         if all_same_bits(first, _run_with_fill(trial, sample, first_byte)[0]):
             return [
                 CheckResult(
@@ -46,6 +51,7 @@ def check_uninitialised_memory(trial: Trial) -> list[CheckResult]:
                     detail=f"output {position} depends on what fresh memory was filled with",
                 )
             ]
+    # NaN shows where a garbage value takes part in arithmetic and small bytes would vanish in it.
     third, _ = _run_with_fill(trial, sample, None)
     detail = (
         "3 fillings of fresh memory"
@@ -58,6 +64,8 @@ def check_uninitialised_memory(trial: Trial) -> list[CheckResult]:
             for position, comparison in compare_outputs(trial, sample, outputs)
             if not comparison.passed
         ]
+        # PyTorch fills with NaN in its deterministic mode only, in which its other algorithms have
+        # other errors.
         if (
             wrong
             and outputs is third
@@ -73,6 +81,7 @@ def check_uninitialised_memory(trial: Trial) -> list[CheckResult]:
                     detail=f"output {wrong[0]} is wrong when fresh memory is filled with {content}",
                 )
             ]
+    # Float64 results are the largest tensors here.
     sample.forget_exact()
     return [CheckResult("poison", True, 0.0, 0.0, detail)]
 
@@ -99,6 +108,7 @@ def _run_with_fill(
 
 def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
     extent = storage_extent(tensor.shape, tensor.stride())
+    # As bytes, gaps between strides included, whatever the dtype.
     return tensor.as_strided((extent,), (1,)).view(torch.uint8)
 
 

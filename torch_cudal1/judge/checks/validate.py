@@ -33,10 +33,12 @@ def validate(
     results: list[CheckResult] = []
     seconds: dict[str, float] = {}
     for check in select_checks(trial.profile) if checks is None else checks:
+        # Later checks build on earlier ones: after a failure they would report its consequences.
         if any(not result.passed for result in results):
             break
         begin = time.monotonic()
         results += _run_check(check, trial)
+        # The next check may need the memory that this process caches.
         trial.free_memory()
         seconds[check.label] = round(time.monotonic() - begin, 3)
     telemetry.record("judge", "validated", trial.reference.key[:12], seconds=seconds)
@@ -46,8 +48,11 @@ def validate(
 def _run_check(check: CheckSpec, trial: Trial) -> list[CheckResult]:
     try:
         return check.run(trial)
+    # The detector names what failed: a lost process or a broken protocol is not this check's
+    # question.
     except CandidateFailure as error:
         return [CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")]
+    # Where eager refuses inputs made for it, nothing can be said of the candidate.
     except ReferenceFailure as error:
         return [
             CheckResult(

@@ -170,6 +170,7 @@ def is_allowed(target: str) -> bool:
     if target in _ALSO_ALLOWED or target in _VIEW_PRIMS:
         return True
     namespace, name, _ = target.split(".")
+    # A tag holds for all overloads of an operator, and so does the ban.
     tags = overload(target).tags
     return (
         namespace == "aten"

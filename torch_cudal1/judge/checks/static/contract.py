@@ -50,10 +50,12 @@ def contract(region: Region, candidate: Candidate) -> list[CheckResult]:
     """
     program, reference = candidate.program, region.program
     try:
+        # First, because everything after it walks all steps.
         _check_size(program)
         check_program(program)
         if program.inputs != reference.inputs:
             raise ProgramError("inputs", "the inputs are not the region's")
+        # Eager's random stream depends on its kernels' own use of the generator.
         if is_random_program(program) or is_random_program(reference):
             raise ProgramError(
                 "random",
@@ -74,6 +76,7 @@ def contract(region: Region, candidate: Candidate) -> list[CheckResult]:
         float(_MAX_STEPS),
         "steps; form, operators, payloads and outputs",
     )
+    # A Program without machine code has nothing to scan.
     return [passed, *(cubin_scan(program) if program.launches else ())]
 
 
@@ -95,6 +98,7 @@ def check_source_contract(candidate: SourceCandidate) -> list[CheckResult]:
                 detail=f"the source defines no {candidate.entry!r} at its top level",
             )
         ]
+    # Inputs, sizes and tolerances come from the reference only: a source could choose easy ones.
     ignored = sorted(bound & {"get_inputs", "get_init_inputs", "Model"} - {candidate.entry})
     detail = f"parses; defines {candidate.entry}" + (
         f"; its own {', '.join(ignored)} ignored" if ignored else ""
@@ -120,6 +124,7 @@ def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
                 for inner in ast.walk(target)
                 if isinstance(inner, ast.Name)
             )
+        # A class defined under `if` or `try` is a definition as well.
         else:
             for name in ("body", "orelse", "finalbody"):
                 yield from _bound_names(getattr(node, name, ()))
@@ -128,6 +133,7 @@ def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _programs(program: Program, depth: int = 0) -> Iterator[Program]:
+    # Programs come from strangers: a deep one would end this process's recursion.
     if depth > _MAX_NESTING:
         raise ProgramError("size", f"Programs nested more than {_MAX_NESTING} deep")
     yield program
@@ -140,6 +146,7 @@ def _check_size(program: Program) -> None:
     steps = 0
     for nested in _programs(program):
         steps += len(nested.steps)
+        # Counted while walking: a Program that shares nested ones is larger than its text.
         if steps > _MAX_STEPS:
             raise ProgramError("size", f"more than {_MAX_STEPS} steps, nested ones included")
         for step in nested.steps:
@@ -172,6 +179,7 @@ def _check_operators(program: Program, reference: Program) -> None:
         for position, step in enumerate(nested.steps):
             if (
                 isinstance(step, Aten)
+                # What the reference calls the user has today, so a candidate may call it too.
                 and step.target not in reference_targets
                 and not is_allowed(step.target)
             ):
@@ -186,13 +194,16 @@ def _check_payloads(program: Program, reference: Program) -> None:
     reference_digests = _constant_digests(reference)
     for nested in _programs(program):
         launched = {step.payload for step in nested.steps if isinstance(step, Launch)}
+        # A payload without use could carry code or answers.
         unused = set(nested.payloads) - launched - set(nested.constants)
         if unused:
             raise ProgramError("payload", f"payload {min(unused)!r} is used by nothing")
         read = {index for step in nested.steps for index in step.reads} | set(nested.outputs)
         for position, name in enumerate(nested.constants):
+            # A constant that nothing reads could carry them as well.
             if len(nested.inputs) + position not in read:
                 raise ProgramError("payload", f"constant {name!r} is read by nothing")
+            # Bit for bit: a changed weight would be part of the candidate and not of the model.
             if tensor_digest(nested.payloads[name]) not in reference_digests:
                 raise ProgramError(
                     "payload",
@@ -210,6 +221,7 @@ def _constant_digests(program: Program) -> frozenset[str]:
 
 def _check_outputs(program: Program, reference: Program) -> None:
     actual, expected = outline_outputs(program), outline_outputs(reference)
+    # A constant outlives the call: whoever writes into the result would change the next one.
     for nested in list(_programs(program))[1:]:
         if any(out is not None and out.constant for out in outline_outputs(nested)):
             raise ProgramError(
@@ -236,6 +248,8 @@ def _check_written(program: Program) -> None:
             if isinstance(step, Alloc):
                 unwritten.add(step.out)
             elif isinstance(step, Launch):
+                # A launch that gets the memory may write it: whether it does is `poison`'s
+                # question.
                 unwritten -= {arg.value.index for arg in step.args if isinstance(arg.value, Value)}
             elif unwritten & set(step.reads):
                 raise ProgramError(

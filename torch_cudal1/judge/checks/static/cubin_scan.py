@@ -72,6 +72,7 @@ def cubin_scan(program: Program, sm: int | None = None) -> list[CheckResult]:
                 if payload not in nested.payloads:
                     raise ProgramError("cubin_scan", f"no payload {payload!r}")
                 cubin = inspect_cubin(bytes(nested.payloads[payload].contiguous().cpu().numpy()))
+                # Without a device the code's own target sets the limits.
                 _scan(cubin, launches, cubin.sm if sm is None else sm)
                 scanned += len(cubin.kernels)
     except ProgramError as error:
@@ -89,6 +90,7 @@ def cubin_scan(program: Program, sm: int | None = None) -> list[CheckResult]:
 def list_impurities(cubin: Cubin) -> Iterator[str]:
     """Each instruction that a pure function has no use for, with its section and offset."""
     for section, code in cubin.code:
+        # Instructions have 16 bytes on all targets of the table.
         for position, (low, high) in enumerate(
             struct.iter_unpack("<QQ", code[: len(code) // 16 * 16])
         ):
@@ -99,10 +101,12 @@ def list_impurities(cubin: Cubin) -> Iterator[str]:
 
 def _impurity(low: int, high: int) -> str:
     opcode = low & _OPCODE
+    # The index of a special register stands in bits 72 to 79: bits 8 to 15 of the upper half.
     if opcode in _READS_SPECIAL and high >> 8 & 0xFF in _SPECIAL:
         return f"{_READS_SPECIAL[opcode]} reads {_SPECIAL[high >> 8 & 0xFF]}"
     if opcode in _DEPENDENT:
         return _DEPENDENT[opcode]
+    # Memory order beyond the device reaches the host and other GPUs.
     if opcode == _FENCE and high >> 12 & 0x7 == _FENCE_SYSTEM:
         return "MEMBAR of the system's scope"
     if opcode in _ATOMICS and high >> 13 & 0xF == _ATOMIC_SYSTEM:
@@ -126,10 +130,12 @@ def _by_payload(program: Program) -> Mapping[str, list[Launch]]:
 
 
 def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
+    # Launching from the device escapes the streams that the clock joins.
     device_calls = [name for name in cubin.functions if name.startswith(_FROM_THE_DEVICE)]
     if device_calls:
         raise ProgramError("cubin_scan", f"holds {device_calls[0]}; a kernel may not launch")
     kernels = [check_launch(cubin, launch, sm) for launch in launches]
+    # A kernel that the plan does not launch can only be meant for another launch.
     unlaunched = {kernel.symbol for kernel in cubin.kernels} - {
         launch.symbol for launch in launches
     }
@@ -137,6 +143,7 @@ def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
         raise ProgramError(
             "cubin_scan", f"holds the kernel {min(unlaunched)!r}, which the plan never launches"
         )
+    # A rest of fewer than 16 bytes would not be decoded, and so not be seen.
     odd = [name for name, code in cubin.code if len(code) % 16]
     if odd:
         raise ProgramError("cubin_scan", f"{odd[0]} is not made of 16-byte instructions")
@@ -150,11 +157,13 @@ def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
 
 def _check_limits(cubin: Cubin, kernel: Kernel, launch: Launch, sm: int) -> None:
     spec = GPU_SPECS.get(sm)
+    # Compilers of CUDA 13 add a reserved kilobyte to what the kernel declares.
     static = max(0, cubin.static_shared.get(kernel.symbol, 0) - _RESERVED_SHARED)
     if spec is not None and launch.shared_bytes + static > spec.block_shared_bytes:
         problem = f"{launch.shared_bytes} bytes of dynamic and {static} of static shared memory, at most {spec.block_shared_bytes} on sm_{sm}"
         raise ProgramError("launch", f"{kernel.symbol}: {problem}")
     warps = launch.block // 32
+    # Registers are allocated to warps in units of 256: a launch above the limit fails.
     needed = warps * -(-32 * kernel.registers // _REGISTER_UNIT) * _REGISTER_UNIT
     if needed > _REGISTERS:
         problem = f"{kernel.registers} registers a thread times {launch.block} threads, at most {_REGISTERS} a block"

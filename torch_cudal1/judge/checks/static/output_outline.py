@@ -39,10 +39,14 @@ def find_difference(actual: OutputOutline, expected: OutputOutline) -> str:
     ):
         expected = f"{expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
         return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {expected}"
+    # An operator's strides are those of its form in PyTorch; those of an Alloc are the candidate's
+    # choice.
     if actual.alloc and _real_strides(spec) != _real_strides(expected_spec):
         return f"is allocated with strides {list(spec.strides)}, expected {list(expected_spec.strides)}"
+    # Whoever writes into such a result changes the next call's.
     if actual.constant and not expected.constant:
         return "is memory of a constant, which outlives the call"
+    # Eager may return views of its inputs: there a candidate may too.
     if actual.inputs - expected.inputs:
         return f"is memory of input {min(actual.inputs - expected.inputs)}, eager's is not"
     if actual.outputs - expected.outputs:
@@ -70,15 +74,18 @@ def outline_outputs(program: Program) -> tuple[OutputOutline | None, ...]:
         *(TensorSpec.of(program.payloads[name]) for name in program.constants),
     )
     count = len(specs) + sum(len(step.writes) for step in program.steps)
+    # Constants become inputs, because fake mode refuses real tensors among fake ones.
     opened = replace(program, inputs=specs, constants=(), outputs=tuple(range(count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         inputs = [
             torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
             for s in specs
         ]
+        # Machine code cannot run on fake tensors; a launch changes no form.
         values = interpret(opened, torch.device(program.device), launcher=skip_launch)(inputs)
         # fused attention yields numbers beside its tensors, for its backward
         memory = [
+            # Views share their storage's address, in fake mode as well.
             value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
             for value in values
         ]

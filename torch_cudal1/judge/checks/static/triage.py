@@ -168,14 +168,17 @@ def raise_profile(profile: ProfileName, matches: Collection[Finding]) -> Profile
 
 def findings(text: str, sizes: Collection[int] = ()) -> list[Finding]:
     """Every rule that the text meets, each rule at most once a line, in order of lines."""
+    # `contract` refuses it with the reason.
     tree = parse_source(text)
     if isinstance(tree, str):
         return []
+    # Words in prose mean nothing: static checkers were misled by "forward pass".
     documented = {id(node) for node in _docstrings(tree)}
     matches = {
         (line, rule, text_found)
         for node in ast.walk(tree)
         if id(node) not in documented
+        # Small numbers occur everywhere.
         for rule, text_found in _rules(node, frozenset(size for size in sizes if size >= _SMALL))
         for line in (getattr(node, "lineno", 0),)
     }
@@ -229,6 +232,8 @@ def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
     rule = _CALLS.get(name)
     if (
         rule
+        # `torch.compile` and `torch.load` are ordinary; the builtin and the extension loader are
+        # meant.
         and not (name == "compile" and path.startswith("torch"))
         and not (name == "load" and "cpp_extension" not in path)
     ):
@@ -265,6 +270,7 @@ def _list_written(target: ast.expr) -> Iterator[tuple[str, str]]:
 
 
 def _outside(path: str) -> bool:
+    # Names of modules that sources import by custom: assigning to their attributes patches them.
     return path.partition(".")[0] in (
         "torch",
         "time",
@@ -283,8 +289,10 @@ def _outside(path: str) -> bool:
 
 
 def _constant(value: object, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
+    # Only strings that hold device code: the words occur in messages too.
     if isinstance(value, str) and any(word in value for word in _CODE_WORDS):
         yield from ((rule, word.strip()) for word, rule in _CUDA_WORDS.items() if word in value)
+    # `type` and not `isinstance`: True is an int that equals 1.
     elif type(value) is int and value in sizes:
         yield "spec literals", str(value)
 
