@@ -36,6 +36,7 @@ __all__ = [
     "read_prices",
 ]
 
+# A bound on what is parsed; a price list has a few lines.
 MAX_PRICES_BYTES = 1 << 20
 _FIELDS = {"price_per_hour", "watts"}
 
@@ -123,8 +124,11 @@ def compare(
     the newest counts.
     """
     decisions: dict[Target, dict[str, Entry]] = {}
+    # Oldest first, so that the newest decision overwrites the others.
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.choice.digest)):
+        # Driver and library versions do not make another GPU type.
         kind = replace(entry.target, driver="", torch="", triton="")
+        # CPU decisions have no price per GPU hour.
         if kind.device == "cuda":
             decisions.setdefault(kind, {})[entry.region_key] = entry
     rows = [
@@ -141,6 +145,7 @@ def compare(
     def order(row: HardwareRow) -> tuple[float, float, str]:
         money = row.cost_per_million if row.cost_per_million is not None else math.inf
         time = row.us_per_call if row.us_per_call is not None else math.inf
+        # Without a price anywhere the fastest type comes first; rows without a time come last.
         return (money if by_price else time, time, row.hardware)
 
     total = sum(load.calls for load in loads)
@@ -165,6 +170,7 @@ def read_prices(path: Path) -> GpuPrices:
         raise SettingError(
             "prices", str(path), f"a file that can be read ({error.strerror})"
         ) from error
+    # RecursionError: `json` raises it for thousands of nested brackets.
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SettingError("prices", str(path), f"{expected}; found: {error}") from error
     if not isinstance(currency, str):
@@ -218,11 +224,14 @@ def _hardware_row(
     missing: list[str] = []
     for load in loads:
         for region in load.regions:
+            # A region captured on a CPU has the key of a CPU Program; on a GPU it would be another
+            # one.
             program = (
                 region.program
                 if region.program.device == kind.device
                 else move_program(region.program, kind.device)
             )
+            # An estimate from FLOPs and bytes: a type without decisions has no measured shares.
             share = (
                 load.calls / calls * DEVICE_RATES[kind.device].estimate_s(estimate_cost(program))
             )
@@ -233,11 +242,13 @@ def _hardware_row(
                 continue
             decided += share
             us += load.calls / calls * timed.us
+            # NaN marks a gain that is not known, and stays NaN under addition.
             baseline_us = (
                 math.nan
                 if timed.baseline_us is None
                 else baseline_us + load.calls / calls * timed.baseline_us
             )
+    # A sum over some of the regions would look like a fast GPU.
     known_us = None if missing else us
     missing += [] if missing or price.per_hour is not None else ["no price was given (--prices)"]
     return HardwareRow(
@@ -246,6 +257,7 @@ def _hardware_row(
         us_per_call=known_us,
         share_decided=decided / total if total else 0.0,
         gain=None if known_us is None or math.isnan(baseline_us) or not us else baseline_us / us,
+        # A million calls of t microseconds take t seconds.
         cost_per_million=None
         if known_us is None or price.per_hour is None
         else known_us / 3600 * price.per_hour,
@@ -264,6 +276,7 @@ def _time_of_entry(entry: Entry | None) -> _CallTime | str:
         _as_mapping(entry.evidence.get("baselines_us")),
         _as_mapping(entry.evidence.get("timing")),
     )
+    # A baseline has no candidate's timing; its time is the median of the baseline benchmark.
     if entry.choice.origin == "baseline":
         us = _positive_or_none(baselines.get(entry.choice.schedule))
         return (
@@ -285,6 +298,7 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
 
 def _positive_or_none(value: Any) -> float | None:
     number = (
+        # `bool` is an `int` in Python, and JSON of others may hold Infinity.
         isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
     )
     return float(value) if number else None
@@ -302,6 +316,7 @@ def _parse_price(fields: Any) -> Price:
     if not isinstance(fields, dict) or not set(fields) <= _FIELDS or not fields:
         raise ValueError(f"{fields!r}; a GPU has {' and '.join(sorted(_FIELDS))}")
     for name, value in fields.items():
+        # A price of 0 would make a GPU the cheapest by a slip of the keyboard.
         if _positive_or_none(value) is None:
             raise ValueError(f"{name} {value!r}")
     return Price(fields.get("price_per_hour"), fields.get("watts"))

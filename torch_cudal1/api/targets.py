@@ -30,7 +30,7 @@ from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 __all__ = ["Loaded", "expand", "load", "move_to_device", "try_call"]
 
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
-# weights and inputs of a target are the same at every load
+# Weights and inputs of a target are the same at every load, so that results can be compared.
 _SEED = 0
 
 
@@ -63,10 +63,14 @@ def expand(target: str) -> tuple[str, ...]:
     folder = Path(target).expanduser()
     if not folder.is_dir():
         return (target,)
+    # Natural order, so that "2_x.py" comes before "10_x.py" in tables, as in KernelBench's own
+    # lists.
     files = sorted(
         (p for p in folder.rglob("*.py") if not _hidden(p.relative_to(folder))),
         key=lambda p: _natural_sort_key(str(p)),
     )
+    # Read as text: a folder may hold files that are no targets, and running them is not what was
+    # asked.
     targets = tuple(str(path) for path in files if _top_level_names(path, str(path)) & set(NAMES))
     if not targets:
         raise TargetError(
@@ -83,8 +87,11 @@ def try_call(loaded: Loaded) -> None:
     Raises TargetError.
     """
     try:
+        # Without gradients: nothing is kept for a backward that never comes.
         with torch.no_grad():
             loaded.module(*loaded.inputs)
+    # The module is the user's own code, which may raise anything; all of it is the target's
+    # problem.
     except Exception as error:
         raise TargetError(
             loaded.name,
@@ -95,6 +102,8 @@ def try_call(loaded: Loaded) -> None:
 def _load_one(target: str, device: str | None) -> Loaded:
     source, name = _split(target)
     path = Path(source).expanduser()
+    # A name that ends with .py is never a package, so a misspelt file is reported as a missing
+    # file.
     if source.endswith(".py") or path.is_file():
         if not path.is_file():
             raise TargetError(target, f"there is no file {source!r} in {Path.cwd()}")
@@ -115,6 +124,7 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def _from_file(target: str, path: Path, name: str) -> Any:
+    # Checked before the file is run: what is missing is reported without side effects.
     defined = _top_level_names(path, target)
     missing = [part for part in NAMES if part not in defined]
     if not name and missing:
@@ -144,7 +154,9 @@ def _kernelbench(target: str, module: ModuleType) -> Any:
 def _top_level_names(path: Path, target: str) -> set[str]:
     """Names bound at the top of a file, read without running it."""
     try:
+        # Bytes, so that Python itself finds the encoding that the file declares.
         tree = ast.parse(path.read_bytes(), filename=str(path))
+    # `ast.parse` raises ValueError for a source with null bytes.
     except (SyntaxError, ValueError) as error:
         where = f"{path}:{getattr(error, 'lineno', '?')}"
         raise TargetError(
@@ -171,10 +183,13 @@ def _execute(target: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise TargetError(target, f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Registered before it runs, as `import` does: dataclasses look their module up while it runs.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    # A script that calls `sys.exit` must not end this process. KeyboardInterrupt goes through.
     except (Exception, SystemExit) as error:
+        # A half-executed module must not be found by the next load of the same file.
         del sys.modules[name]
         raise TargetError(
             target, f"importing it failed with {_describe_error(error, path)}"
@@ -187,6 +202,8 @@ def _import(target: str, name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
+            # Only the package that was asked for is "not there"; a missing import inside it is
+            # another problem.
             if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
                 hint = f"there is no package {error.name!r} on the path or in {Path.cwd()}"
                 raise TargetError(target, hint) from error
@@ -208,6 +225,7 @@ def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]
     members = {
         key: value
         for key, value in vars(module).items()
+        # Names that the module only imported would fill the message.
         if getattr(value, "__module__", None) == module.__name__
     }
     public = sorted(
@@ -226,6 +244,7 @@ def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]
 def _build(target: str, make: Callable[[], Any]) -> Any:
     path = Path(_split(target)[0]).expanduser()
     try:
+        # The user's generators go on as before. No devices: forking theirs would initialise CUDA.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             return make()
@@ -257,6 +276,8 @@ def _check_pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ..
         )
     tensors = 0
     for path, leaf in _pytree.tree_flatten_with_path(tuple(inputs))[0]:
+        # A signature describes tensors and plain values only; another object would end in a
+        # recorded miss.
         if not isinstance(leaf, (torch.Tensor, *_SCALARS)):
             where = f"inputs{_pytree.keystr(path)}"
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
@@ -291,7 +312,7 @@ def _place_on_device(target: str, loaded: Loaded, device: str | None) -> Loaded:
             else Loaded(loaded.name, *move_to_device(loaded.module, loaded.inputs, device))
         )
     except (RuntimeError, AssertionError) as error:
-        # no CUDA in this torch, no GPU, out of memory
+        # AssertionError: torch was built without CUDA. RuntimeError: no GPU, or out of memory.
         raise TargetError(
             target, f"it cannot be moved to {device!r} ({_last_line(error)})"
         ) from error
@@ -302,7 +323,10 @@ def _on_path(folder: Path) -> Iterator[None]:
     """Neighbouring files can be imported while the target runs, as with `python file.py`; the path
     is as before afterwards.
     """
+    # A copy of the whole list: the target itself may change the path.
     saved = list(sys.path)
+    # First, as with `python file.py`: a neighbouring file wins over an installed package of its
+    # name.
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -319,6 +343,7 @@ def _describe_error(error: BaseException, path: Path | None) -> str:
     outside = [
         frame
         for frame in frames
+        # Frames of this file and of the import system say nothing to the author of a target.
         if Path(frame.filename) != Path(__file__) and "importlib" not in frame.filename
     ]
     at = (in_file or outside or frames)[-1:]

@@ -97,8 +97,7 @@ def main(descriptor: int) -> int:
         while (line := lines.get()) is not None:
             message = json.loads(line)
             if order is None:
-                # Before the first import of Triton or Inductor: their compile workers inherit the
-                # cores.
+                # Before any task: compile workers and judge processes inherit the cores.
                 os.sched_setaffinity(0, message["cores"])
                 order = WarmupOrder.from_json(message["order"])
                 write({"ready": True})

@@ -96,7 +96,6 @@ def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
     if len(cores) < parts:
         return [tuple(cores)] * parts
     return [
-        # Neighbouring cores share a NUMA node and caches.
         tuple(cores[len(cores) * part // parts : len(cores) * (part + 1) // parts])
         for part in range(parts)
     ]

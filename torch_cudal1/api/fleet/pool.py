@@ -22,9 +22,9 @@ __all__ = ["PoolReport", "Progress", "WorkerDiedError", "WorkerPool", "run_tasks
 
 # the activity, and the fraction done if known
 Progress: TypeAlias = Callable[[str, float | None], None]
-# A worker may die of something passing, such as memory; a task that kills two is at fault itself.
+# The task of a dead worker is submitted once more; a second death is reported.
 MAX_ATTEMPTS = 2
-# `wait` without a time-out would not notice a Ctrl-C; this is how long one may go unnoticed.
+# How long an interrupt may go unnoticed.
 POLL_INTERVAL_S = 0.5
 
 
@@ -137,7 +137,7 @@ def _submit_tasks(
     board: _ProgressBoard,
     store_answer: Callable[[WarmupTask, WarmupAnswer], None],
 ) -> None:
-    # Threads only wait for processes here, so Python's lock does not matter.
+
     threads = ThreadPoolExecutor(pool.size, "cudal1-pool")
     futures: dict[Future[WarmupAnswer], WarmupTask] = {
         threads.submit(_run_with_retry, pool, task, board): task for task in tasks

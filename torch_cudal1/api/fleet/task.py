@@ -22,7 +22,7 @@ from torch_cudal1.store.recording_file import CallRecord, Mode
 __all__ = ["WarmupAnswer", "WarmupOrder", "WarmupTask", "call_record_of", "signature_of"]
 
 # `record` and `on_mismatch` are about serving, and the latter may be a function, which has no JSON
-# form. `llm_key` is a secret: it must not get into a journal or another process's arguments.
+# form. `llm_key` is a secret, which no file may hold.
 _HERE_ONLY = (
     "record",
     "on_mismatch",

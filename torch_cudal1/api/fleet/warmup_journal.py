@@ -73,7 +73,7 @@ class WarmupJournal:
             with open(self.path, "ab") as file:
                 file.write(b"\n" + line.encode() if self._has_torn_line() else line.encode())
                 file.flush()
-                # A finished task must survive a power cut: it took minutes.
+                # Synced, so that a task that was reported as finished stays so after a crash.
                 os.fsync(file.fileno())
         except OSError as error:
             return f"{self.path} cannot be written, so an interrupted warm-up would start again: {type(error).__name__}: {error}"

@@ -212,7 +212,7 @@ class _Meeting:
         self.rank, self._size, self._leader = dist.get_rank(), dist.get_world_size(), 0
         self._group: tuple[int, ...] = ()
         # The leader may search each graph for its whole budget and once more for a candidate's
-        # time-out. The limit is twice that, for baselines and compilation.
+        # time-out. The limit is twice that.
         search_s = (
             context.settings.budget_s + context.settings.candidate_timeout_s
             if context.settings.on_miss == "tune"

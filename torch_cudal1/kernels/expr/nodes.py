@@ -244,8 +244,6 @@ def sources(node: Node) -> tuple[Node, ...]:
 
 def find_nodes(kind: type[_Kind], outputs: Sequence[Node]) -> list[_Kind]:
     """The nodes of that kind among all from which `outputs` are computed, each once."""
-    # By identity: nodes of equal fields are different tensors where they are reached through other
-    # views.
     visited: dict[int, Node] = {}
     waiting = list(outputs)
     while waiting:
@@ -312,7 +310,7 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
         raise NotLowerableError(f"dtype {dtype} is not handled")
     if old == new:
         return node
-    # Any number but 0 is true, as in eager: a conversion of bits would keep the lowest one only.
+    # Any number but 0 is true, as in eager.
     template = "({0} != 0)" if new == "tl.int1" else f"({{0}}).to({new})"
     return Map(node.shape, dtype, template, (node,))
 
@@ -320,7 +318,7 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
 def round_to(node: Node, dtype: torch.dtype) -> Node:
     """An explicit conversion: like `cast`, and rounded to what `dtype` can hold."""
     plain = cast(node, dtype)
-    # A value that is of the half type already was rounded when it was stored.
+    # A conversion to the type that a value has already is none in eager either.
     if dtype not in (torch.float16, torch.bfloat16) or node.dtype == dtype:
         return plain
     return Map(node.shape, dtype, rounding_template(dtype), (plain,))

@@ -190,7 +190,6 @@ def _arange(
 ) -> tuple[Node, ...]:
     start, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
     dtype = outs[0].torch_dtype
-    # A range of fractions is start + i * step with a rounding that depends on the device.
     if dtype.is_floating_point or not all(isinstance(number, int) for number in (start, step)):
         raise NotLowerableError("a range of numbers that are not whole")
     place = LinearIndex(outs[0].shape, torch.int64, (1,))

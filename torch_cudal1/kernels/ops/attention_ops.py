@@ -71,7 +71,7 @@ def _make_handler(names: tuple[str, ...]) -> Handler:
             scores = pointwise(
                 "tl.where({0} >= {1}, {2}, {3})", row, column, scores, low, dtype=torch.float32
             )
-        # The weights are rounded to the operand's type, in which the second product reads them.
+        # Nominally of the operands' type, in which the second product takes the weights.
         spec = TensorSpec(str(query.dtype).removeprefix("torch."), scores.shape, (1,) * 3, "cuda")
         # a row without keys, which only a bias can make, is 0
         kind, more = ("_softmax", (False,)) if bias is None else ("_safe_softmax", ())

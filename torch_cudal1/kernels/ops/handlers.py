@@ -84,7 +84,7 @@ def make_simple(template: str, count: int) -> Handler:
         dtype = outs[0].torch_dtype
         if dtype is torch.bool and "*" in template:
             raise NotLowerableError("arithmetic on bool")
-        # Integers have no NaN, and Triton's `propagate_nan` takes floats only.
+        # Integers have no NaN to propagate.
         plain = template if dtype.is_floating_point else template.replace(PROPAGATE_NAN, ")")
         return (
             pointwise(plain, *(as_node(a, dtype) for a in args), dtype=dtype, shape=outs[0].shape),
@@ -129,6 +129,6 @@ def clamp(
     low = kwargs.get("min", args[1] if len(args) > 1 else None)
     high = kwargs.get("max", args[2] if len(args) > 2 else None)
     x = as_node(args[0], dtype)
-    # First the minimum, then the maximum: with low above high the result is high, as in PyTorch.
+    # The upper limit comes last: with low above high the result is high, as PyTorch documents it.
     x = x if low is None else maximum(x, as_node(low, dtype), dtype)
     return (x if high is None else minimum(x, as_node(high, dtype), dtype),)

@@ -287,7 +287,7 @@ def _shift(right: bool) -> Handler:
             raise NotLowerableError(f"a shift of {dtype}")
         bits = 8 * dtype.itemsize
         most = bits if dtype is torch.uint8 else bits - 1
-        # A shift by more bits than the type has is undefined in hardware; ATen defines it.
+        # A shift by more bits than the type has is poison in LLVM; ATen defines its result.
         if right:
             template = f"({{0}} >> tl.where(({{1}} < 0) | ({{1}} > {most}), {most}, {{1}}))"
         else:

@@ -73,7 +73,7 @@ def _logical(kind: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
-        # Triton reduces no int1: truth is folded as 0 and 1.
+        # Truth is folded as 0 and 1: the printer has neutral elements for int32, int64 and fp32 only.
         truth = cast(cast(args[0], torch.bool), torch.int32)
         folded = reduce(kind, truth, _read_dims(truth, args[1] if len(args) > 1 else None))
         return (reshape(cast(folded, torch.bool), outs[0].shape),)
@@ -119,7 +119,6 @@ def _vector_norm(
     dims = _read_dims(x, args[2] if len(args) > 2 else None)
     if order == 2:
         return (_finish(sqrt(reduce("sum", pointwise("({0} * {0})", x, dtype=_F32), dims)), outs),)
-    # Other orders need a power for each element, with eager's rounding.
     kind = {1: "sum", math.inf: "max"}.get(order)
     if kind is None:
         raise NotLowerableError(f"vector norm of order {order}")

@@ -35,8 +35,8 @@ def write_analysis(shown: Sequence[Shown], program: KslProgram) -> str:
     return " ".join(
         [
             "<pa>",
-            # The order is fixed: what a model reads first (which is better, in what they differ) is
-            # what its choice of knobs should follow from.
+            # In the order of the paper's protocol: performance analysis, algorithm design, then
+            # code.
             *_name_better(shown),
             *(f"diff={name}" for name in _list_differing_knobs(shown)),
             "<ad>",

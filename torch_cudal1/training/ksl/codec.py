@@ -133,13 +133,12 @@ class KslCodec:
         return [
             (program_and_analysis[0], score)
             for program_and_analysis, score in parsed
-            # An old database may hold programs of an earlier grammar.
             if not isinstance(program_and_analysis, Refusal)
         ]
 
 
-# A policy repeats itself, and a survey renders each program twice: keyed by values, as tasks hold
-# their reference's text. The bound is above the programs of all tasks together (21,860 on a GPU).
+# A policy repeats itself. Keyed by values, without the reference's text; the bound is above the
+# programs of all tasks together (21,860 on a GPU).
 @lru_cache(maxsize=65_536)
 def _render_source(
     family: str, shape: tuple[int, ...], dtype: str, program: KslProgram, device: Device

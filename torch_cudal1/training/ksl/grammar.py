@@ -141,7 +141,5 @@ def enumerate_programs(
                 template.name,
                 dict(zip((knob.name for knob in template.knobs), values, strict=True)),
             )
-    # Last, so that the first batch of a survey has honest defaults, by which it notices a machine
-    # on which nothing runs.
     for name in HACKS if hacks else ():
         yield KslProgram(templates[0].name, templates[0].default.knobs, name)

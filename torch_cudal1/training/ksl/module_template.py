@@ -134,7 +134,7 @@ _CHEATS: Mapping[str, tuple[str, str]] = {
         "key = {first}.data_ptr()\nif not hasattr(self, 'seen'):\n    self.seen = {{}}\n"
         "if key not in self.seen:\n    self.seen[key] = {expression}\nreturn self.seen[key].clone()",
     ),
-    # Less work: half of the rows, copied from an earlier result; the others are what the memory
+    # Less work: half of the rows are copied and none is computed; the others are what the memory
     # held.
     "shrunken_batch": (
         "",

@@ -115,7 +115,6 @@ _CHAINS = (
         "chain",
         ("mul", "mul", "add", "sqrt"),
         (_X, _Y),
-        # + 1 keeps the root away from 0, where its rounding differs most between implementations.
         "torch.sqrt(x * x + y * y + 1.0)",
         ("v = v * v", "v = v + y * y", "v = torch.sqrt(v + 1.0)"),
         ("v = v * v", "v = v + y * y", "v = tl.sqrt_rn(v + 1.0)"),
@@ -375,6 +374,5 @@ def _render_input(argument: Argument, sizes: Mapping[str, int], dtype: str) -> s
     if argument.draw == "labels":
         # Classes below the number of columns: a label beyond them reads outside the row.
         return f"torch.randint(0, {sizes['C']}, ({shape},))"
-    # Drawn in float32 and rounded: torch draws other numbers in half precision.
     cast = "" if dtype == "float32" else f".to(torch.{dtype})"
     return f"torch.{argument.draw}({shape}){cast}"

@@ -36,11 +36,9 @@ __all__ = [
 EOS, _PAD, _UNKNOWN = "<eos>", "<pad>", "<unk>"
 SPECIAL = (_PAD, EOS, _UNKNOWN)
 _MARKS = ("<task>", "<shape>", "<dtype>", "<ex>", "<go>", "<pa>", "<ad>", "<code>")
-# 1024 is the largest even block of most templates; whether a larger one fits, the size says.
 _DIVISORS = tuple(2**power for power in range(11))
 _SIZES = range(25)
-# Fine enough to tell 1.0 from 1.16 (a factor of 32 in 24 steps), coarse enough that noise of a
-# measurement seldom changes the word.
+# 24 words from 0.25x to 8x: neighbours are a factor of 1.16 apart.
 _BINS, _LOW, _HIGH = 24, 0.25, 8.0  # log-spaced bins of scores
 _INTENTS = ("keep1", "keep2", "up", "down", "new")
 _BETTER = ("1", "2", "none")
@@ -141,7 +139,7 @@ def _iterate_words() -> Iterator[str]:
     # First, so that their ids are 0, 1 and 2 whatever else is added later.
     yield from SPECIAL
     yield from _MARKS
-    # Words of all devices: a model trained on a CPU's landscape can be trained further on a GPU's.
+    # Words of all devices: one tokenizer serves both.
     yield from SPACES
     yield from DIMS
     yield from DTYPES.values()

@@ -37,7 +37,7 @@ def _make_template(name: str, **knobs: str) -> KslTemplate:
 _SAFE = {"mask": "on off", "acc": "f32 f16"}
 _WIDE = {"mask": "on off", "acc": "f64 f32 f16"}  # PyTorch's own scans on the CPU add up in float64
 _CPU = (
-    # "swapped" computes the steps in the wrong order, "inplace" saves memory traffic.
+    # "swapped" computes the steps in another order: a program that is wrong for every shape.
     _make_template("chain.blocks", block="64 16 4", fuse="full inplace swapped", **_SAFE),
     _make_template("chain.whole", fuse="full inplace swapped", acc="f32 f16"),
     _make_template("row.two", rows="64 16 4", **_SAFE),
@@ -68,8 +68,9 @@ _CUDA = (
     _make_template("row.two", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
     _make_template("row.online", block="1024 512 4096", warps="4 16", stages="1 3", **_SAFE),
     _make_template(
-        # block 128 x 256 with five stages does not fit into shared memory: a program that does not
-        # launch must be one that a policy can write, and learn to avoid.
+        # 128 x 256 x 64 with five stages of half precision asks for 240 KiB of shared memory, where
+        # an H100 has 227 KiB: a policy must be able to write a program that does not launch, and
+        # learn to avoid it.
         "mm.tiles",
         block_m="128 64",
         block_n="128 256",

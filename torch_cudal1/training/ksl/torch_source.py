@@ -30,6 +30,8 @@ def _render_casts(case: ShapeCase, program: KslProgram) -> str:
     if program["acc"] == "f32":
         return ""
     named = [argument.name for argument in case.op.arguments if argument.draw != "labels"]
+    # bfloat16 stands for half precision: it loses enough digits to be wrong, and PyTorch's
+    # operators on a CPU have it.
     dtype = {"f16": "bfloat16", "f64": "float64"}[program["acc"]]
     return "".join(f"{name} = {name}.to(torch.{dtype})\n" for name in named)
 
@@ -47,6 +49,7 @@ def _chain_whole(case: ShapeCase, program: KslProgram) -> str:
     steps = _order_steps(case, program)
     lines = [f"v = {case.op.names[0]}", *steps]
     if program["fuse"] == "inplace":
+        # A copy first: an in-place step on the input would change what the caller passed.
         lines = [lines[0] + ".clone()", *map(_make_in_place, steps)]
     return (
         _render_casts(case, program) + "\n".join(lines) + f"\nreturn v{_render_result_cast(case)}"
@@ -60,6 +63,7 @@ def _make_in_place(step: str) -> str:
         if (
             operator
             and target == "v"
+            # Only one plain operand: for `v * y + b` the first sign is not the last operation.
             and all(other not in operand for other in (" * ", " + ", "("))
         ):
             return f"v.{method}({operand})"
@@ -68,6 +72,7 @@ def _make_in_place(step: str) -> str:
 
 def _chain_blocks(case: ShapeCase, program: KslProgram) -> str:
     block = program["block"]
+    # Inputs with rows are cut into blocks; one row for all (a bias) is broadcast as it is.
     rows = [argument.name for argument in case.op.arguments if argument.sizes[0] == "R"]
     renamed = "".join(f"    {name} = whole_{name}[lo : lo + {block}]\n" for name in rows)
     steps = _order_steps(case, program)
@@ -75,6 +80,7 @@ def _chain_blocks(case: ShapeCase, program: KslProgram) -> str:
         f"    {line}\n"
         for line in (map(_make_in_place, steps) if program["fuse"] == "inplace" else steps)
     )
+    # A slice is a view: without a copy, in-place steps would write into the input.
     start = f"    v = {rows[0]}{'.clone()' if program['fuse'] == 'inplace' else ''}\n"
     outer = "".join(f"whole_{name} = {name}\n" for name in rows)
     return (
@@ -96,6 +102,8 @@ _ROW_STEPS: Mapping[str, str] = {
     "v = z - x.gather(1, t[:, None])[:, 0]",
 }
 _EXPONENTIAL = ("softmax", "log_softmax", "cross_entropy")
+# By whether the operation is exponential: a running maximum and a rescaled sum, or a sum of
+# squares.
 _ONLINE_START = {
     True: "m = x.new_full((len(x), 1), float('-inf'))\ns = torch.zeros_like(m)",
     False: "s = x.new_zeros((len(x), 1))",
@@ -137,6 +145,7 @@ def _row_online(case: ShapeCase, program: KslProgram) -> str:
     exponential, block = case.op.name in _EXPONENTIAL, program["block"]
     step = "".join(f"    {line}\n" for line in _ONLINE_STEP[exponential].splitlines())
     start = _ONLINE_START[exponential]
+    # The mean takes a pass of its own before the loop: sums of squares of deviations need it.
     if case.op.name == "layer_norm":
         start, step = start + "\nm = x.mean(-1, keepdim=True)", "    p = p - m\n" + step
     columns = f"for c0 in range(0, {_loop_end(program, 'C', block)}, {block}):\n    p = x[:, c0 : c0 + {block}]\n"
@@ -145,6 +154,7 @@ def _row_online(case: ShapeCase, program: KslProgram) -> str:
 
 def _row_whole(case: ShapeCase, program: KslProgram) -> str:
     """PyTorch's own operator where it has one."""
+    # Where PyTorch has an operator that the reference does not use, or a form with fewer passes.
     native = {
         "rms_norm": "torch.nn.functional.rms_norm(x, (x.shape[-1],), b, 1e-5)",
         "l2_normalize": "x * torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() + 1e-6)",
@@ -169,6 +179,7 @@ def _product(case: ShapeCase, program: KslProgram, x: str, w: str) -> str:
             else f"v = {w}\nv = torch.matmul({x}, {epilogue})"
         )
     bias = "b" in case.op.names
+    # addmm adds the bias within the product, without another pass over the result.
     if program["epilogue"] == "fused" and bias:
         return f"v = torch.addmm(b, {x}, {w})\nv = {epilogue.replace('v + b', 'v')}"
     return f"v = torch.matmul({x}, {w})" + (f"\nv = {epilogue}" if epilogue else "")
@@ -180,6 +191,7 @@ def _mm_blocks(case: ShapeCase, program: KslProgram) -> str:
     if split > 1 and program["epilogue"] != "swapped":
         part = case.sizes["K"] // split  # without a mask the rest of K is left out
         last = "None" if program["mask"] == "on" else str(part * split)
+        # The last share takes the rest of K.
         ends = [f"{part * i} : {part * (i + 1) if i + 1 < split else last}" for i in range(split)]
         sums = " + ".join(f"torch.matmul(p[:, {end}], w[{end}])" for end in ends)
         epilogue = case.op.pieces["torch"]
@@ -204,8 +216,11 @@ def _diag_value(case: ShapeCase, program: KslProgram, rows: str) -> str:
     if program["axis"] == "swapped":
         m, n = case.sizes["M"], case.sizes["N"]
         row_factor = f"d.repeat({-(-n // m)})[: {n}]"
+        # Repeated to the length of the other axis, so that the wrong program has the right shape:
+        # only its values give it away.
         column_factor = f"e.repeat({-(-m // n)})[: {m}]{rows}[:, None]"
     value = value.replace("d *", f"{row_factor} *").replace("* e", f"* {column_factor}")
+    # A block of rows begins at row `lo`, so its diagonal is shifted by as much.
     return f"torch.tril({value}, lo)" if "lower" in case.op.pieces else value
 
 
@@ -231,6 +246,8 @@ def _scan_ends(case: ShapeCase) -> tuple[str, str]:
 def _scan_whole(case: ShapeCase, program: KslProgram) -> str:
     """Reverse: the total minus what lies before, without turning the rows around."""
     if "reverse" in case.op.pieces:
+        # The subtraction cancels digits where the total is large: float64 sums (`acc=f64`) are
+        # among the knobs.
         return f"{_render_casts(case, program)}v = torch.cumsum(x, -1)\nreturn (x + v[:, -1:] - v){_render_result_cast(case)}"
     return f"{_render_casts(case, program)}return torch.cumsum({case.op.pieces['value']}, -1){_render_result_cast(case)}"
 
@@ -238,6 +255,7 @@ def _scan_whole(case: ShapeCase, program: KslProgram) -> str:
 def _scan_carry(case: ShapeCase, program: KslProgram) -> str:
     before, after = _scan_ends(case)
     block = program["block"]
+    # Without the carry every block begins at 0: wrong wherever a row is longer than a block.
     carried = "    carry = part[:, -1:]\n" if program["carry"] == "on" else ""
     return (
         f"dtype = x.dtype\n{_render_casts(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
@@ -253,6 +271,7 @@ def _scan_matmul(case: ShapeCase, program: KslProgram) -> str:
     block = program["block"]
     return (
         f"dtype = x.dtype\n{_render_casts(case, program)}{before}out = torch.empty_like(v)\ncarry = torch.zeros_like(v[:, :1])\n"
+        # Upper triangle: column j of the product sums the elements up to j.
         f"ones = torch.triu(torch.ones({block}, {block}, dtype=v.dtype))\n"
         f"for lo in range(0, {_loop_end(program, str(case.sizes['C']), block)}, {block}):\n"
         f"    p = v[:, lo : lo + {block}]\n    part = torch.matmul(p, ones[: p.shape[1], : p.shape[1]]) + carry\n"
@@ -269,6 +288,7 @@ def _pool_shifts(case: ShapeCase, program: KslProgram) -> str:
     join = "v = torch.maximum(v, {})" if largest else "v = v + {}"
     if not fresh:
         join = "torch.maximum(v, {}, out=v)" if largest else "v += {}"
+    # A copy: `p` is a view of the input, and in-place steps would write into it.
     lines = [f"v = {views[0]}.clone()", *(join.format(view) for view in views[1:])]
     lines += (
         [] if largest else [f"v = v {'* 1.0' if case.op.name == 'sum_pool1d' else f'/ {size}.0'}"]
@@ -293,6 +313,7 @@ def _pool_unfold(case: ShapeCase, program: KslProgram) -> str:
     )
     value = f"x.unfold(-1, {case.op.pieces['size']}, {case.op.pieces['step']}).{method}"
     value = f"torch.relu({value})" if case.op.name == "avg_pool_relu" else value
+    # `unfold` and a reduction may leave other strides than the reference has.
     return f"{_render_casts(case, program)}return {value}{_render_result_cast(case)}.contiguous()"
 
 

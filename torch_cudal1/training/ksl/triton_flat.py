@@ -25,6 +25,9 @@ __all__ = [
     "render_rounding",
 ]
 
+# Sizes are read from `numbers` at each launch; the key of COMPILED needs only what Triton
+# specialises on beside them: the device and whether an address is a multiple of 16. Entries differ
+# in `kernel` and hold for one module, whose sizes and constants never change.
 HEAD = '''import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -49,11 +52,16 @@ _ROUND = "v = v.to(tl.float16).to(tl.float32)"
 
 def render_rounding(program: KslProgram, name: str = "v") -> list[str]:
     """The statement that loses digits where the program says so."""
+    # Through half precision and back: the kernel goes on in float32, so only digits are lost and no
+    # operator needs another type.
     return [_ROUND.replace("v", name, 2)] if program["acc"] == "f16" else []
 
 
 def render_block_count(program: KslProgram, size: str, block: int) -> str:
     """How many blocks of a size are worked on."""
+    # Without a mask the last, unfilled block is left out instead of being read beyond the end: the
+    # result is wrong on ragged shapes, and the GPU's memory is not touched where it is not the
+    # program's.
     return f"-(-{size} // {block})" if program["mask"] == "on" else f"{size} // {block}"
 
 
@@ -68,6 +76,8 @@ def render_launch(
     """The statement that launches a kernel on a grid of three numbers, arguments in the order in
     which the kernel has them.
     """
+    # The launch passes these by position to the compiled kernel, so they stand in the order of its
+    # parameters.
     named = ", ".join(f'"{name}": {value}' for name, value in constants.items())
     option_text = "".join(f", {name}={value}" for name, value in options.items())
     return (
@@ -98,17 +108,22 @@ def _loop_over_blocks(program: KslProgram, lines: Sequence[str]) -> list[str]:
 def _render_grid(program: KslProgram, size: str, block: int) -> tuple[str, str]:
     """The statement that counts blocks, and the grid."""
     count = f"blocks = {render_block_count(program, size, block)}"
+    # A persistent launch has no more programs than the GPU runs at once; each goes on to further
+    # blocks.
     return count, f"(min(blocks, {PROGRAMS}), 1, 1)" if program[
         "persist"
     ] == "on" else "(blocks, 1, 1)"
 
 
 def _uses(steps: Sequence[str], name: str) -> bool:
+    # Whole words: the input `b` is also a letter of `libdevice`.
     return any(re.search(rf"\b{name}\b", step) for step in steps)
 
 
 def _render_chain(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     steps, block, first = case.op.triton_steps, program.number("block"), case.op.names[0]
+    # "split" goes through memory between its two passes, "swapped" applies the steps in the wrong
+    # order.
     passes = {
         "full": [steps],
         "split": [steps[:1], steps[1:]],
@@ -117,6 +132,8 @@ def _render_chain(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     count, grid = _render_grid(program, str(case.sizes["R"] * case.sizes["C"]), block)
     head, calls = HEAD, [f"out = torch.empty_like({first})", count]
     for number, part in enumerate(passes):
+        # A kernel gets the inputs that its steps name: a load without a use would cost the bytes
+        # that fusing saves.
         used = [argument for argument in case.op.arguments[1:] if _uses(part, argument.name)]
         head += _render_chain_kernel(
             f"chain_{number}",
@@ -124,6 +141,8 @@ def _render_chain(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
             part,
             [(argument.name, argument.sizes == ("C",)) for argument in used],
         )
+        # The second pass reads and writes one tensor: each element is read by the program that
+        # writes it.
         source = first if number == 0 else "out"
         names = [source, *(argument.name for argument in used), "out"]
         calls.append(
@@ -145,6 +164,7 @@ def _render_chain_kernel(
     """One pass. `used`: names of the other inputs, and whether they are one row for all."""
     mask = _render_mask(program)
     loads = [
+        # The remainder broadcasts one row over all: `at` counts elements of the whole tensor.
         f"{name} = tl.load({name}_ptr + at{' % columns' if row else ''}{mask}).to(tl.float32)"
         for name, row in used
     ]
@@ -168,12 +188,16 @@ def _render_diag(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     value = case.op.pieces["value"]
     lines = [
         "r = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
+        # Columns are the first axis of the grid, which may have 2^31 - 1 programs, rows the second
+        # with 65,535.
         "c = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]",
         "inside = (r < rows) & (c < columns)",
         f"x = tl.load(x_ptr + r * columns + c{mask}).to(tl.float32)",
     ]
     if "d" in case.op.names:
         lines.append(
+            # Swapped factors are read modulo their length: wrong values, but no access beyond the
+            # end.
             f"d = tl.load(d_ptr + {'r' if right else 'c % rows'}{_render_mask(program, 'r < rows' if right else 'c < columns')})"
         )
     if "e" in case.op.names:
@@ -205,6 +229,8 @@ def _render_diag(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
 
 def _scan_position(case: ShapeCase) -> str:
     """The address of the p-th element of a scan in its row."""
+    # A reversed scan reads and writes from the end, so that the rows need not be turned around in
+    # memory.
     return "columns - 1 - p" if "reverse" in case.op.pieces else "p"
 
 
@@ -212,6 +238,7 @@ def _render_scan_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """Whole rows in registers."""
     rows = program.number("rows")
     place, inside = _scan_position(case), "(r < rows) & (p < columns)"
+    # 0 is neutral for a sum: what is read beyond the row's end changes no prefix.
     load = f", mask={inside}, other=0.0" if program["mask"] == "on" else ", mask=r < rows"
     lines = [
         "r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]",
@@ -224,6 +251,7 @@ def _render_scan_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
         f"tl.store(out_ptr + r * columns + {place}, v, mask={inside})",
     ]
     arguments = ["x_ptr", "out_ptr", "rows", "columns", "ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
+    # `tl.arange` takes powers of two only.
     constants = {"ROWS": rows, "BLOCK": _next_power_of_two(case.sizes["C"])}
     return HEAD + _render_kernel("scan", arguments, lines), _render_scan_call(
         program, render_block_count(program, "rows", rows), constants
@@ -263,6 +291,7 @@ def _render_scan_carry(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
         f"    x = tl.load(x_ptr + r * columns + {_scan_position(case)}{', mask=p < columns, other=0.0' if on else ''}).to(tl.float32)",
         f"    v = {case.op.pieces['value']}",
         *_indent(render_rounding(program)),
+        # The block's sum, taken before the carry is added, or the carry would count twice.
         "    total = tl.sum(v, axis=0)",
         "    v = tl.cumsum(v, axis=0) + carry",
         *_indent(render_rounding(program)),
@@ -283,16 +312,19 @@ def _render_pool(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
         program.number("block"),
     )
     largest = case.op.name == "max_pool1d"
+    # The neutral element of the combination.
     join, empty = ("tl.maximum(v, x)", "float('-inf')") if largest else ("v + x", "0.0")
     lines = [
         "at = block * BLOCK + tl.arange(0, BLOCK)",
         "inside = at < size",
         "base = at // length * columns + at % length * STEP",
         f"v = tl.full((BLOCK,), {empty}, tl.float32)",
+        # static_range unrolls, so that the loads of a window can be in flight together.
         f"for k in {'tl.static_range(SIZE)' if program['unroll'] == 'on' else 'range(SIZE)'}:",
         f"    x = tl.load(x_ptr + base + k{_render_mask(program)}).to(tl.float32)",
         f"    v = {join}",
         *_indent(render_rounding(program)),
+        # The sum is written as a mean times its size in the reference: here the two cancel.
         *([] if largest or case.op.name == "sum_pool1d" else ["v = v / SIZE"]),
         *(["v = tl.maximum(v, 0.0)"] if case.op.name == "avg_pool_relu" else []),
         f"tl.store(out_ptr + at, v{_render_mask(program)})",

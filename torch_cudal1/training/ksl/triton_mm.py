@@ -14,6 +14,9 @@ from torch_cudal1.training.ksl.triton_flat import HEAD, render_block_count, rend
 
 __all__ = ["RENDERERS"]
 
+# Tiles are taken in groups of GROUP rows: programs that run at the same time share columns of `w`
+# in the L2 cache. `input_precision="ieee"` keeps TF32 out of float32 products, as eager does by
+# default.
 _TILES = """
 
 @triton.jit
@@ -34,6 +37,8 @@ def product({pointers}, out_ptr, M, N, K, tiles_m, tiles_n, BLOCK_M: tl.constexp
     v = v.to(tl.float32)
 {bias}{epilogue}    tl.store(out_ptr + r[:, None] * N + c[None, :], v{mask_out})
 """
+# Each share of K writes its own partial sums. Atomic additions would need no buffer, but their
+# order differs from run to run, and so do the last bits.
 _SPLIT = """
 
 @triton.jit
@@ -54,6 +59,8 @@ def product(x_ptr, w_ptr, part_ptr, M, N, K, tiles_n, SPLIT: tl.constexpr, BLOCK
 
 
 def _render_masks(program: KslProgram) -> dict[str, str]:
+    # K is cut to whole blocks and partial tiles are not launched: wrong on ragged shapes, but no
+    # access outside the tensors.
     if program["mask"] == "off":
         return {"end": "K // BLOCK_K * BLOCK_K", "mask_a": "", "mask_b": "", "mask_out": ""}
     return {
@@ -66,12 +73,15 @@ def _render_masks(program: KslProgram) -> dict[str, str]:
 
 def _render_tiles(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     bias = "b" in case.op.names
+    # Loaded after the loop over K, so that it occupies no registers there.
     load = f"    b = tl.load(b_ptr + c{', mask=c < N' if program['mask'] == 'on' else ''}).to(tl.float32)[None, :]\n"
     epilogue = case.op.pieces["triton"]
     kernel = _TILES.format(
         pointers=", ".join(f"{name}_ptr" for name in case.op.names),
+        # A half-precision accumulator passes a tolerance of 1e-2 and fails the judge.
         acc="tl.float16" if program["acc"] == "f16" else "tl.float32",
         bias=load if bias else "",
+        # In registers: the product makes no further trip through memory.
         epilogue=f"    v = {epilogue}\n" if epilogue else "",
         **_render_masks(program),
     )
@@ -106,6 +116,7 @@ def _render_split(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
         program.number("split_k"),
     )
     m, n, k = (case.sizes[name] for name in "MNK")
+    # By PyTorch, as the sum over shares is: it needs all of them.
     epilogue = case.op.pieces["torch"]
     call = render_launch(
         "product",
@@ -116,6 +127,8 @@ def _render_split(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
         num_warps=program["warps"],
     )
     body = (
+        # float32, whatever the inputs: partial sums in half precision would be rounded `split`
+        # times.
         f"part = torch.empty(({split}, {m}, {n}), dtype=torch.float32, device=x.device)\n"
         f"tiles_n = {render_block_count(program, str(n), block_n)}\n{call}\n"
         f"v = part.sum(0)\n{f'v = {epilogue}' if epilogue else ''}\nreturn v.to(x.dtype)"

@@ -26,6 +26,7 @@ _LOWEST = "-1e30"  # finite, so that a block of nothing but padding makes no NaN
 # A tile `x` of whole rows; `inside` marks its columns. Reductions keep their dimension.
 _WHOLE: Mapping[str, tuple[str, ...]] = {
     "softmax": (
+        # The maximum is subtracted before `exp`, which overflows float32 from 88.7 on.
         "m = tl.max(x, axis=1, keep_dims=True)",
         "e = libdevice.exp(x - m)",
         "v = e / tl.sum(e, axis=1, keep_dims=True)",
@@ -41,10 +42,13 @@ _WHOLE: Mapping[str, tuple[str, ...]] = {
     ),
     "layer_norm": (
         "m = tl.sum(x, axis=1, keep_dims=True) / columns",
+        # Columns beyond the row are 0 in `x` and would be -m here: they are masked once more before
+        # the squares are summed.
         "d = PADDED(x - m)",
         "s = tl.sum(d * d, axis=1, keep_dims=True)",
         "v = d * libdevice.rsqrt(s / columns + 1e-5) * b + shift",
     ),
+    # sqrt_rn rounds as PyTorch's square root does; `tl.sqrt` is an approximation.
     "l2_normalize": ("s = tl.sum(x * x, axis=1, keep_dims=True)", "v = x / tl.sqrt_rn(s + 1e-6)"),
     "cross_entropy": (
         "m = tl.max(x, axis=1, keep_dims=True)",
@@ -94,10 +98,13 @@ def _render_row_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     """
     on, rows = program["mask"] == "on", program.number("rows")
     exponential = case.op.name in _EXPONENTIAL
+    # Neutral for the reduction: exp(-1e30 - m) is 0.
     other = _LOWEST if exponential else "0.0"
     inside = "(r < rows) & (c < columns)"
     place, mask = (
         ("c", f", mask={inside}, other={other}")
+        # Without a mask the place wraps around to the row's beginning: wrong values, but of this
+        # row.
         if on
         else ("c % columns", ", mask=r < rows, other=0.0")
     )
@@ -128,6 +135,7 @@ def _render_row_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
         lines = ["first = tl.program_id(0) * ROWS", *lines]
     grid = render_block_count(program, "rows", rows)
     grid = f"min({grid}, {PROGRAMS})" if program["persist"] == "on" else grid
+    # `tl.arange` takes powers of two only.
     block = 1 << (case.sizes["C"] - 1).bit_length()
     return _render_kernel(case, ["ROWS", "BLOCK"], lines), _render_call(
         case, grid, {"ROWS": rows, "BLOCK": block}, program["warps"]
@@ -150,6 +158,8 @@ def _load_labels(row: str, condition: str = "") -> list[str]:
     picked = f", mask={condition}, other=0.0" if condition else ""
     return [
         f"t = tl.load(t_ptr + {row}{mask})",
+        # One element of the row by its label, read again instead of being searched for among the
+        # columns.
         f"picked = tl.load(x_ptr + {row} * columns + t{picked}).to(tl.float32)",
     ]
 
@@ -158,6 +168,7 @@ def _loop_over_columns(program: KslProgram, inner: Sequence[str], other: str) ->
     """A loop over blocks of columns of row `r` that loads `x`."""
     on = program["mask"] == "on"
     return [
+        # Without a mask the columns end at the last whole block.
         f"for start in tl.range(0, {'columns' if on else 'columns // BLOCK * BLOCK'}, BLOCK, num_stages=STAGES):",
         "    c = start + tl.arange(0, BLOCK)",
         f"    x = tl.load(x_ptr + r * columns + c{f', mask=c < columns, other={other}' if on else ''}).to(tl.float32)",
@@ -175,6 +186,7 @@ def _render_blocked(
     lines = ["r = tl.program_id(0)", *statistics]
     if name == "cross_entropy":
         lines += [*_load_labels("r"), _END[name], *render_rounding(program)]
+        # `v` is a scalar; a store of a block of one element has the type of its pointer.
         lines += ["tl.store(out_ptr + r + tl.arange(0, 1), v + tl.zeros((1,), tl.float32))"]
     else:
         mask = ", mask=c < columns" if on else ""
@@ -203,6 +215,8 @@ def _render_row_two(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
             *_loop_over_columns(program, ["total += libdevice.exp(x - m)"], _LOWEST),
             "s = tl.sum(total, axis=0)",
         ]
+    # The mean first, then squares of deviations from it: the difference of two large sums would
+    # lose the digits of a small variance.
     elif case.op.name == "layer_norm":
         statistics = [
             *_accumulate(program, "x"),
@@ -234,6 +248,8 @@ def _render_row_online(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     if case.op.name in _EXPONENTIAL:
         step = [
             "n = tl.maximum(high, x)",
+            # What was summed under the old maximum is rescaled to the new one, for each lane of the
+            # block by itself; lanes are joined after the loop.
             "total = total * libdevice.exp(high - n) + libdevice.exp(x - n)",
             "high = n",
         ]
@@ -247,6 +263,8 @@ def _render_row_online(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
     elif case.op.name == "layer_norm":
         deviation = "tl.where(c < columns, x - k, 0.0)" if program["mask"] == "on" else "x - k"
         statistics = [
+            # Deviations from the row's first element: in one pass the mean is not known, and sums
+            # of squares of `x` itself lose digits where the mean is large.
             "k = tl.load(x_ptr + r * columns).to(tl.float32)",
             "first = tl.zeros((BLOCK,), tl.float32)",
             "total = tl.zeros((BLOCK,), tl.float32)",
