@@ -1,5 +1,5 @@
-"""The file of a recording: JSON lines. Each line counts the calls of one form since the last line of
-that form; reading adds them up.
+"""The file of a recording: JSON lines. Each line counts the calls of one form since the last line
+of that form; reading adds them up.
 
     {"body": {"kind": "module", "name": "Net", "identity": "3f...", "form": {...}, "mode": {...}, "calls": 128}, "check": "9c..."}
 

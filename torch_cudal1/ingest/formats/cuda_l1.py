@@ -75,6 +75,7 @@ class CudaL1Release:
 
 def read_lines(path: Path) -> Iterator[ReleaseLine | UnreadableLine]:
     """The lines of a file, in order; empty ones are passed over. Raises OSError."""
+    # Bad bytes damage one line, which then fails as a source, and not the reading of the others.
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, content in enumerate(file, start=1):
             if content.strip():
@@ -91,7 +92,9 @@ def _parse_line(number: int, content: str) -> ReleaseLine | UnreadableLine:
         return UnreadableLine(f"{_EXPECTED} ({type(error).__name__}: {error})", number, excerpt)
     if not isinstance(reference, str) or not (code is None or isinstance(code, str)):
         return UnreadableLine(f"{_EXPECTED}; the codes as strings", number, excerpt)
+    # Claims of the publisher, kept for comparison and never believed.
     scores = {name: value for name, value in row.items() if name.startswith("score")}
+    # Releases also hold the text "None", which is how Python prints a missing value.
     is_withdrawn = code is None or code.strip() in ("", "None")
     return ReleaseLine(
         number,

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+# The names of flashinfer-bench 0.1: a record with another dtype would be refused there.
 DTYPES = (
     *("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1"),
     *("int64", "int32", "int16", "int8", "bool"),
@@ -113,6 +114,7 @@ class Definition:
     constraints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Inputs and outputs are parameters of one function where outputs are passed in.
         both = set(self.inputs) & set(self.outputs)
         if both:
             raise ValueError(f"{sorted(both)} are inputs and outputs")
@@ -123,6 +125,7 @@ class Definition:
         }
         if used - set(self.axes):
             raise ValueError(f"axes {sorted(used - set(self.axes))} are not defined")
+        # Read as syntax: nothing in a record is run here.
         body = _parse_python(self.reference, "reference").body
         if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in body):
             raise ValueError("reference: it defines no function 'run' at its top level")
@@ -183,6 +186,7 @@ class Solution:
     def __post_init__(self) -> None:
         if self.language not in _LANGUAGES:
             raise ValueError(f"language {self.language!r}; expected one of {', '.join(_LANGUAGES)}")
+        # The paths come from a file by others, and become files where a solution is unpacked.
         for path in self.sources:
             if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"source path {path!r}; expected one below the solution")
@@ -230,9 +234,12 @@ class Solution:
         if not isinstance(sources, list) or not sources:
             raise ValueError("sources: expected a list of at least one file")
         texts = {_read_text(source, "path"): _read_text(source, "content") for source in sources}
+        # In a mapping the second file would silently replace the first.
         if len(texts) != len(sources):
             raise ValueError("sources: two have the same path")
         into = spec.get("destination_passing_style", True)
+        # The default is true, so a wrong value must not pass as "unset": the function would be
+        # called with other arguments.
         if not isinstance(into, bool):
             raise ValueError(f"destination_passing_style {into!r}; expected true or false")
         return cls(
@@ -295,6 +302,8 @@ class Evaluation:
     def __post_init__(self) -> None:
         if self.status not in _STATUSES:
             raise ValueError(f"status {self.status!r}; expected one of {', '.join(_STATUSES)}")
+        # As flashinfer-bench requires: numbers exist only where the run came far enough to have
+        # them.
         expected = (self.status in ("PASSED", "INCORRECT_NUMERICAL"), self.status == "PASSED")
         if (self.correctness is not None, self.performance is not None) != expected:
             raise ValueError(
@@ -374,6 +383,7 @@ def _require_object(data: Any) -> Mapping[str, Any]:
 
 
 def _read_field(data: Any, name: str, default: Any = ...) -> Any:
+    # `...` marks a required field, because None is a value that JSON can hold.
     value = _require_object(data).get(name, default)
     if value is ...:
         raise ValueError(f"no field {name!r}")
@@ -398,6 +408,7 @@ def _read_texts(data: Any, name: str, default: Any = ...) -> tuple[str, ...]:
 
 def _read_size(data: Any, name: str) -> int:
     value = _read_field(data, name)
+    # Not `isinstance`: `true` is an int in Python.
     if type(value) is not int or value < 0:
         raise ValueError(f"{name}: {value!r}; expected a whole number from 0 up")
     return value
@@ -422,6 +433,7 @@ def _read_input(data: Any) -> Mapping[str, Any]:
     kind = _read_text(data, "type")
     if kind not in _INPUTS:
         raise ValueError(f"type {kind!r}; expected one of {', '.join(_INPUTS)}")
+    # Only the known fields: unknown ones are passed over, as flashinfer-bench does.
     return {"type": kind, **{name: _read_field(data, name) for name in _INPUTS[kind]}}
 
 

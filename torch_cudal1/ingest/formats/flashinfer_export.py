@@ -54,6 +54,7 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
     for text in (reference, candidate):
         if isinstance(text, Refusal):
             return text
+    # For mypy: the loop above has returned every Refusal.
     assert isinstance(reference, str)
     assert isinstance(candidate, str)
     results = output_specs(region.program)
@@ -75,6 +76,7 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
         into_outputs=False,
         description=f"{entry.choice.label}, measured under schedule {entry.choice.schedule}, contract {entry.contract.precision}",
     )
+    # Random inputs: the format has no field for the judge's own inputs.
     workload = Workload({}, {name: {"type": "random"} for name in definition.inputs}, region.key)
     return ExportedEntry(
         definition, solution, FlashInferTrace(name, workload, solution.name, _evaluation(entry))
@@ -95,6 +97,7 @@ def write_python(program: Program) -> str | Refusal:
             f"{name}={_write_argument(arg)}" for name, arg in step.kwargs
         ]
         targets = ", ".join(f"v{out}" for out in step.outs) + (
+            # An operator that returns a list of one tensor needs the comma to unpack it.
             "," if step.many and len(step.outs) == 1 else ""
         )
         lines.append(f"    {targets} = torch.ops.{step.target}({', '.join(arguments)})")
@@ -112,6 +115,7 @@ def _definition(
     return Definition(
         name=name,
         op_type="fused",
+        # Axes by size: a Program knows no names for its dimensions.
         axes={f"n{size}": FlashInferAxis(size) for size in sizes},
         inputs={
             f"v{number}": _shape(spec, region.roles[number]) for number, spec in enumerate(inputs)
@@ -132,6 +136,7 @@ def _check_spec(spec: TensorSpec) -> Refusal | None:
         return Refusal(f"a tensor is {spec.dtype}, for which the format has no name")
     expected = list(reversed(list(_row_major(reversed(spec.shape)))))
     if any(
+        # The stride of a dimension of size one is never used, so any value is contiguous.
         size > 1 and stride != right
         for size, stride, right in zip(spec.shape, spec.strides, expected, strict=True)
     ):
@@ -146,6 +151,7 @@ def _row_major(sizes: Any) -> Iterator[int]:
     stride = 1
     for size in sizes:
         yield stride
+        # As PyTorch counts the strides of empty tensors.
         stride *= max(1, size)
 
 
@@ -181,10 +187,12 @@ def _write_argument(arg: Any) -> str:
     if isinstance(arg, tuple):
         return f"[{', '.join(map(_write_argument, arg))}]"
     if isinstance(arg, float) and not math.isfinite(arg):
+        # `repr` of an infinite or NaN float is a bare name, which is no Python expression.
         return f"float({str(arg)!r})"
     if isinstance(arg, complex):
         return f"complex({_write_argument(arg.real)}, {_write_argument(arg.imag)})"
     if isinstance(arg, torch.device):
+        # Without the index: the record is for every machine with such a device.
         return f"torch.device({arg.type!r})"
     return (
         str(arg) if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)) else repr(arg)

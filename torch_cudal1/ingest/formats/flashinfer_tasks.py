@@ -88,6 +88,7 @@ class FlashInferFolder:
     ) -> Iterator[PublishedTask | UnreadableTask]:
         """Every solution on every workload of its definition, in the order of their files."""
         folder = _Folder.read(path)
+        # First, so that a solution without a definition follows the reason why that is missing.
         yield from folder.damaged
         for where, solution in folder.solutions:
             definition = folder.definitions.get(solution.definition)
@@ -99,6 +100,8 @@ class FlashInferFolder:
                 )
                 continue
             workloads = {
+                # A trace repeats its workload, so the same one comes once from `workloads` and
+                # again from `traces`.
                 trace.workload.uuid: trace.workload
                 for trace in folder.traces
                 if trace.definition == definition.name
@@ -110,6 +113,7 @@ class FlashInferFolder:
                     where,
                 )
                 continue
+            # Without variable axes a definition is one call, and needs no workload.
             for workload in workloads.values() or [
                 Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")
             ]:
@@ -203,6 +207,7 @@ def _task(
     try:
         reference = reference_text(definition, workload)
         foreign = _check_language(solution)
+        # An empty text and not None, which would say that its authors withdrew it.
         candidate = "" if foreign else candidate_text(definition, solution, workload)
     except ValueError as error:
         return UnreadableTask(f"{name}: {error}", where)
@@ -248,13 +253,16 @@ def _input(name: str, shape: Shape, definition: Definition, workload: Workload) 
     """An expression that makes an input."""
     spec: Mapping[str, Any] = workload.inputs.get(name) or {"type": "random"}
     if spec["type"] == "scalar":
+        # The value becomes Python text below, so only plain numbers pass.
         if type(spec["value"]) not in (int, float, bool):
             raise ValueError(f"input {name!r}: value {spec['value']!r}; expected a number")
         return (
+            # `repr` of an infinite or NaN float is a bare name, which is no Python expression.
             f"float({str(spec['value'])!r})"
             if isinstance(spec["value"], float)
             else repr(spec["value"])
         )
+    # A path from a file by others is not opened.
     if spec["type"] == "safetensors":
         raise ValueError(
             f"input {name!r} lies in a tensor file, which is not read; only random and scalar "
@@ -267,4 +275,5 @@ def _input(name: str, shape: Shape, definition: Definition, workload: Workload) 
         return f"_torch.randn({sizes!r}).to(_torch.{shape.dtype})"
     if shape.dtype == "float4_e2m1":
         raise ValueError(f"input {name!r} is {shape.dtype}, which torch cannot make")
+    # 0 and 1 are values of every integer dtype and of bool, and in range as an index.
     return f"_torch.randint(0, 2, {sizes!r}).to(_torch.{shape.dtype})"

@@ -45,9 +45,11 @@ class KernelBenchSources:
 
 
 def _read_folder(path: Path, references: Path | None) -> Iterator[PublishedTask | UnreadableTask]:
+    # Sorted, so that a second import of the folder goes through it in the same order.
     files = sorted(
         p
         for p in path.rglob("*.py")
+        # Hidden folders (virtual environments, version control) and private modules hold no tasks.
         if not any(part.startswith((".", "_")) for part in p.relative_to(path).parts)
     )
     reference_files, any_task = _ReferenceFiles.of(references), False
@@ -58,7 +60,8 @@ def _read_folder(path: Path, references: Path | None) -> Iterator[PublishedTask 
             and references is None
             and set(NAMES) <= _top_level_names(file)
         )
-        # A task's description without a candidate is nothing to import.
+        # KernelBench's own task files lie beside candidates; a task without a candidate is nothing
+        # to import, and no error either.
         if not own_reference:
             any_task = True
             yield task
@@ -92,16 +95,21 @@ class _ReferenceFiles:
                 f"it defines no {', no '.join(NAMES)}, and no --reference says where those are"
             )
         same_path = self.root / name
+        # The place first: two levels of KernelBench may hold files of the same name.
         if same_path in self.files:
             return same_path
         stem = Path(name).stem
         matching = [
             file
             for file in self.files
+            # The separator belongs to it: "1_matmul" must not match "10_matmul_large".
             if stem == file.stem or stem.startswith((f"{file.stem}_", f"{file.stem}."))
         ]
+        # The longest name is the most specific: "1_softmax_backward_v2" fits "1_softmax" too.
         longest = max((len(file.stem) for file in matching), default=0)
         longest_matches = [file for file in matching if len(file.stem) == longest]
+        # Two equally good references are an error for the user to settle: a guess could judge the
+        # candidate against the wrong one.
         if len(longest_matches) == 1:
             return longest_matches[0]
         problem = (
@@ -141,8 +149,11 @@ def _read_pair(
 def _top_level_names(file: Path) -> set[str]:
     """Names bound at the top of a file; none for one that cannot be read or is not Python."""
     try:
+        # Syntax only: nothing of a published source runs in this process.
         tree = ast.parse(_read_source(file))
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
+        # ValueError for null bytes, MemoryError and RecursionError for nesting that is too deep for
+        # the parser.
         return set()
     names = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     targets = [
@@ -155,6 +166,7 @@ def _read_source(file: Path) -> str:
     """Bad bytes are replaced: the text still reaches the check that refuses it. Raises OSError,
     also for a file too large for a source.
     """
+    # Asked before reading, because a file of any size may lie in the folder.
     size = file.stat().st_size
     if size > _SOURCE_BYTES:
         raise OSError(f"{file} has {size} bytes, a source at most {_SOURCE_BYTES}")

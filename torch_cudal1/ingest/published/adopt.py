@@ -124,7 +124,7 @@ class Adoption:
             return AdoptionOutcome("reference_unusable", error.found, "inputs")
 
     def _find_reference(self, text: str) -> Reference | Refusal:
-        # Tasks come sorted by reference, so the last one is all that is kept.
+        # Only the last one is kept: consecutive tasks that share a reference capture it once.
         if self._reference is None or self._reference[0] != text:
             self._reference = text, capture_reference(text, self._job)
         return self._reference[1]
@@ -148,8 +148,7 @@ class Adoption:
             outcome = _as_outcome(entry, region, context.settings.budget_s)
             if outcome.outcome != "accepted":
                 return outcome
-            # Read after the judgement, which takes seconds to minutes: another machine may have
-            # filled a shared folder meanwhile.
+
             objection = self._find_better(region, entry)
             if objection:
                 return replace(outcome, reason=objection)

@@ -78,15 +78,14 @@ def trace_launches(sm: int | None) -> Iterator[None]:
     def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
         return lambda *args, **kwargs: _trace_launch(kernel, grid, args, kwargs, sm, fresh)
 
-    # `kernel[grid]` is the one door of every launch: autotuned and heuristic kernels share the base
-    # class.
+    # Autotuned and heuristic kernels inherit `kernel[grid]` from this class too.
     original = KernelInterface.__getitem__
     KernelInterface.__getitem__ = launcher
     try:
         with fresh:
             yield
     finally:
-        # Put back also after an error: the same process may launch kernels of this package next.
+        # Restored after an error too: the class is Triton's, for the whole process.
         KernelInterface.__getitem__ = original
 
 
@@ -258,7 +257,7 @@ def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: 
 
 def _grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
     sizes = tuple(grid(dict(arguments)) if callable(grid) else grid)
-    # A grid that depends on values of tensors is no whole number while it is traced.
+
     if not 1 <= len(sizes) <= 3 or not all(type(size) is int for size in sizes):
         raise NotLowerableError(
             f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole "

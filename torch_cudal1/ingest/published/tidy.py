@@ -55,6 +55,6 @@ def _own(graph: fx.Graph, source: fx.Node, copy: fx.Node) -> fx.Node:
     ):
         return source
     clone = graph.call_function(_CLONE, (source,))
-    # `lower` reads shapes and dtypes from `meta["val"]`, which a new node does not have.
+    # Later passes read shapes and dtypes from `meta["val"]`, which a new node does not have.
     clone.meta["val"] = copy.meta["val"]
     return clone

@@ -73,7 +73,7 @@ def trace_candidate(
     module, arguments = _construct_module(source, form, tensors, device)
     with torch.no_grad(), launches.trace_launches(launches.sm_of(device)):
         (graph,) = run_once(module, tuple(arguments["args"]), dict(arguments["kwargs"])).graphs
-        # Before `lower`, which refuses the `empty` that the copies write to.
+        # Before `lower`: a candidate's Program may not hold the `empty` that the copies write to.
         tidy.without_copies(graph.module)
         lowered = lower(
             graph.module,
@@ -165,8 +165,7 @@ def run_once(
     """The module's graphs, by running a copy of it on fake tensors. Raises NotLowerableError for
     what a graph cannot repeat.
     """
-    # A copy, because the run may change attributes, and the guard compares the copy before and
-    # after. It shares the tensors, so that origins are found by identity.
+    # A copy, because a foreign forward may change the module's attributes.
     copy = copy_sharing_tensors(module)
     bound_guard = guard.bind_guard(copy)
     if isinstance(bound_guard, Refusal):
@@ -182,7 +181,7 @@ def run_once(
                 f"its Python looks at the values of tensors ({error.__cause__})"
             ) from error
         raise
-    # Before the guard is asked: the tensors in the copy were exchanged for traced ones.
+    # Before the guard compares: tracing leaves stand-ins for the weights in recurrent modules.
     functional.put_back()
     if not bound_guard.holds():
         raise NotLowerableError(

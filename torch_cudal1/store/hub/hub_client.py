@@ -1,5 +1,5 @@
-"""Requests to the Hub through the `huggingface_hub` client: resolve a revision, read a file, write a
-commit.
+"""Requests to the Hub through the `huggingface_hub` client: resolve a revision, read a file, write
+a commit.
 
 The library handles tokens, HF_ENDPOINT, HF_HUB_OFFLINE, proxies and certificates. This module adds
 a deadline for every request (a server may answer slowly for ever), a limit on a file's size, and
@@ -346,8 +346,8 @@ def _failure_of_status(error: Any, subject: str) -> HubFailure:
 def _call_within(
     seconds: float, work: Callable[[], _T | HubFailure], late_answer: HubFailure
 ) -> _T | HubFailure:
-    """The answer of `work` within `seconds`, else `late_answer`. The thread of a late answer is left
-    behind: a server can hold it for ever, and no caller waits for it.
+    """The answer of `work` within `seconds`, else `late_answer`. The thread of a late answer is
+    left behind: a server can hold it for ever, and no caller waits for it.
     """
     box: list[_T | HubFailure] = []
     # A thread, because no time-out of an HTTP client bounds a server that sends a byte a minute. A

@@ -30,8 +30,7 @@ def _render_casts(case: ShapeCase, program: KslProgram) -> str:
     if program["acc"] == "f32":
         return ""
     named = [argument.name for argument in case.op.arguments if argument.draw != "labels"]
-    # bfloat16 stands for half precision: it loses enough digits to be wrong, and PyTorch's
-    # operators on a CPU have it.
+    # bfloat16 stands for half precision on a CPU.
     dtype = {"f16": "bfloat16", "f64": "float64"}[program["acc"]]
     return "".join(f"{name} = {name}.to(torch.{dtype})\n" for name in named)
 

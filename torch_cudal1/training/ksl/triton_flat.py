@@ -25,9 +25,8 @@ __all__ = [
     "render_rounding",
 ]
 
-# Sizes are read from `numbers` at each launch; the key of COMPILED needs only what Triton
-# specialises on beside them: the device and whether an address is a multiple of 16. Entries differ
-# in `kernel` and hold for one module, whose sizes and constants never change.
+# A module is for one shape, so sizes and constants are the same in every launch. Beside them Triton
+# specialises on the device and on which addresses are multiples of 16: these are the key.
 HEAD = '''import triton
 import triton.language as tl
 from triton.language.extra import libdevice

@@ -186,7 +186,7 @@ def _render_blocked(
     lines = ["r = tl.program_id(0)", *statistics]
     if name == "cross_entropy":
         lines += [*_load_labels("r"), _END[name], *render_rounding(program)]
-        # `v` is a scalar; a store of a block of one element has the type of its pointer.
+        # `v` is a scalar and the pointer a block of one element: both must have one shape.
         lines += ["tl.store(out_ptr + r + tl.arange(0, 1), v + tl.zeros((1,), tl.float32))"]
     else:
         mask = ", mask=c < columns" if on else ""
