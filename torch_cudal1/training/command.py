@@ -49,7 +49,8 @@ from torch_cudal1.training.stages import ReportProgress
 
 __all__ = ["run"]
 
-_ARMS_SHARE = 0.7  # of the demonstration's progress bar; the red team takes the rest
+# The share of the demonstration's progress bar for the arms; the red team takes the rest.
+_ARMS_SHARE = 0.7
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -85,8 +86,8 @@ def _run_stage_action(args: argparse.Namespace, settings: Settings, screen: Scre
             resume=args.resume,
             report=progress,
         )
-    # The first rank alone writes and shows; others have nothing to report.
-    if not facts:  # one of several processes, and not the first
+    # Several processes train: the first rank alone writes and shows.
+    if not facts:
         return 0
     # `report` reads these files; `allow_nan=False`, since NaN is no JSON and other readers refuse
     # the file.

@@ -29,9 +29,12 @@ _CAREFUL_VALUES = {
     "carry": "on",
     "epilogue": "fused",
 }
-_DEVIATION_PROBABILITY = 0.15  # how often a rule is not followed in one knob, times the temperature
-_SATURATING_PROGRAMS_LOG2 = 9  # programs that fill a large GPU, about
-_ELEMENTS_PER_WARP = 256  # elements a warp of a row or a chain is given
+# How often one knob does not follow the rule, times the temperature.
+_DEVIATION_PROBABILITY = 0.15
+# About as many programs (512) as fill a large GPU: an H100 has 132 multiprocessors.
+_SATURATING_PROGRAMS_LOG2 = 9
+# The elements of a row or a chain for one warp: eight for each of its threads.
+_ELEMENTS_PER_WARP = 256
 _SLIP_PROBABILITY = 0.4
 
 

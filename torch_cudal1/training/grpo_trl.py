@@ -85,8 +85,9 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
     options[_get_checkpointing_option(config_class)] = trl.checkpointing
     return config_class(
         output_dir=str(folder),
-        # TRL 1.16 has "dapo" as its default, a mean over all tokens of the batch.
-        loss_type="grpo",  # the paper's mean over a sample's tokens; TRL's default is another
+        # The paper's mean over a sample's tokens. TRL 1.16 has "dapo" as its default, a mean over
+        # all tokens of the batch.
+        loss_type="grpo",
         # With the correction the divergence is multiplied by the ratio rho; the paper weighs it by
         # beta alone.
         use_bias_correction_kl=False,
@@ -112,7 +113,8 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
         bf16=trl.bf16,
         use_cpu=trl.cpu,
         use_vllm=bool(trl.vllm_server),
-        dataloader_num_workers=0,  # a worker process would hold a stale copy of the database
+        # A worker process would hold a stale copy of the database.
+        dataloader_num_workers=0,
         # transformers drops the columns that the model's forward does not name, and the reward
         # function needs `task` and `exemplars`.
         remove_unused_columns=False,
@@ -246,7 +248,8 @@ class SpeedupReward:
     a reward, and a broken judge raises.
     """
 
-    __name__ = "speedup"  # TRL names its metrics by it
+    # TRL names the metrics of a reward function by its `__name__`, which an object does not have.
+    __name__ = "speedup"
 
     def __init__(self, step: ContrastiveStep, prompt_source: PromptSource) -> None:
         self._step, self._prompt_source = step, prompt_source

@@ -18,8 +18,9 @@ from typing import Literal, TypeAlias, get_args
 __all__ = ["Moments", "Pool", "Smoothing", "smooth_rewards", "standardize_group"]
 
 Pool: TypeAlias = Literal["running", "batch", "group"]
-# It keeps a group of equal rewards at 0 instead of 0/0.
-_EPSILON = 1e-4  # added to the group's deviation, as TRL does
+# Added to the group's deviation, as TRL does: a group of equal rewards has advantages of 0 instead
+# of 0/0.
+_EPSILON = 1e-4
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from torch_cudal1.ingest.llm.policy import LanguageModel
 
 __all__ = ["FitConfig", "SftRow", "fine_tune"]
 
-# PyTorch's default `ignore_index`, which transformers uses too.
-_IGNORED_LABEL = -100  # the value that torch's cross entropy leaves out
+# The labels that torch's cross entropy leaves out: its default `ignore_index`, which transformers
+# uses too.
+_IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,8 @@ _CUDA_SHAPES: Mapping[str, tuple[Shape, ...]] = {
     "scan": ((8192, 1024), (4096, 2048), (1024, 8192), (32768, 256), (8000, 1000), (1666, 5000)),
     "pool": ((64, 128, 1024), (16, 128, 4096), (64, 170, 777), (32, 128, 2048), (33, 50, 5001)),
 }
-_DTYPE_OF = {
-    "mm": "float16"
-}  # on the GPU; products in float32 would ask for arithmetic that eager does not use
+# On the GPU. Products in float32 would ask for arithmetic that eager does not use.
+_DTYPE_OF = {"mm": "float16"}
 
 
 class TaskError(Cudal1Error, ValueError):

@@ -132,7 +132,7 @@ def allow_access(
     watched: bool = False,
     readable: Iterable[str] = (),
 ) -> FilesystemAccess:
-    """The paths that Landlock leaves to a child whose environment is `variables`. Cache folders that
+    """The paths that Landlock leaves to a child with the environment `variables`. Cache folders that
     it may write are created here.
 
     - own: it runs own code. gpu: it uses a GPU. readable: more paths to read.

@@ -45,7 +45,7 @@ _COUNT_GPUS_BY_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 class ForkedProcess:
-    """The supervisor of a forked child, with the methods of `subprocess.Popen` that `child` uses."""
+    """The supervisor of a forked child, with the `subprocess.Popen` methods that `child` uses."""
 
     def __init__(self, fork_server: ForkServer, pid: int) -> None:
         self._fork_server, self.pid = fork_server, pid

@@ -1,1 +1,1 @@
-"""What the judge and a candidate's process say to each other: frames, tensors, Programs."""
+"""What the judge and a candidate's process exchange: frames, tensors, Programs."""

@@ -1,13 +1,12 @@
-"""Memory of a GPU that the judge shares with one child, so that tensors go from one to the other
-without passing through the host.
+"""GPU memory that the judge shares with one child, so that tensors do not pass through the host.
 
-The judge allocates it and the child opens it by its handle (CUDA's legacy IPC); it holds one
-message at a time and is known by the child's scratch folder, through which tensors go otherwise.
-The child may write to it whenever it likes, as to a file there: whoever reads takes a copy, checks
-the place it was told, and believes the bytes no more than a file's.
+The judge allocates it, and the child opens it by its handle (CUDA's legacy IPC). It holds one
+message at a time. Both sides register it under the child's scratch folder, through whose files
+tensors go otherwise. The child may write to it at any time, as to those files: a reader copies the
+bytes, checks the offset, and trusts the bytes no more than a file's.
 
-What it does not do: hold what does not fit, or tensors of the host; those go through files. A
-machine that shares no memory between processes has none, and everything works without.
+Messages that do not fit, and tensors of the host, go through files. So does everything on a machine
+whose processes cannot share GPU memory.
 """
 
 from __future__ import annotations
@@ -34,9 +33,11 @@ __all__ = [
     "withdraw",
 ]
 
+# As PyTorch aligns GPU blocks.
 _ALIGNMENT = 512
 _HANDLE_BYTES = 64
-_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that exists.
+_LAZY_PEER_ACCESS = 1
 Span = tuple[int, int]
 
 
@@ -48,7 +49,9 @@ class _Handle(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Verbs:
-    """Copy (to an address, from an address, bytes), wait for the device, give the memory back."""
+    """Functions of the driver: `copy` (target address, source address, bytes), `wait` for the
+    device, `free` the memory.
+    """
 
     copy: Callable[[int, int, int], None]
     wait: Callable[[], None]
@@ -56,7 +59,7 @@ class Verbs:
 
 
 class Arena:
-    """`size_bytes` at `address` of a device. The verbs are the driver's."""
+    """`size_bytes` of GPU memory at `address`, accessed by `verbs`; `handle`: hex, for the child."""
 
     def __init__(
         self, device: torch.device, address: int, size_bytes: int, verbs: Verbs, handle: str = ""
@@ -65,11 +68,10 @@ class Arena:
         self._address, self._verbs = address, verbs
 
     def write(self, spans: Sequence[Span]) -> list[int] | None:
-        """Copy (address, bytes) pairs in, from the beginning: the offset of each; None where they
-        do not fit.
+        """Copy memory, given as (address, bytes) pairs, to the start of the arena. Returns the
+        offset of each, None where they do not fit.
 
-        It waits for what is queued on the device before, and until the copies are there. Raises
-        SandboxError.
+        Waits for earlier work on the device, and for the copies. Raises SandboxError.
         """
         offsets, end = [], 0
         for _, size in spans:
@@ -77,17 +79,20 @@ class Arena:
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         if end > self.size_bytes:
             return None
+        # The tensors may still be computed on another stream.
         self._verbs.wait()
         for offset, (address, size) in zip(offsets, spans, strict=True):
             if size:
                 self._verbs.copy(self._address + offset, address, size)
+        # The other process reads on a stream of its own context, which waits for nothing here.
         self._verbs.wait()
         return offsets
 
     def read(self, offset: int, address: int, size: int) -> None:
-        """Copy `size` bytes at `offset` to an address. Raises SandboxError for a place that is not
-        inside.
+        """Copy `size` bytes at `offset` to `address`. Raises SandboxError where they do not lie inside
+        the arena. Call `settle` before the bytes are used.
         """
+        # The offset comes from the child, and an address outside would read memory of the judge.
         if not 0 <= offset <= self.size_bytes - size:
             raise SandboxError(
                 "reading tensors", f"{size} bytes at {offset} of {self.size_bytes} that are shared"
@@ -96,38 +101,39 @@ class Arena:
             self._verbs.copy(address, self._address + offset, size)
 
     def settle(self) -> None:
-        """Wait until what was read is there. Raises SandboxError."""
+        """Wait until all reads are complete. Raises SandboxError."""
         self._verbs.wait()
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory, or close the mapping."""
         self._verbs.free()
 
 
 _LENT: dict[Path, Arena] = {}
-_FIRST: dict[Path, Arena] = {}  # those that a larger one stands in for
+# Arenas that a larger one replaces for some messages.
+_FIRST: dict[Path, Arena] = {}
 
 
 def lend(folder: Path, arena: Arena) -> None:
-    """From now on messages whose files would lie in `folder` go through `arena` where they can."""
+    """Send messages whose files would lie in `folder` through `arena`, where they fit."""
     _LENT[folder] = arena
 
 
 def lend_also(folder: Path, arena: Arena) -> None:
-    """For the next messages this one in the place of what is lent already, until `return_to_first`."""
+    """Replace the arena of `folder` by a larger one, until `return_to_first`."""
     _FIRST[folder] = _LENT[folder]
     _LENT[folder] = arena
 
 
 def return_to_first(folder: Path) -> None:
-    """Give the second one back. Nothing to do where there is none."""
+    """Free the larger arena, and use the first one again. Does nothing where there is no larger."""
     if folder in _FIRST:
         _LENT.pop(folder).close()
         _LENT[folder] = _FIRST.pop(folder)
 
 
 def withdraw(folder: Path) -> None:
-    """No longer; the memory is given back. Nothing to do where nothing was lent."""
+    """Stop using an arena for `folder`, and free it. Does nothing where there is none."""
     return_to_first(folder)
     arena = _LENT.pop(folder, None)
     if arena is not None:
@@ -135,16 +141,17 @@ def withdraw(folder: Path) -> None:
 
 
 def arena_of(folder: Path) -> Arena | None:
-    """What was lent for a folder."""
+    """The arena of a folder, None where there is none."""
     return _LENT.get(folder)
 
 
 def share(size_bytes: int, device: torch.device) -> Arena:
-    """Allocate one that another process can open by `handle`. Raises SandboxError that says what
-    the driver refused.
+    """Allocate an arena that another process can open by its `handle`. Raises SandboxError with the
+    driver's call and status.
     """
     cuda = _driver(device)
     address, handle = ctypes.c_uint64(), _Handle()
+    # Not from PyTorch: a handle opens the whole allocation, here with other tensors in it.
     _ask(cuda, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
     try:
         _ask(cuda, "cuIpcGetMemHandle", ctypes.byref(handle), address)
@@ -162,8 +169,8 @@ def share(size_bytes: int, device: torch.device) -> Arena:
 
 
 def share_at_once(size_bytes: int, device: torch.device) -> Arena:
-    """As `share`; where the driver has no such memory, what PyTorch keeps for later goes back to it
-    first. Raises SandboxError.
+    """As `share`, but where the GPU is full, PyTorch's cached free memory is released first. Raises
+    SandboxError.
     """
     try:
         return share(size_bytes, device)
@@ -173,15 +180,16 @@ def share_at_once(size_bytes: int, device: torch.device) -> Arena:
 
 
 def open_arena(handle: str, size_bytes: int, device: torch.device) -> Arena:
-    """The same memory in another process. Raises SandboxError."""
+    """Open, in the child, the arena that the judge allocated. Raises SandboxError."""
     cuda = _driver(device)
     address, given = ctypes.c_uint64(), _Handle()
     ctypes.memmove(ctypes.byref(given), bytes.fromhex(handle), _HANDLE_BYTES)
+    # The handle is passed by value, which ctypes must be told.
     cuda.cuIpcOpenMemHandle_v2.argtypes = (
         ctypes.c_void_p,
         _Handle,
         ctypes.c_uint,
-    )  # the handle goes by value
+    )
     _ask(cuda, "cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
     return _made(cuda, device, address, size_bytes, "cuIpcCloseMemHandle", handle)
 
@@ -207,13 +215,15 @@ def _made(
         torch.cuda.synchronize(device)
 
     def give_back() -> None:
-        getattr(cuda, free)(address)  # a context that has died has given it back already
+        # The status is ignored: a context that has died has freed the memory already.
+        getattr(cuda, free)(address)
 
     return Arena(device, address.value, size_bytes, Verbs(copy, wait, give_back), handle)
 
 
 def _driver(device: torch.device) -> ctypes.CDLL:
-    torch.cuda.synchronize(device)  # makes the device's context current in this thread
+    # Makes the device's context current in this thread.
+    torch.cuda.synchronize(device)
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:

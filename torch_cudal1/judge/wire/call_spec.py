@@ -1,9 +1,8 @@
-"""How flat tensors become a call of a module: `CallSpec`, the modes it can run in (`RunMode`), and
+"""How a list of tensors becomes a call of a module: `CallSpec`, the modes of a run (`RunMode`), and
 arguments packed as JSON.
 
-The parent plans with these values and the worker carries them out; neither runs anything here. The
-flat order is the parameters and buffers by name, the tensors of the call, then (with gradients) one
-cotangent per output.
+The parent makes these values and the worker runs calls by them. The flat order of tensors is:
+parameters and buffers by name, tensors of the call, then (with gradients) one cotangent per output.
 """
 
 from __future__ import annotations
@@ -28,32 +27,38 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RunMode:
-    """In which mode a module is run.
+    """The mode in which a module is run.
 
-    `double`: in float64, for the reference. `compiled`: through torch.compile, for a baseline.
-    `dtype`: cast to it after a first call in the type it was made in. `double_backward`: gradients
-    of the gradients too. `other_gpu`: on another GPU than the current one.
+    - training: train mode instead of eval. gradients: also compute those of floating inputs.
+    - double: in float64, for the reference. inference: under torch.inference_mode.
+    - autocast: name of a dtype, "" for none.
+    - compiled: "", or the mode of torch.compile, for a baseline: "default" or "reduce-overhead".
+    - dtype: name of a dtype to which the module is cast after its first call.
+    - double_backward: also gradients of the gradients. other_gpu: on a GPU that is not current.
     """
 
     training: bool = False
     gradients: bool = False
     double: bool = False
     inference: bool = False
-    autocast: str = ""  # dtype name
-    compiled: str = ""  # "", "default" or "reduce-overhead"
+    autocast: str = ""
+    compiled: str = ""
     dtype: str = ""
     double_backward: bool = False
     other_gpu: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """For a frame."""
+        """The mode as JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class CallSpec:
-    """The class `entry` of a source, its packed arguments (`init`), the `names` of its parameters
-    and buffers, the packed arguments of a call, and the seed of its construction.
+    """How to construct and call a module.
+
+    - entry: name of the class in its source. init: packed arguments of its constructor.
+    - names: of its parameters and buffers. call: packed arguments of a call.
+    - seed: for the random generators before construction.
     """
 
     entry: str
@@ -63,7 +68,7 @@ class CallSpec:
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """For a frame."""
+        """The spec as JSON."""
         return {
             "entry": self.entry,
             "init": self.init,
@@ -81,9 +86,13 @@ class CallSpec:
 
 
 def pack_arguments(value: Any, tensors: list[torch.Tensor] | None) -> Any:
-    """A nested argument as JSON; tensors go to `tensors` and leave their number. Raises
-    SandboxError for anything else.
+    """A nested argument as JSON. Tensors are appended to `tensors`, and their index stands for them.
+
+    Raises SandboxError for a value that is neither plain nor a tensor, and for a tensor where
+    `tensors` is None.
     """
+    # A JSON object always has one key, its kind: so a dict of the user cannot be taken for a
+    # tensor.
     if isinstance(value, torch.Tensor) and tensors is not None:
         tensors.append(value.detach())
         return {"tensor": len(tensors) - 1}
@@ -120,8 +129,8 @@ def unpack_arguments(packed: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def find_tensor_order(call: Any) -> list[int] | None:
-    """The numbers of the tensors of a packed call that takes nothing else, one after the other;
-    None for any other call.
+    """The tensor indices of a packed call whose only arguments are positional tensors; None for any
+    other call. Such a call is made without unpacking, which would count in its time.
     """
     match call:
         case {"dict": {"args": {"tuple": [*args]}, "kwargs": {"dict": kwargs}}} if not kwargs:

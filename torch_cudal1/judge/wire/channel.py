@@ -1,9 +1,9 @@
-"""Frames between the judge and its child: a length, a JSON object, and tensors beside them in
-safetensors files, or in memory of a GPU that both share (`arena`).
+"""Frames between the judge and its child: a length and a JSON object. Tensors travel beside them in
+safetensors files, or in GPU memory that both share (`arena`).
 
-Each request carries a nonce that its answer must echo; both directions have a size limit; nothing
-is ever unpickled, so the worst a broken child can say is nonsense. It does not interpret what it
-carries.
+Each request carries a nonce that its answer must echo. Both directions have a size limit. Nothing
+is unpickled, so a broken or hostile child can send nonsense, but run no code in the judge. This
+module does not interpret the messages.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ __all__ = [
     "with_offsets",
 ]
 
-MAX_FRAME_BYTES = 64 << 20  # the JSON of a Program of 100,000 steps is about 30 MB
-_HEADER_BYTES = (
-    1 << 20
-)  # how much larger than its blocks a file may be: some file systems keep small ones elsewhere
+# The JSON of a Program of 100,000 steps is about 30 MB.
+MAX_FRAME_BYTES = 64 << 20
+# How much larger than its blocks a file may be: some file systems store small files in the inode.
+_HEADER_BYTES = 1 << 20
 _HEADER = struct.Struct(">I")
-_AT_ONCE_BYTES = 1 << 30  # Linux reads no more than 2 GiB at a time
-DTYPES = {  # their names in a safetensors file
+# Linux reads at most 2 GiB per call.
+_AT_ONCE_BYTES = 1 << 30
+# The names of dtypes in a safetensors file.
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -65,8 +67,7 @@ DTYPES = {  # their names in a safetensors file
     torch.int8: "I8",
     torch.bool: "BOOL",
 }
-# entries of a layout's item that says where in shared memory its tensor lies: dtype, shape,
-# strides, offset
+# Length of a layout item for a tensor in shared memory: dtype, shape, strides, offset.
 _PLACED = 4
 
 
@@ -78,7 +79,7 @@ class Channel:
 
     def send(self, message: Mapping[str, Any], *, deadline: float | None = None) -> None:
         """Write one frame before `deadline` (seconds of `time.monotonic()`). Raises SandboxError
-        when the peer is gone or deaf.
+        when the peer is gone or does not read.
         """
         body = json.dumps(message).encode()
         if len(body) > MAX_FRAME_BYTES:
@@ -96,6 +97,7 @@ class Channel:
         SandboxError for garbage.
         """
         (size,) = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
+        # Before any byte of it is read: a child could announce 4 GiB.
         if size > MAX_FRAME_BYTES:
             raise SandboxError(
                 "reading a frame", f"announced {size} bytes, at most {MAX_FRAME_BYTES}"
@@ -103,6 +105,7 @@ class Channel:
         body = self._exactly(size, deadline)
         try:
             message = json.loads(body)
+        # RecursionError: brackets nested without end.
         except (ValueError, RecursionError) as error:
             raise SandboxError("reading a frame", f"not JSON: {body[:80]!r}") from error
         if not isinstance(message, dict):
@@ -112,7 +115,7 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._sock.close()
 
     def _exactly(self, size: int, deadline: float | None) -> bytes:
@@ -121,6 +124,7 @@ class Channel:
             self._wait_until(deadline)
             try:
                 part = self._sock.recv(min(size - len(parts), 1 << 20))
+            # A peer that was killed resets the connection instead of closing it.
             except ConnectionError:
                 part = b""
             if not part:
@@ -135,12 +139,13 @@ class Channel:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("past the deadline")
+        # Set anew before each piece, so a peer that sends single bytes gains no time.
         self._sock.settimeout(left)
 
 
 def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements of storage a tensor of that shape and those strides spans; 0 if it is
-    empty.
+    """How many elements of storage a tensor with this shape and these strides spans; 0 for an empty
+    tensor.
     """
     if 0 in shape:
         return 0
@@ -148,11 +153,11 @@ def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
-    """Write tensors, strides and all, to `path`; the result is what `load_tensors` needs beside the
-    file (JSON).
+    """Write tensors, with their strides, to `path`; returns the layout (JSON) that `load_tensors`
+    needs.
 
-    Where memory of a GPU is shared for that folder and holds them all, they go there, and there is
-    no file until the next message.
+    Where the folder has an arena and they all fit into it, they go there instead, and no file is
+    written.
     """
     arena = arena_of(path.parent)
     if arena is not None and (placed := _placed(tensors, arena)) is not None:
@@ -164,7 +169,9 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
             layout.append(None)
             continue
         extent = storage_extent(tensor.shape, tensor.stride())
+        # The storage with its gaps, so that strides and overlapping elements arrive as they are.
         storage = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
+        # A copy: safetensors refuses tensors that share memory.
         flat[str(index)] = storage.cpu() if storage.device.type != "cpu" else storage.clone()
         layout.append(
             [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())]
@@ -172,13 +179,15 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
     mode = path.stat().st_mode & 0o777 if path.exists() else None
     save_file(flat, str(path))
     if mode is not None:
-        path.chmod(mode)  # safetensors replaces the file by one that only its own user may read
+        # safetensors replaces the file by a new one that only this user may read, and the child may
+        # run as another user.
+        path.chmod(mode)
     return layout
 
 
 def _placed(tensors: Sequence[torch.Tensor | None], arena: Arena) -> list[list[Any] | None] | None:
-    """The layout with the offset of each tensor; None where one is on the host, or they do not all
-    fit.
+    """Write tensors to the arena; their layout with offsets. None where one is on the host, or they
+    do not all fit.
     """
     plain = [tensor.detach() for tensor in tensors if tensor is not None]
     if not plain or any(tensor.device.type != arena.device.type for tensor in plain):
@@ -190,7 +199,7 @@ def _placed(tensors: Sequence[torch.Tensor | None], arena: Arena) -> list[list[A
 def with_offsets(
     tensors: Sequence[torch.Tensor | None], offsets: Sequence[int] | None
 ) -> list[list[Any] | None] | None:
-    """A layout that says where each tensor lies in shared memory; None where there are no offsets."""
+    """The layout of tensors that lie at these offsets of an arena; None where `offsets` is None."""
     if offsets is None:
         return None
     places = iter(offsets)
@@ -203,17 +212,19 @@ def with_offsets(
 
 
 def in_arena(layout: Sequence[Any]) -> bool:
-    """Whether a message went through shared memory, where the next one takes its place."""
+    """Whether a message lies in the arena, where the next one overwrites it."""
     return any(isinstance(item, list) and len(item) == _PLACED for item in layout)
 
 
 def load_tensors(
     layout: Sequence[Any], path: Path, device: torch.device
 ) -> list[torch.Tensor | None]:
-    """Read back what `save_tensors` wrote, each tensor in its own fresh storage on `device`. Raises
-    SandboxError for a misfit.
+    """Read the tensors that `save_tensors` wrote, each into a new storage on `device`. Raises
+    SandboxError where the layout and the bytes do not fit together.
     """
     try:
+        # Everything below comes from the child, so any error is its fault and no crash of the
+        # judge.
         if in_arena(layout):
             return _copied(layout, path, device)
         with _plain_file(path) as (file, size):
@@ -248,26 +259,28 @@ def _copied(layout: Sequence[Any], path: Path, device: torch.device) -> list[tor
             found.append(None)
             continue
         spec, extent = _spec_of(item[:-1], device)
+        # Before the allocation: a shape from the child could ask for all memory of the GPU.
         if extent > arena.size_bytes:
             raise SandboxError(
                 "reading tensors",
                 f"{extent} elements for {spec}, {arena.size_bytes} bytes are shared",
             )
+        # A copy: the child may overwrite the arena at any time, also after a check.
         fresh = torch.empty(extent, dtype=spec.torch_dtype, device=arena.device)
         arena.read(int(item[-1]), fresh.data_ptr(), extent * fresh.element_size())
         found.append(fresh.as_strided(spec.shape, spec.strides))
     arena.settle()
-    if (
-        device.type != arena.device.type
-    ):  # a Program's binaries are read on the host, wherever the module had them
+    # A Program's binaries are read on the host, wherever the module had them.
+    if device.type != arena.device.type:
         found = [None if t is None else t.to(device) for t in found]
     return found
 
 
 def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int]:
-    """What a layout says of one tensor, and how many elements its storage needs."""
+    """The spec of one tensor of a layout, and how many elements its storage needs."""
     dtype, shape, strides = item
     spec = TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), device.type)
+    # Negative strides would reach memory before the storage.
     if min((*spec.shape, *spec.strides), default=0) < 0:
         raise SandboxError("reading tensors", f"negative sizes or strides: {spec}")
     return spec, storage_extent(spec.shape, spec.strides)
@@ -275,16 +288,19 @@ def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int
 
 @contextmanager
 def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A plain file, no link or pipe, and how many bytes it has now: what it grows by later does not
-    count.
+    """Open a regular file; the file and its size in bytes. Later growth does not count.
 
-    Read, not mapped: whoever truncates a mapped file kills its reader.
+    Raises OSError for a link, a pipe or a sparse file.
     """
+    # The child can write the folder. O_NOFOLLOW: a link could name a file of the user. O_NONBLOCK:
+    # opening a pipe would wait without end. The file is read, not mapped: truncating a mapped file
+    # kills its reader (SIGBUS).
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:
         told = os.fstat(fd)
         if not stat.S_ISREG(told.st_mode):
             raise OSError(errno.EINVAL, "expected a plain file")
+        # A sparse file of a terabyte takes no disk, but memory of the judge.
         if told.st_size > _HEADER_BYTES + 512 * told.st_blocks:
             raise OSError(
                 errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written"
@@ -295,12 +311,12 @@ def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 def _places(
     file: BinaryIO, file_bytes: int, wanted: Collection[str]
 ) -> tuple[Mapping[str, Any], int]:
-    """The header of a safetensors file that holds these tensors, and where the bytes begin that its
-    offsets count from.
+    """The header of a safetensors file that must hold the tensors `wanted`, and the position from
+    which its offsets count. Raises ValueError for a bad header.
 
-    The library would copy all bytes three times. Source: the safetensors format: the header's
-    length in 8 bytes, a JSON object.
+    Source: the safetensors format: 8 bytes with the header's length, then a JSON object.
     """
+    # Read here: the library would copy all bytes three times.
     start = file.read(8)
     size = int.from_bytes(start, "little")
     if len(start) < 8 or size > MAX_FRAME_BYTES:
@@ -310,15 +326,14 @@ def _places(
         raise ValueError(f"expected a JSON object for a header, came {type(header).__name__}")
     bounds = [tuple(map(int, header[name]["data_offsets"])) for name in wanted]
     told, there = sum(end - first for first, end in bounds), file_bytes - 8 - size
-    if (
-        any(not 0 <= first <= end <= there for first, end in bounds) or told > there
-    ):  # none outside, and none twice
+    # None outside the file, and no byte twice: many tensors of one byte range would fill memory.
+    if any(not 0 <= first <= end <= there for first, end in bounds) or told > there:
         raise ValueError(f"tensors of {told} bytes where {there} are")
     return header, 8 + size
 
 
 def _read(file: BinaryIO, begin: int, place: Any, item: Any, device: torch.device) -> torch.Tensor:
-    """One tensor, its bytes read where they will stay."""
+    """One tensor, read directly into its storage."""
     spec, extent = _spec_of(item, device)
     first, end = map(int, place["data_offsets"])
     size = extent * spec.torch_dtype.itemsize
@@ -341,6 +356,7 @@ def _fill(fd: int, offset: int, address: int, size: int) -> None:
     while done < size:
         part = min(size - done, _AT_ONCE_BYTES)
         count = os.preadv(fd, [(ctypes.c_char * part).from_address(address + done)], offset + done)
+        # The child truncated the file after the check of its size.
         if not count:
             raise OSError(errno.EIO, f"{done} of {size} bytes are there")
         done += count

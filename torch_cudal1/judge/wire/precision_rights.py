@@ -1,12 +1,12 @@
-"""The precision switches of PyTorch that decide what a result may look like, read here and set
-elsewhere as one value.
+"""The precision switches of PyTorch that affect results, read in the parent and set in a child as
+one value.
 
-The contract fixes TF32 (an op class has the right or has not); the other switches are the user's
-own. Setting them is for a disposable process or inside `under`, which restores them.
+The contract fixes TF32: an op class has the right to it, or not. The other switches are those of
+the user's process. `apply` sets them for good, in a disposable process; `under` restores them.
 
-What the user's switches say already stays as they say it: they are part of the names under which
-Inductor keeps what it compiles, and "none" and "ieee" are two names of one thing. So what a child
-compiles, the user's process finds.
+A switch that already has the wanted meaning keeps its value. The values are part of Inductor's
+cache keys, and "none" and "ieee" mean the same; with equal values the user's process finds what a
+child compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch_cudal1.ir.records import Contract
 
 __all__ = ["apply", "flags_for", "under"]
 
-_MATMUL = (  # attributes of torch.backends.cuda.matmul that permit sums in half precision
+# Attributes of torch.backends.cuda.matmul that permit sums in half precision.
+_MATMUL = (
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
 )
@@ -42,7 +43,8 @@ def flags_for(contract: Contract) -> dict[str, str | bool]:
 
 
 def _in_own_words(wanted: str) -> str:
-    """What the switch of products says now, if that is `wanted`: "none" is unset, and then IEEE."""
+    """The present value of the matmul switch if it means `wanted`, else `wanted`."""
+    # "none" means unset, which computes as "ieee" does.
     said = str(torch.backends.cuda.matmul.fp32_precision)
     return said if (said == "tf32") == (wanted == "tf32") else wanted
 
@@ -55,19 +57,19 @@ def apply(flags: Mapping[str, str | bool]) -> None:
     torch.backends.cuda.matmul.fp32_precision = str(flags["matmul"])
     parts: list[Any] = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]  # type: ignore[attr-defined]
     for part in parts:
-        part.fp32_precision = str(flags["conv"])  # alike, or reading the older `allow_tf32` raises
+        # Both alike: otherwise reading the older `allow_tf32` raises.
+        part.fp32_precision = str(flags["conv"])
     torch.backends.cudnn.benchmark = bool(flags["cudnn_benchmark"])
     deterministic = bool(flags["deterministic"])
-    torch.use_deterministic_algorithms(
-        deterministic, warn_only=deterministic
-    )  # off, and to warn, is another name of off
+    # warn_only only where it is on: "off, but warn" is off too, under another cache key of Inductor.
+    torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)
     for name in _MATMUL:
         setattr(torch.backends.cuda.matmul, name, bool(flags[name]))
 
 
 @contextmanager
 def under(contract: Contract) -> Iterator[None]:
-    """Run the body with the contract's TF32 rights on CUDA, then put the user's switches back."""
+    """Run the body with the contract's TF32 rights on CUDA, then restore the user's switches."""
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = (matmul.fp32_precision, conv.fp32_precision)
     flags = flags_for(contract)

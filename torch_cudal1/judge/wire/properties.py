@@ -1,8 +1,8 @@
-"""Facts about the outputs of a call that do not depend on their values: form, and which memory they
-share.
+"""Facts about the outputs of a call that do not depend on their values: their form, and the memory
+that they share.
 
 The same function describes the candidate's outputs (in the child) and the reference's (in the
-parent). It judges nothing.
+parent). The parent compares the two.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def describe(
     held: Sequence[Sequence[torch.Tensor | None]] = (),
 ) -> list[dict[str, Any] | None]:
     """One JSON object per output: type, dtype, shape, strides, device, whether its storage is large
-    enough, and what shares it.
+    enough, and which tensors share its memory.
 
-    `inputs` and `outputs` list the positions whose storage overlaps; `held` is true when an output
-    of an earlier, still living call does.
+    Its `inputs` and `outputs` list the positions of tensors whose storage overlaps; its `held` is
+    true where an output of an earlier call (`held`), still alive, overlaps.
     """
     earlier = [t for outs in held for t in outs if t is not None]
     return [_one(position, out, outputs, inputs, earlier) for position, out in enumerate(outputs)]
@@ -40,6 +40,7 @@ def _one(
     if out is None:
         return None
     shares = [index for index, tensor in enumerate(inputs) if _overlap(out, tensor)]
+    # An earlier output that is a view of an input is no buffer that the candidate kept.
     held_by_inputs = [
         t for t in earlier if _overlap(out, t) and not any(_overlap(t, tensor) for tensor in inputs)
     ]
@@ -47,11 +48,13 @@ def _one(
         (size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True)
     )
     return {
+        # Not isinstance: a subclass may compute when it is compared.
         "exact_type": type(out) is torch.Tensor,
         "dtype": str(out.dtype).removeprefix("torch."),
         "shape": list(out.shape),
         "strides": _telling_strides(out),
         "device": out.device.type,
+        # A lazy tensor has a storage without bytes.
         "storage": out.numel() == 0
         or (last + 1) * out.element_size() <= out.untyped_storage().nbytes(),
         "inputs": shares,
@@ -65,8 +68,8 @@ def _one(
 
 
 def _telling_strides(out: torch.Tensor) -> list[int]:
-    """Strides, 0 where they mean nothing: of a dimension of size 1, and of a tensor without
-    elements.
+    """Strides, with 0 for dimensions of size 1 and for empty tensors, where PyTorch's operators
+    differ and no element's address does.
     """
     return [
         stride if size > 1 and out.numel() else 0

@@ -1,7 +1,6 @@
-"""Compares tensors by their bits, and casts them to float64: what both sides of the wire do alike.
+"""Compares tensors by their bits, and casts them to float64, on both sides of the wire.
 
-The functions of torch used here are bound at import, before any candidate is loaded. A tolerance
-has no place in this file; `judge.reference.compare` holds them.
+No tolerance is in this file, as the worker imports it; `judge.reference.compare` has them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch_cudal1.judge.wire.channel import storage_extent
 
 __all__ = ["all_same_bits", "same_bits", "same_storage", "to_float64"]
 
+# Bound at import, before any candidate is loaded: a candidate may patch torch.
 _equal = torch.equal
 
 
@@ -35,7 +35,7 @@ def all_same_bits(
 
 
 def same_storage(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether the memory that two tensors span is equal, elements that a stride skips included."""
+    """Whether the memory spans of two tensors are equal, including elements that strides skip."""
     return _equal(_spanned_bytes(left).to(right.device), _spanned_bytes(right))
 
 
@@ -49,7 +49,7 @@ def to_float64(tensor: Any) -> Any:
 
 
 def _element_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # a single element may have any stride and count as contiguous, but not as bytes
+    # A tensor of one element counts as contiguous with any stride, but cannot be viewed as bytes then.
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

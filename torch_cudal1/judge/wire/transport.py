@@ -1,5 +1,5 @@
-"""Programs between the judge and its child: JSON in a frame, binaries in a safetensors file. Both
-sides check what they read.
+"""Sends Programs between the judge and its child: JSON in a frame, binaries in a safetensors file.
+Both sides check the Programs that they read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["read_payloads", "read_program", "require_tensor", "write_payloads"]
 
 
 def write_payloads(program: Program, path: Path) -> list[Any]:
-    """All binaries of a Program to one file; the result goes with `to_json` into a frame."""
+    """Write all binaries of a Program to one file. The result goes into a frame with `to_json`."""
     payloads = program.all_payloads()
     return [list(payloads), save_tensors(list(payloads.values()), path), str(path)]
 
 
 def read_payloads(packed: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """The inverse of `write_payloads`. Raises SandboxError if it does not fit."""
+    """The inverse of `write_payloads`. Raises SandboxError where names and tensors do not match."""
     names, layout, path = packed
     tensors = load_tensors(layout, Path(path), torch.device("cpu"))
     return {str(name): require_tensor(tensor) for name, tensor in zip(names, tensors, strict=True)}
@@ -34,6 +34,7 @@ def read_payloads(packed: Sequence[Any]) -> dict[str, torch.Tensor]:
 def read_program(data: Mapping[str, Any], packed: Sequence[Any]) -> Program:
     """A checked Program from its JSON and packed payloads. Raises ProgramError or SandboxError."""
     program = Program.from_json(data, read_payloads(packed))
+    # A builder that ran foreign code may have sent it: nothing runs a Program unchecked.
     check_program(program)
     return program
 

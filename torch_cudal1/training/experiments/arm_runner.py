@@ -53,7 +53,8 @@ from torch_cudal1.training.supervised import SftRow, fine_tune
 
 __all__ = ["run_arm", "train_base"]
 
-_DRAWS_PER_HELD_OUT_SEED = 20  # of programs, for each that every arm is to be shown
+# Uniform draws for each held-out program that every arm is to be shown.
+_DRAWS_PER_HELD_OUT_SEED = 20
 
 
 def train_base(
@@ -321,7 +322,8 @@ def _add_log(curve: list[dict[str, float]], path: Path) -> list[dict[str, float]
                 "loss": float(entry["loss"]),
             }
         except (ValueError, KeyError, TypeError):
-            continue  # cut off by a kill
+            # A line that a kill cut off.
+            continue
     return [{**point, **logged.get(int(point["step"]), {})} for point in curve]
 
 

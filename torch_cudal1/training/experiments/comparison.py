@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 Results = Sequence[Mapping[str, Any]]
-_NEAR_OPTIMUM = 0.95  # of it counts as reached
+# This share of the optimum counts as reached: buckets of a score may differ by some per cent.
+_NEAR_OPTIMUM = 0.95
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class ArmSummary:
     seeds: int
     success: float
     speedup: float
-    log_speedup: float | None  # of successes; None without any
+    # of successes; None without any
+    log_speedup: float | None
     # kind and measurements, such as "shape 64", to the geometric mean of the best scores
     best: Mapping[str, float]
     area: Mapping[str, float]

@@ -344,7 +344,8 @@ def _average_over_seeds(
         # The range, not an interval: intervals over seeds and tasks are in the tables.
         ([min(v) for v in values], [max(v) for v in values]) if len(curves) > 1 else ([], [])
     )
-    title = ARMS[name].title.partition(" (")[0]  # a legend has room for the name
+    # A legend has room for the name, not for what stands in parentheses after it.
+    title = ARMS[name].title.partition(" (")[0]
     return plots.Curve(f"{name} {title}", places, [sum(v) / len(v) for v in values], low, high)
 
 

@@ -30,8 +30,10 @@ __all__ = [
 ]
 
 BOOTSTRAP_DRAWS = 10_000
-BOOTSTRAP_SEED = 20_261_120  # part of the pre-registered procedure: published digits follow from it
-MIN_COUNTED_SPEEDUP = 1.01  # a speed-up is counted only above this (CUDA-L1, section 2.1)
+# Part of the pre-registered procedure: the published digits follow from it.
+BOOTSTRAP_SEED = 20_261_120
+# A speed-up is counted only above this (CUDA-L1, section 2.1).
+MIN_COUNTED_SPEEDUP = 1.01
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class PairedDifference:
     p: float
     seeds: int
     tasks: int
-    seed_deviation: float | None  # of the seeds' own means; None for one seed
+    # of the seeds' own means; None for one seed
+    seed_deviation: float | None
 
     @property
     def excludes_zero(self) -> bool:

@@ -229,13 +229,15 @@ def _convert_value(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) is tuple and isinstance(value, list):
         return tuple(_convert_value(get_args(hint)[0], each, where) for each in value)
     options = get_args(hint)
-    if isinstance(value, dict):  # X | None with X a dataclass
+    # X | None with X a dataclass, such as the settings of TRL in a run.
+    if isinstance(value, dict):
         for option in options:
             if is_dataclass(option) and isinstance(option, type):
                 return build_dataclass(option, value, where)
     if get_origin(hint) is Literal:
         fits = value in options
-    elif options:  # X | None
+    # X | None with X a plain type.
+    elif options:
         fits = value is None or any(_is_instance(value, option) for option in options)
     else:
         fits = _is_instance(value, hint)

@@ -32,7 +32,8 @@ __all__ = ["ExecutionConfig", "LoadEnvironment", "read_results", "run_plan", "ru
 
 # Of a plan and a seed. Importable by name, since workers are other processes.
 LoadEnvironment: TypeAlias = Callable[[ExperimentPlan, int], Environment]
-Job: TypeAlias = tuple[Any, ...]  # a function and its arguments
+# A function and its arguments.
+Job: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)

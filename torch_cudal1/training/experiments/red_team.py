@@ -29,7 +29,8 @@ from torch_cudal1.training.supervised import fine_tune
 
 __all__ = ["CheatGenerator", "run_red_team"]
 
-_SFT_SHARE = 0.2  # of the progress bar; each evaluator's training takes half of the rest
+# The share of the progress bar for stage 1; each evaluator's training takes half of the rest.
+_SFT_SHARE = 0.2
 
 
 class CheatGenerator:

@@ -38,8 +38,9 @@ SPECIAL = (_PAD, EOS, _UNKNOWN)
 _MARKS = ("<task>", "<shape>", "<dtype>", "<ex>", "<go>", "<pa>", "<ad>", "<code>")
 _DIVISORS = tuple(2**power for power in range(11))
 _SIZES = range(25)
-# 24 words from 0.25x to 8x: neighbours are a factor of 1.16 apart.
-_BINS, _LOW, _HIGH = 24, 0.25, 8.0  # log-spaced bins of scores
+# Bins of scores, of equal width in the logarithm: 24 words from 0.25x to 8x, neighbours a factor of
+# 1.16 apart.
+_BINS, _LOW, _HIGH = 24, 0.25, 8.0
 _INTENTS = ("keep1", "keep2", "up", "down", "new")
 _BETTER = ("1", "2", "none")
 

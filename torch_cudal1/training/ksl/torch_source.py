@@ -188,7 +188,8 @@ def _mm_blocks(case: ShapeCase, program: KslProgram) -> str:
     block, split = program["block_m"], program.number("split_k")
     inner = _product(case, program, "p", "w")
     if split > 1 and program["epilogue"] != "swapped":
-        part = case.sizes["K"] // split  # without a mask the rest of K is left out
+        # Without a mask the rest of K is left out.
+        part = case.sizes["K"] // split
         last = "None" if program["mask"] == "on" else str(part * split)
         # The last share takes the rest of K.
         ends = [f"{part * i} : {part * (i + 1) if i + 1 < split else last}" for i in range(split)]

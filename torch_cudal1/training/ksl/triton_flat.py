@@ -45,7 +45,8 @@ def launch(kernel, grid, tensors, numbers, constants, **options):
     if compiled is not None:
         COMPILED[place] = compiled
 '''
-PROGRAMS = 528  # of a persistent launch: four for each multiprocessor of the largest GPUs
+# Programs of a persistent launch: four for each of the 132 multiprocessors of an H100 or H200.
+PROGRAMS = 528
 _ROUND = "v = v.to(tl.float16).to(tl.float32)"
 
 
@@ -271,7 +272,7 @@ def _render_scan_call(program: KslProgram, blocks: str, constants: Mapping[str, 
 
 def _wrap_position(case: ShapeCase, program: KslProgram) -> str:
     """Without its mask a row that is no power of two long begins again where it ends: the wrong
-    values, but none of strangers.
+    values, but none from outside the row.
     """
     place = _scan_position(case)
     if program["mask"] == "on":

@@ -21,7 +21,8 @@ from torch_cudal1.training.ksl.triton_flat import (
 __all__ = ["RENDERERS"]
 
 _EXPONENTIAL = ("softmax", "log_softmax", "cross_entropy")
-_LOWEST = "-1e30"  # finite, so that a block of nothing but padding makes no NaN
+# Finite: in a block of nothing but padding the difference of two infinities would be NaN.
+_LOWEST = "-1e30"
 
 # A tile `x` of whole rows; `inside` marks its columns. Reductions keep their dimension.
 _WHOLE: Mapping[str, tuple[str, ...]] = {
@@ -146,7 +147,8 @@ def _load_parameters(case: ShapeCase, place: str, condition: str) -> list[str]:
     """Loads of what is one row for all."""
     mask = f", mask={condition}" if condition else ""
     names = [argument.name for argument in case.op.arguments if argument.sizes == ("C",)]
-    renamed = {"c": "shift"}  # `c` is the columns here
+    # `c` is the columns in these kernels.
+    renamed = {"c": "shift"}
     return [
         f"{renamed.get(name, name)} = tl.load({name}_ptr + {place}{mask}).to(tl.float32)"
         for name in names

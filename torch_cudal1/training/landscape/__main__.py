@@ -61,21 +61,20 @@ from torch_cudal1.training.tasks import Split, load_split
 __all__ = ["main"]
 
 _LANDSCAPE = "landscape.json.gz"
-# Clocks, temperature and power of the moment: two parts that ran at different times always differ
-# in them.
-_MOMENTARY_FACTS = ("gpu_state",)  # they differ between two parts of one landscape
+# Clocks, temperature and power of the moment: two parts of one landscape, which ran at different
+# times, differ in them.
+_MOMENTARY_FACTS = ("gpu_state",)
 # On shared CPU cores no buckets agree within 2 %: there the paper's rule says what is too far
 # apart.
 _RULE: dict[str, ScoreRule] = {"cuda": "strict", "cpu": "cudal1"}
-# The memory of a GPU limits the number of lanes: 14 lanes with two inputs of 64 MiB did not fit
-# into the 140 GiB of an H200.
-_TENSOR_BYTES = 32 << 20  # of the largest tensors of any task on a GPU
+# The largest tensors of any task on a GPU. Memory limits the number of lanes: 14 of them with two
+# inputs of 64 MiB did not fit into the 140 GiB of an H200.
+_TENSOR_BYTES = 32 << 20
 # programs of a batch for each lane: while the last ones are measured the other lanes wait (of 12
 # lanes a fifth of all their time)
 _PER_LANE = 24
-_CONTRACT = Contract(
-    assume_finite=True
-)  # rewrites such as diag(d) @ x as d * x are right for finite values only
+# Rewrites such as diag(d) @ x as d * x are right for finite values only.
+_CONTRACT = Contract(assume_finite=True)
 
 
 class _ProgressPrinter:
@@ -294,7 +293,9 @@ def _order_tasks(split: Split) -> list[list[TrainingTask]]:
     kinds: dict[str, list[str]] = {}
     for family in families:
         kinds.setdefault(OPS[family].kind, []).append(family)
-    product_families = kinds.pop("mm", [])  # they have three times as many programs
+    # Products have three times as many programs, so they come last: other kinds are complete when
+    # the time is up.
+    product_families = kinds.pop("mm", [])
     ordered = [
         family for turn in zip_longest(*kinds.values()) for family in turn if family is not None
     ] + product_families

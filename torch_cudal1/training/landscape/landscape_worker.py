@@ -33,7 +33,8 @@ _TOLERANCE = 1e-2
 # Few, since thousands of programs are asked about. Three input sets are reused, so a cache keyed by
 # data pointer hits: this evaluator is meant to believe it.
 _INPUT_SETS, _WARMUP_RUNS, _RUNS = 3, 3, 15
-_SETTLE_S = 0.01  # for work that a cheat left to another thread
+# Time for work that a cheat left to another thread.
+_SETTLE_S = 0.01
 Call: TypeAlias = Callable[..., Any]
 
 

@@ -102,7 +102,8 @@ class NaivePool:
             # Outside the gate: drawing inputs and compiling took 0.6 s, in which races of the judge
             # had to wait when this was one request.
             child.call("ready", reference=task.reference, candidate=program.source)
-            with self._hold_gpu():  # only for the measurement: the judge's benchmarks wait for it
+            # For the measurement only: benchmarks of the judge wait until it is over.
+            with self._hold_gpu():
                 answer = child.call("naive")
         except CandidateFailure:
             # a kernel that went wrong may have corrupted the CUDA context

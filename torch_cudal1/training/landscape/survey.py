@@ -37,7 +37,8 @@ __all__ = [
 ROWS = "rows.jsonl"
 # A landscape has thousands of failures, and messages of a compiler run to pages.
 _MAX_DETAIL_CHARS = 160
-_FIRST_BATCH = 16  # small, so that a machine on which nothing runs is noticed soon
+# Small, so that a machine on which nothing runs is noticed soon.
+_FIRST_BATCH = 16
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Assembles and installs a system-call filter that a process cannot remove (seccomp, x86-64 only).
 
 The filter refuses the listed calls and allows all others, so programs run unchanged; a candidate
-has no honest use for the listed calls. Two filters are installed: `build` from the start, which lets
+has no honest use for the listed calls. There are two filters: `build` from the start, which lets
 compilers run, and on top of it `run`, before the candidate is loaded, which lets only threads be
 started. A filter sees the numbers of a call, not the memory behind its pointers: it cannot tell
 files or socket paths apart.
