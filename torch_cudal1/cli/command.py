@@ -1,4 +1,4 @@
-"""What a command of the command line is, and the ones that other packages add to it.
+"""The type of a command of the command line, and the commands that other packages add.
 
 An installed package (this one for its training, which nothing else imports) adds a command by an
 entry point of the group `torch_cudal1.commands` whose object is a `Command`. It is loaded for
@@ -28,6 +28,7 @@ class Command:
     """
 
     name: str
+    # Names, not the function: `cudal1 --help` must not import torch.
     module: str
     function: str
     summary: str
@@ -39,8 +40,10 @@ def load_plugins() -> list[Command]:
     is no `Command`.
     """
     commands = []
+    # Sorted: the order of installed distributions differs between machines.
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         command = point.load()
+        # A wrong plugin fails at once and by name, not with an AttributeError inside argparse.
         if not isinstance(command, Command):
             raise TypeError(
                 f"entry point {point.value!r} of group {GROUP!r} is a {type(command).__name__}; expected a Command"

@@ -71,6 +71,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget-s",
+        # Not `budget_s`, which is a setting: search time for one region.
         dest="total_s",
         type=parse_seconds,
         default=225.0,
@@ -118,6 +119,7 @@ def add_with_inductor(parser: argparse.ArgumentParser) -> None:
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 warmup`."""
+    # Each of these is a whole pool; two of them would be two owners of the GPUs.
     pool = parser.add_mutually_exclusive_group()
     pool.add_argument(
         "--devices",
@@ -130,6 +132,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     pool.add_argument(
         "--cluster",
         nargs="?",
+        # Without an address Ray finds its own cluster.
         const="auto",
         metavar="ADDRESS",
         help="workers of a Ray cluster (extra: ray)",
@@ -155,6 +158,7 @@ def add_purge(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only old folders: replaced imports, Hub commits without a pin, other versions' kernels",
     )
+    # Deleting needs an explicit yes; the default only lists.
     confirmation = parser.add_mutually_exclusive_group()
     confirmation.add_argument(
         "--yes", action="store_true", help="do it; without this, only list what would be deleted"
@@ -239,6 +243,7 @@ def add_import_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         nargs="?",
+        # `--json` alone is stdout (True), with a path it is a file.
         const=True,
         default=False,
         type=Path,
@@ -298,7 +303,11 @@ def add_revoke(parser: argparse.ArgumentParser) -> None:
         help="a region's key or its start, entry:DIGEST, program:DIGEST, or ed25519:PUBLICKEY",
     )
     parser.add_argument(
-        "--reason", required=True, metavar="TEXT", help="why; shown where the entry is refused"
+        # Required: the reason is all that a user sees where an entry is refused later.
+        "--reason",
+        required=True,
+        metavar="TEXT",
+        help="why; shown where the entry is refused",
     )
 
 

@@ -30,6 +30,8 @@ __all__ = [
 def parse_seconds(text: str) -> float:
     """A number of seconds above 0. Raises ArgumentTypeError for anything else."""
     value = float(text)
+    # `float` accepts "nan" and "inf", and a budget of either would never end. NaN fails every
+    # comparison.
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
@@ -64,6 +66,7 @@ def add_contract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--assume-finite",
         action="store_true",
+        # None, not False: only what the user gave overrides the setting from the environment.
         default=None,
         help="admit rewrites right only without NaN/inf",
     )
@@ -80,6 +83,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offline",
         action="store_true",
+        # As above: a missing flag must not switch off what TORCH_CUDAL1_OFFLINE says.
         default=None,
         help="open no connection, whatever the settings say",
     )

@@ -222,7 +222,7 @@ _COMMANDS = (
     ),
 )
 
-# these commands have a --json of their own, which can also write a file
+# These commands have a --json of their own, which can also write a file.
 _JSON_TO_FILE = ("judge", "import-kernels")
 
 
@@ -254,5 +254,6 @@ def parser() -> argparse.ArgumentParser:
         subparser.add_argument(
             "--traceback", action="store_true", help="show the Python traceback of an error"
         )
+        # The module is imported from this record when the command runs.
         subparser.set_defaults(run=command)
     return command_line

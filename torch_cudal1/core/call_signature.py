@@ -1,12 +1,11 @@
-"""The signature of a call as JSON, which describes every tensor and holds no value of any, and
-inputs that are made to such a signature.
+"""The signature of a call as JSON, and inputs that are made to such a signature. A signature
+describes every tensor and holds no tensor's values.
 
     (x, {"mask": m}, 3)  ->  {"u": [{"t": ["float32", [4, 8], [8, 1], "cuda", false]}, {"d": {"mask": {"t": [...]}}}, {"v": 3}]}
 
 Flags and numbers that are passed as arguments are part of the signature, because they decide what
-is computed. Texts are not: they may be data. Elements of a new tensor are drawn from the tensor at
-the same place of an example, so that indices and masks stay legal; without one they are normal
-random numbers, and zeros for integers.
+is computed. Elements of a new tensor are drawn from the tensor at the same place of an example;
+without one they are normal random numbers, and zeros for integers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ _DTYPES = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
+# A signature is read from a file: a damaged one must not ask for memory without end.
 _MAX_BYTES = 1 << 40
+# None is a value that an example may have.
 _NOTHING = object()
 
 
@@ -44,15 +45,19 @@ def describe(value: Any) -> Any:
                 value.requires_grad,
             ]
         }
+    # The exact types: an IntEnum or a subclass would come back as a plain number.
     if value is None or type(value) in (bool, int):
         return {"v": value}
     if type(value) is float:
+        # Exact, and JSON has no word for inf and nan.
         return {"f": value.hex()}
     if type(value) is str:
+        # A text may be data, such as a prompt, and a recording must hold none.
         return {"s": 0}
     if type(value) is torch.dtype:
         return {"dtype": _name(value)}
     if type(value) is torch.device:
+        # The ordinal is that of the machine that recorded it.
         return {"device": value.type}
     if type(value) is torch.Size:
         return {"size": list(value)}
@@ -72,6 +77,7 @@ def make_inputs(form: Any, device: torch.device, example: Any = _NOTHING) -> Any
     ((kind, body),) = form.items()
     try:
         return _make(kind, body, device, example)
+    # A damaged file fails anywhere in here; the caller handles one exception.
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         if isinstance(error, FormError):
             raise
@@ -118,6 +124,7 @@ def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
     if kind != device.type:
         raise FormError(f"a tensor was on {kind!r}, and this is {device.type!r}")
     dtype = _DTYPES[name]
+    # PyTorch has no negative strides, and a bool is an int that JSON tells apart.
     if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in (*shape, *strides)):
         raise FormError(f"{shape} with strides {strides} is no tensor")
     size = (
@@ -127,6 +134,7 @@ def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
     )
     if size * dtype.itemsize > _MAX_BYTES:
         raise FormError(f"{shape} with strides {strides} would take {size * dtype.itemsize} bytes")
+    # Of the storage's size, then viewed: strides may leave gaps or make elements share memory.
     storage = _elements(size, dtype, device, example)
     return storage.as_strided(shape, strides).requires_grad_(bool(requires_grad))
 
@@ -135,6 +143,7 @@ def _elements(size: int, dtype: torch.dtype, device: torch.device, example: Any)
     # The same inputs each time, and the caller's random numbers are left alone.
     generator = torch.Generator().manual_seed(0)
     if (
+        # An index drawn from the example's indices is in range, a mask stays a mask.
         isinstance(example, torch.Tensor)
         and example.numel()
         and _sort(example.dtype) == _sort(dtype)

@@ -30,6 +30,9 @@ class SettingError(Cudal1Error, ValueError):
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         self.name, self.value, self.expected = name, value, expected
+        # An exception is pickled as its class and `args`. So `args` are the parameters of
+        # `__init__`, and an error of a child process arrives whole. The same holds for every class
+        # below.
         super().__init__(name, value, expected)
 
     def __str__(self) -> str:
@@ -58,9 +61,10 @@ class NotLowerableError(Cudal1Error, ValueError):
         return self.reason
 
 
+# A class of its own, because such a call may still be served as several graphs.
 class GraphBreakError(NotLowerableError):
-    """Dynamo cannot write a call as one graph: it would run several, with the user's Python
-    between.
+    """Dynamo cannot write a call as one graph: it would run several graphs, with the user's Python
+    code between them.
     """
 
 

@@ -18,9 +18,9 @@ NAMES = ("Model", "get_inputs", "get_init_inputs")
 def constructor_arguments(init_inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments out of what `get_init_inputs` returned.
 
-    Newer tasks return [args, kwargs]; a list whose only two items are a list and a dict can be
-    nothing else.
+    Older tasks return the positional arguments, newer ones [args, kwargs].
     """
+    # A list whose only two items are a list and a dict can be nothing but [args, kwargs].
     if (
         len(init_inputs) == 2
         and isinstance(init_inputs[0], (list, tuple))

@@ -1,9 +1,8 @@
 """Finds the optional C++ extension `torch_cudal1._native` once and says why it is not there.
 
-It makes guard, programs and graph replays faster and is never a requirement: without it plain
-Python answers the same. It uses torch's C++ interface, which is only stable within one minor
-release, so one built with another torch is refused, not tried. It does not build anything
-(`setup.py` does), and importing this module does not load the extension.
+The extension makes guards, Programs and graph replays faster and is never required: without it
+plain Python gives the same answers. This module builds nothing (`setup.py` does), and importing it
+does not load the extension.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch_cudal1.core.refusal import Refusal
 __all__ = ["Build", "build", "extension", "status"]
 
 _NAME = "torch_cudal1._native"
-# INTERFACE of csrc/module.cpp: an extension left over from other sources may lack what Python calls.
+# INTERFACE of csrc/module.cpp. An extension left over from other sources may lack what Python calls.
 _INTERFACE = 6
 # Written by setup.py when it built no extension.
 _BUILD_NOTE = Path(__file__).parents[1] / "_native_build.txt"
@@ -64,7 +63,8 @@ class Build:
 def build() -> Build:
     """Whether and how the extension was built. Never raises."""
     used, reason = status()
-    module = sys.modules.get(_NAME)  # also one that loaded and was refused
+    # Also an extension that was loaded and then refused: how it was built says why.
+    module = sys.modules.get(_NAME)
     if module is None:
         return Build(used, reason)
     facts = (str(getattr(module, name, "unknown")) for name in ("TORCH_VERSION", "COMPILER"))
@@ -76,13 +76,16 @@ def extension() -> ModuleType | None:
     return _load()[0]
 
 
+# Once in a process: the answer does not change, and a failed import would be tried at every call.
 @cache
 def _load() -> tuple[ModuleType | None, str]:
+    # Looked for before it is imported: "not built" and "does not load" have different remedies.
     if find_spec(_NAME) is None:
         return None, f"not built: {_build_note()}; {_HINT}"
     try:
         module = import_module(_NAME)
-    except ImportError as error:  # also what a missing symbol of another torch looks like
+    except ImportError as error:
+        # A symbol that another torch lacks is an ImportError as well.
         return None, f"built, but does not load with torch {torch.__version__}: {error}; {_HINT}"
     built_with = str(getattr(module, "TORCH_VERSION", "unknown"))
     refusal = check_torch_version(built_with, torch.__version__) or check_interface(module)
@@ -91,6 +94,8 @@ def _load() -> tuple[ModuleType | None, str]:
 
 def check_torch_version(built_with: str, running: str) -> Refusal | None:
     """Why an extension built with one torch version may not be used with another."""
+    # torch's C++ interface is stable within one minor release only. Calling another one is
+    # undefined behaviour, so such an extension is not tried.
     if _minor(built_with) == _minor(running):
         return None
     return Refusal(
@@ -101,6 +106,7 @@ def check_torch_version(built_with: str, running: str) -> Refusal | None:
 
 def check_interface(module: object) -> Refusal | None:
     """Why an extension built from other sources of this package may not be used."""
+    # Builds from before there was an INTERFACE count as 1.
     interface = getattr(module, "INTERFACE", 1)
     if interface == _INTERFACE:
         return None
@@ -110,6 +116,8 @@ def check_interface(module: object) -> Refusal | None:
 
 
 def _minor(version: str) -> list[str]:
+    # Without the local part (+cu128, +cpu): the extension is built without CUDA and serves each of
+    # them.
     return version.split("+")[0].split(".")[:2]
 
 
@@ -118,5 +126,6 @@ def _build_note() -> str:
         return _BUILD_NOTE.read_text(encoding="utf-8").strip() or "no reason was recorded"
     except FileNotFoundError:
         return "no build was recorded"
+    # A note for people: if it cannot be read, that is said in its place.
     except (OSError, UnicodeDecodeError) as error:
         return f"its build record {_BUILD_NOTE.name} is unreadable ({error})"

@@ -1,7 +1,8 @@
-"""Puts scripts on PATH for programs that a machine lacks and that compilers call for a fact.
+"""Puts scripts on PATH in place of programs that a machine lacks and that compilers call.
 
-Nothing here compiles. Caches of compilers find a file only under the name that it got where it was
-compiled, and such facts are part of the name.
+Such a program answers with a fact about the machine, which becomes part of the names of cached
+files. A compiler's cache finds a file only under the name that it got where it was compiled.
+Nothing here compiles.
 """
 
 from __future__ import annotations
@@ -21,27 +22,31 @@ from torch_cudal1.core.settings import append_to_path
 
 __all__ = ["file_program_shim", "script_on_path"]
 
-# Python calls it for the format of its own program, and Triton calls Python: the answer is in the
-# names of Triton's files.
+# platform.architecture() calls it for the format of Python's own executable, and Triton puts that
+# answer into the names of its files.
 _FILE_PROGRAM = "file"
+# -S and -E: the script needs neither site-packages nor the user's PYTHON* variables.
 _FILE_SCRIPT = """#!{python} -SE
 print("ELF {bits}-bit LSB shared object")
 """
-_lock = threading.RLock()  # PATH belongs to the whole process
+# PATH belongs to the whole process. Reentrant, because one script may be put there inside another's
+# block.
+_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def file_program_shim(device: torch.device) -> Iterator[None]:
-    """Put a program `file` on PATH where this machine has none; it says what `file` says of any
-    Python on Linux.
-
-    Triton's names for its driver library and launchers contain `platform.architecture()`. Without
-    `file` that is ("64bit", ""), so what was built under ("64bit", "ELF") would not be found, and a
-    C compiler asked for: in a slim container, say, on a cache that was filled outside of it.
+    """Put a program `file` on PATH where this machine has none. It answers what `file` answers for
+    any Python on Linux.
     """
+    # Triton's names for its driver library and launchers contain `platform.architecture()`. Without
+    # `file` that is ("64bit", ""), so a library built under ("64bit", "ELF") is not found, and
+    # Triton calls a C compiler. A warm start of BERT-base on an H200 without programs on PATH
+    # failed by that.
     if device.type != "cuda" or shutil.which(_FILE_PROGRAM):
         yield
         return
+    # Python knows the bits without `file`, from the size of a pointer.
     bits = platform.architecture()[0].removesuffix("bit")
     with script_on_path(_FILE_PROGRAM, _FILE_SCRIPT.format(python=sys.executable, bits=bits)):
         yield
@@ -54,5 +59,6 @@ def script_on_path(name: str, script: str) -> Iterator[None]:
         program = Path(folder) / name
         program.write_text(script)
         program.chmod(0o700)
+        # At the end, so that a program of the machine itself is found first.
         with append_to_path(folder):
             yield

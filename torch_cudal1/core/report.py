@@ -1,4 +1,4 @@
-"""What `cudal1.explain()` and `cudal1 plan` answer: frozen values that say what runs, what was
+"""The answers of `cudal1.explain()` and `cudal1 plan`: frozen values that say what runs, what was
 tried and why the rest was refused.
 
 Pure data with a JSON form; nothing here measures, decides or prints. `torch_cudal1.cli.view` turns
@@ -25,7 +25,7 @@ __all__ = [
     "plain",
 ]
 
-# what `runs` says where nothing is known and the module is left alone
+# The text of `runs` where nothing is known and the module is left alone.
 OWN_FORWARD = "the module's own forward"
 
 
@@ -46,6 +46,7 @@ class Interval:
     high: float
 
     def __post_init__(self) -> None:
+        # A speed-up outside its own interval means that two measurements were mixed up.
         if not 0 < self.low <= self.value <= self.high:
             raise ValueError(
                 f"interval [{self.low}, {self.high}] does not hold the value {self.value}"
@@ -145,7 +146,9 @@ class Explanation:
         construction.
         """
         return bool(self.undone) or all(
-            region.runs in ("eager", OWN_FORWARD) for region in self.regions
+            # "eager" in every region runs the operators that the module's own forward runs.
+            region.runs in ("eager", OWN_FORWARD)
+            for region in self.regions
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -199,14 +202,17 @@ def plain(value: Any) -> Any:
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
+    # json.dumps would write NaN and Infinity, which other readers of JSON refuse.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    # A Path, dtype or schedule has a text, and a report must not fail because of a value in it.
     return str(value)
 
 
 def _object(record: Any) -> dict[str, Any]:
+    # Not dataclasses.asdict: that leaves tuples, mappings and floats as they are.
     return {f.name: plain(getattr(record, f.name)) for f in fields(record)}
 
 

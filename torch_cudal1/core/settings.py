@@ -1,9 +1,11 @@
 """Every option of the package and its `TORCH_CUDAL1_*` variable, read here and nowhere else.
 
 A `Settings` is a frozen value: functions take it as an argument, nothing is global. A variable or
-option that is misspelt or out of range is refused by name. Nothing is written to the environment,
-but by `replace_environment` in a process made for a candidate and by `set_environment` in one made
-for measuring.
+option that is misspelt or out of range is refused by name.
+
+The environment is written in four places: `replace_environment` in a process made for a candidate,
+`set_environment` in a process made for measuring, `append_to_path` for the time of a block, and
+`set_triton_folder` where the user named no folder.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ __all__ = [
 ]
 
 PREFIX = "TORCH_CUDAL1_"
-FAMILIES = ("rewrites", "kernels", "compile", "graphs")  # of techniques, see `Settings.without`
-# A Hub repository with an owner, perhaps @revision (branch, tag or commit). It names a folder: no
-# "..", no "--" in the name.
+# Families of techniques, see `Settings.without`.
+FAMILIES = ("rewrites", "kernels", "compile", "graphs")
+# A Hub repository with an owner, perhaps @revision (branch, tag or commit). The text becomes part of a
+# path: ".." could lead out of the cache, and "--" stands for "/" in the names of the Hub's folders.
 HUB_REPOSITORY = re.compile(
     r"(?![^@]*--)(?!.*\.\.)[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,199})?",
     re.ASCII,
@@ -130,7 +133,8 @@ class Settings:
     autotune: bool = False
     without: tuple[str, ...] = ()
     candidate_timeout_s: float = 120.0
-    memory_limit_gib: float = 0.0  # 0: no limit beyond the machine's
+    # 0: no limit beyond the machine's.
+    memory_limit_gib: float = 0.0
     offline: bool = False
     unsafe_sandbox: bool = False
     record: Path | None = None
@@ -147,6 +151,7 @@ class Settings:
     hub_timeout_s: float = 10.0
     shipped: bool = True
     inductor_files: bool = False
+    # repr=False: a Settings is printed in logs and errors, and the key must not be.
     llm_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -162,6 +167,7 @@ class Settings:
             ("ranks_heartbeat_s", 0.1, 1e5),
             ("ranks_deciding_s", 0.1, 1e5),
         ):
+            # True is an int in Python, but `budget_s=True` is a mistake and no second.
             value = getattr(self, name)
             if (
                 not isinstance(value, (int, float))
@@ -198,6 +204,8 @@ class Settings:
             raise SettingError(
                 "on_mismatch", callback, "a function, or the name of one as 'package.module:name'"
             )
+        # Frozen fields are set by object.__setattr__; from here on every path is a Path without
+        # "~".
         if self.record is not None:
             object.__setattr__(self, "record", Path(self.record).expanduser())
         if not isinstance(self.hub, str) or (self.hub and not HUB_REPOSITORY.fullmatch(self.hub)):
@@ -205,6 +213,7 @@ class Settings:
         object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
         for name in ("publishers", "revoked"):
             if (path := getattr(self, name)) is not None:
+                # Path("") is the current folder, which the user did not name.
                 if not str(path):
                     raise SettingError(name, path, "the path of a TOML file, or None")
                 object.__setattr__(self, name, Path(path).expanduser())
@@ -228,6 +237,8 @@ class Settings:
             name = variable.removeprefix(PREFIX).lower()
             if not variable.startswith(PREFIX):
                 continue
+            # A misspelt variable would otherwise be ignored, and the user would believe that it
+            # holds.
             if name not in option_names:
                 raise SettingError(
                     variable,
@@ -235,6 +246,7 @@ class Settings:
                     "one of " + ", ".join(sorted(PREFIX + k.upper() for k in option_names)),
                 )
             values[name] = _parse(name, text)
+        # Arguments of the call outweigh the environment.
         return cls(**{**values, **overrides})
 
     def but(self, **changes: Any) -> Settings:
@@ -263,9 +275,11 @@ def select_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dic
 def append_to_path(folder: str) -> Iterator[None]:
     """PATH with `folder` at its end, for programs that this process starts meanwhile."""
     before = os.environ.get("PATH")
+    # At the end: a program of the machine itself is found first.
     os.environ["PATH"] = os.pathsep.join(filter(None, [before, folder]))
     try:
         yield
+    # The user's own later processes get PATH as it was, or none.
     finally:
         if before is None:
             del os.environ["PATH"]
@@ -274,55 +288,57 @@ def append_to_path(folder: str) -> Iterator[None]:
 
 
 def set_triton_folder(otherwise: str) -> Path:
-    """Where Triton keeps what it builds from now on: where the user says, else `otherwise`, which
-    Inductor would set later.
-
-    Triton's own start looks there for a small library, and calls a C compiler where it does not
-    find it.
+    """The folder in which Triton keeps what it builds from now on: the user's TRITON_CACHE_DIR, else
+    `otherwise`, which becomes TRITON_CACHE_DIR.
     """
+    # Inductor sets the variable too, but only after Triton has started. Triton looks there for its
+    # driver library when it starts, and calls a C compiler if the library is missing.
     return Path(os.environ.setdefault("TRITON_CACHE_DIR", otherwise))
 
 
 def environment_table() -> dict[bytes, bytes]:
-    """The dictionary behind `os.environ` itself, as Dynamo reads it: to be compared, not written."""
+    """The dictionary behind `os.environ`, with keys and values in bytes. Only to be compared."""
+    # The dictionary itself, because a guard looks at it again at every call; Dynamo reads it too.
     table: dict[bytes, bytes] = vars(os.environ)["_data"]
     return table
 
 
 def process_environment() -> dict[str, str]:
-    """Every variable as the C library has it now: `os.putenv` and native code change that and not
-    `os.environ`.
-    """
+    """Every variable as the C library has it now."""
+    # os.environ is Python's copy of the start: `os.putenv` and native code change only the block of
+    # the C library, which a child process inherits.
     try:
         block = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-    except (OSError, ValueError):  # no such library or symbol outside POSIX
+    except (OSError, ValueError):
+        # No such library or symbol outside POSIX.
         return dict(os.environ)
     texts: list[str] = []
+    # The block ends with a null pointer, and is null itself after clearenv().
     while block and (text := block[len(texts)]) is not None:
         texts.append(text.decode(errors="replace"))
     return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
 def replace_environment(variables: Mapping[str, str]) -> None:
-    """Make these the variables of this process: one that was forked for a candidate, and was to
-    start with no others.
-    """
+    """Make `variables` the only ones of this process, which was forked for a candidate."""
+    # A fork inherits the variables of the fork server, among which may be keys and tokens.
     os.environ.clear()
     os.environ.update(variables)
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Add these to the variables of this process: one that was made to measure, before it first
-    meets CUDA.
-    """
+    """Add `variables` to those of this process, which was made for measuring."""
+    # Before the first CUDA call: CUDA reads variables such as CUDA_VISIBLE_DEVICES once.
     os.environ.update(variables)
 
 
 def _literal(name: str) -> Any:
+    # Annotations are texts here (from __future__ import annotations).
     return get_type_hints(Settings)[name]
 
 
 def _parse(name: str, text: str) -> Any:
+    # The type of the default says how to read the text.
     default = getattr(Settings, name, None)
     if name in ("cache_dir", "record"):
         return Path(text)

@@ -19,9 +19,12 @@ log = logging.getLogger("torch_cudal1")
 
 # A long-lived server must not grow: older events are dropped, their counts stay.
 _MAX_EVENTS = 4096
+# Calls of any thread count and record.
 _lock = threading.Lock()
 _counters: Counter[str] = Counter()
 _events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+# Kinds of failures that were logged. A failure in a serving loop comes at every call, and one line
+# is enough.
 _warned: set[str] = set()
 
 
@@ -61,12 +64,14 @@ def count(name: str, by: int = 1) -> None:
         _counters[name] += by
 
 
+# Positional-only, so that a fact may have any of these names.
 def record(stage: str, name: str, region: str = "", /, **facts: Any) -> Event:
     """Keep an event, count it as "stage.name", and return it."""
     event = Event(stage, name, region, facts, time.time())
     with _lock:
         _events.append(event)
         _counters[f"{stage}.{name}"] += 1
+    # Outside of the lock, which is not reentrant: a log handler of the user may call this module.
     log.debug("%s: %s %s %s", stage, name, region, facts)
     return event
 
@@ -77,6 +82,8 @@ def fallback(stage: str, error: BaseException, *, strictness: str, region: str =
     """
     reason = f"{type(error).__name__}: {error}"
     record(stage, "fallback", region, reason=reason)
+    # Counted whatever the strictness: "silent" keeps a failure out of the log, not out of the
+    # report.
     count("fallbacks")
     if strictness == "error":
         raise error
@@ -90,6 +97,7 @@ def fallback(stage: str, error: BaseException, *, strictness: str, region: str =
 def report() -> Report:
     """What has happened in this process so far."""
     with _lock:
+        # Copies: other threads go on counting.
         return Report(dict(_counters), tuple(_events))
 
 

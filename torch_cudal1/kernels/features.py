@@ -42,6 +42,7 @@ class KernelFeatures:
             return self.region_bound_us
         try:
             bound_s = template.problem.lower_bound_s(self.problem, proposal)
+        # Nonsense is ordered last, not refused: the cost model ranks whatever it is given.
         except (NotLowerableError, ProgramError):
             return math.inf
         return self.region_bound_us if bound_s is None else 1e6 * bound_s
@@ -58,6 +59,7 @@ def extract_features(program: Program) -> KernelFeatures | None:
         return None
     cost = estimate_cost(program)
     line = DEVICE_RATES["cuda"]
+    # A roofline: the slower of computing and moving, and a launch.
     bound_s = max(cost.flops / line.flops_per_s, cost.min_bytes / line.bytes_per_s) + line.step_s
     sizes = {
         "steps": cost.steps,
@@ -70,6 +72,7 @@ def extract_features(program: Program) -> KernelFeatures | None:
 
 def _describe_leaves(traced: TracedProgram) -> dict[str, int]:
     """Rows and columns of the largest tensor, for templates without a problem of their own."""
+    # The largest tensor decides the time of a kernel that memory bounds.
     largest = max(traced.leaves.values(), key=lambda spec: spec.numel)
     return {
         "rows": math.prod(largest.shape[:-1]),

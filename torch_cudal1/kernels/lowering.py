@@ -68,9 +68,12 @@ def lower(
     """
     template = find_template(proposal.family)
     if traced is None:
+        # A template of whole Programs reads the step itself: its operators have no expressions.
         if template is not None and template.matches_program is not None:
             return template.lower(TemplateInput(program), proposal)
         traced = trace(program)
+    # A proposal may come from a cache or another process: it is nonsense for a group of another
+    # family.
     if template is None or proposal.family != traced.family:
         raise ProgramError(
             "proposal", f"family {proposal.family!r} for a fusion group of {traced.family!r}"
@@ -84,6 +87,8 @@ def assemble(
     """The emitted Program: inputs and constants of the reference, one Alloc a written value, one
     Launch a kernel.
     """
+    # The emitted Program numbers its values anew: inputs and constants, then what its kernels
+    # write.
     count = len(program.inputs) + len(program.constants)
     numbers = {value: value for value in range(count)} | {
         value: count + i for i, value in enumerate(lowered.written)
@@ -94,11 +99,14 @@ def assemble(
     for kernel in lowered.kernels:
         cubin = cubins[kernel.symbol]
         pointers = tuple(numbers[value] for value, _ in kernel.arguments)
+        # A launch counts clusters, a kernel its blocks: with blocks twice the tiles ran, beyond all
+        # operands.
         cluster = 1 if kernel.cuda is None else kernel.cuda.cluster
         launch = Launch(
             payload=cubin.payload,
             symbol=kernel.symbol,
             grid=(kernel.grid // cluster, 1, 1),
+            # The compiler may raise the warps of a kernel: what it made is launched.
             block=32 * cubin.warps,
             shared_bytes=cubin.shared_bytes,
             args=tuple(LaunchArg("ptr", Value(p)) for p in pointers)

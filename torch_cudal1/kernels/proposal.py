@@ -28,6 +28,7 @@ class Proposal:
     """
 
     family: str
+    # A mapping has no hash; two proposals are compared by all of it all the same.
     config: Mapping[str, int | str | bool] = field(hash=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -38,6 +39,8 @@ class Proposal:
     def from_json(cls, data: Mapping[str, Any]) -> Proposal:
         """Read `to_json`'s value back. Raises ProgramError when it is not one."""
         family, config = data.get("family"), data.get("config")
+        # The value comes from another process or a file: nothing of it is trusted before it is
+        # checked.
         if not isinstance(family, str) or not isinstance(config, Mapping):
             raise ProgramError("proposal", f"{json.dumps(dict(data))} has no family and config")
         if not all(

@@ -37,6 +37,8 @@ __all__ = [
     "trace",
 ]
 
+# The order decides: templates of whole Programs first, those of products before those of rows, and
+# last the one that takes everything.
 TEMPLATES: tuple[Template, ...] = (
     recurrent.TEMPLATE,
     attention_backward.TEMPLATE,
@@ -100,6 +102,7 @@ def trace(program: Program) -> TracedProgram:
     handlers: Handlers = {template.family: template.handlers for template in TEMPLATES}
     expressions = read_expressions(program, handlers)
     nodes = tuple(output.node for output in expressions.outputs)
+    # The last template matches everything, so that there is always one.
     template = next(t for t in TEMPLATES if t.matches(expressions.families, nodes))
     return TracedProgram(expressions.outputs, expressions.leaves, template.family)
 
@@ -109,6 +112,8 @@ def match_template(program: Program) -> tuple[Template, TemplateInput]:
     NotLowerableError where no template has expressions for its steps.
     """
     for template in TEMPLATES:
+        # Before tracing: a recurrent step or an attention backward has no expressions, and tracing
+        # refuses it.
         if template.matches_program is not None and template.matches_program(program):
             return template, TemplateInput(program)
     traced = trace(program)

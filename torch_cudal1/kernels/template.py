@@ -70,6 +70,7 @@ class TemplateInput:
     @property
     def trace(self) -> TracedProgram:
         """The expressions. Raises NotLowerableError where the Program was not traced."""
+        # A template of whole Programs must not reach for expressions that nobody made.
         if self.expressions is None:
             raise NotLowerableError("a Program that was not read as tensor expressions")
         return self.expressions
@@ -162,6 +163,7 @@ class Template:
 
 def target_names(names: Iterable[str]) -> frozenset[str]:
     """Operators as a Program's steps name them, of the names without "aten."."""
+    # Prims and the package's own operators have their namespace in the name already.
     return frozenset(name if name.startswith(_LIBRARIES) else f"aten.{name}" for name in names)
 
 
@@ -180,6 +182,8 @@ def _is_lowerable(
     proposal: Proposal,
 ) -> bool:
     try:
+        # Lowering is cheap beside compiling: a proposal that cannot be lowered would take the place
+        # of one that can.
         lower(workload, proposal)
     except NotLowerableError:
         return False

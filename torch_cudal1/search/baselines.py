@@ -23,6 +23,7 @@ _NEGLIGIBLE_LAUNCH_SHARE = 0.02
 def list_baseline_schedules(place: TuneContext) -> list[Schedule]:
     """The baselines that the settings and the device allow."""
     without = place.settings.without
+    # Eager is always one: it is what runs where nothing else may.
     schedules = [EAGER] if "compile" in without else [EAGER, INDUCTOR]
     if "compile" not in without and (
         place.settings.autotune or place.settings.budget_s >= _AUTOTUNE_BUDGET_S
@@ -45,11 +46,14 @@ def rank_schedules(
     results a second time. `launch_us`: of that form.
     """
     schedules = list_baseline_schedules(place)
+    # The larger of both forms: neither may hide launches that a graph would save.
     most_us = max(launch_us, estimate_launch_us(region.program))
     if most_us > _NEGLIGIBLE_LAUNCH_SHARE * lower_bound_us:
         return judge.rank_baselines(region, schedules, job)
+    # Each graph would hold the region's inputs and results a second time.
     plain = [schedule for schedule in schedules if not schedule.cuda_graph]
     ranking = judge.rank_baselines(region, plain, job)
     reason = f"not raced: of at least {per_call(lower_bound_us)} at most {per_call(most_us)} are launches"
     skipped = {str(schedule): reason for schedule in schedules if schedule.cuda_graph}
+    # The entry keeps the reason, so that a reader does not miss these schedules.
     return replace(ranking, failures={**ranking.failures, **skipped})

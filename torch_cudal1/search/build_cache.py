@@ -30,6 +30,7 @@ from torch_cudal1.store.context import TuneContext
 
 __all__ = ["build_proposals", "find_build", "store_build"]
 
+# Larger files are refused unread, however they came into the folder.
 _MAX_FILE_BYTES = 256 << 20
 
 
@@ -42,17 +43,21 @@ def build_proposals(
     root, sm = place.cache.root, int(place.target.arch.removeprefix("sm_"))
     answers: dict[int, Candidate | Rejected] = {}
     for position, proposal in enumerate(proposals):
+        # Before any process is started: a warm cache compiles nothing.
         stored = find_build(root, region.program, proposal, sm)
         if not isinstance(stored, Refusal):
             answers[position] = stored
     missing = [position for position in range(len(proposals)) if position not in answers]
     if missing:
+        # All at once, since one process of the judge builds several.
         uncached = [proposals[position] for position in missing]
         built = judge.build_candidates(region, uncached, job, place.target)
+        # `strict`: an answer at the wrong position would be stored under another kernel's key.
         for position, answer in zip(missing, built, strict=True):
             answers[position] = answer
             if isinstance(answer, Candidate):  # a rejection may be for lack of time or memory
                 store_build(root, region.program, proposals[position], sm, answer)
+    # Hits of this cache, for `report()`.
     telemetry.count("builds_found", len(proposals) - len(missing))
     return tuple(answers[position] for position in range(len(proposals)))
 
@@ -66,12 +71,14 @@ def find_build(
     if not isinstance(data, Refusal):
         entry = decode_entry(data)
         return entry if isinstance(entry, Refusal) else entry.choice
+    # A rejection that is sure to come again is kept beside the builds.
     data = read_file(path.with_suffix(".json"), _MAX_FILE_BYTES)
     if isinstance(data, Refusal):
         return data
     try:
         fields = json.loads(data)
         return Rejected(str(fields["reason"]), str(fields["detector"]))
+    # Only the user's own cache is read, but a write may have been cut off.
     except (ValueError, KeyError, TypeError) as error:
         return Refusal(f"unreadable: {type(error).__name__}: {error}")
 
@@ -84,7 +91,9 @@ def store_build(
     """
     path = _build_path(root, program, proposal, sm)
     if isinstance(answer, Candidate):
+        # No driver and no GPU model: compiling depends on neither.
         target = Target("cuda", f"sm_{sm}", "", "", torch.__version__, triton_version())
+        # Nothing was run, so the entry claims nothing.
         evidence: dict[str, Any] = {"timing": None, "checks": [], "granularity": "island"}
         entry = Entry(path.stem, "", target, Contract(), answer, evidence, (), "", __version__)
         write_file(path, encode_entry(entry))
@@ -96,4 +105,6 @@ def store_build(
 
 
 def _build_path(root: Path, program: Program, proposal: Proposal, sm: int) -> Path:
+    # The folder above it is named by the compilers' versions and sources, so an update finds
+    # nothing old.
     return build_path(root, digest_of([program.digest, proposal.to_json(), sm]))

@@ -45,6 +45,7 @@ Replacements: TypeAlias = Mapping[FusionGroup, tuple[Program, tuple[str, ...]]]
 BuildAnswers: TypeAlias = tuple[Candidate | Rejected, ...]
 StoreKernel: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], None]
 
+# Timings suffer from company: more compilers would slow the baselines down.
 _MAX_COMPILERS = 2  # processes at work while the baselines are timed
 _UNTIMED_PROPOSALS_PER_GROUP = 2  # templates list their best guess first
 _KERNEL_TIME_FRACTION = 0.6  # of the time that is left, for the kernels of one form of the region
@@ -66,6 +67,7 @@ class GroupKernels:
     job: judge.EvaluationConfig
     store_kernel: StoreKernel
     deadline: float = math.inf
+    # By region key, since equal groups of a model share one kernel.
     kernels_found: dict[str, Candidate | None] = field(default_factory=dict)
     building: dict[str, Future[BuildAnswers]] = field(default_factory=dict)
     # remembered, because the learner's choice may change as timings come in
@@ -73,6 +75,7 @@ class GroupKernels:
     saved_us: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Timings of one machine and contract: those of another GPU would mislead the model.
         timings = timings_path(self.place.cache.root, self.place.target, self.place.contract)
         self.learner = Learner(timings, _sm(self.place), rights_of(self.place))
 
@@ -81,6 +84,7 @@ class GroupKernels:
         for region in {
             group.region.key: group.region for group in _most_expensive_first(groups)
         }.values():
+            # A stored kernel needs no compiler.
             if self._find_stored(region) is None and (proposals := self._list_proposals(region)):
                 self.building[region.key] = self._start_build(region, proposals)
 
@@ -88,6 +92,7 @@ class GroupKernels:
         """A kernel for each fusion group that a template serves, and why others are not taken. A
         part of the time until `deadline` is left to judge the whole region.
         """
+        # With few kernels a failure of the whole region points at one of them.
         check = len({group.region.key for group in groups}) > _MAX_UNCHECKED_PRODUCTS
         now_s = judge.working_s()
         until_s = now_s + _KERNEL_TIME_FRACTION * (self.deadline - now_s)
@@ -96,6 +101,7 @@ class GroupKernels:
         for group in _most_expensive_first(groups):
             key = group.region.key
             if key not in self.kernels_found and judge.working_s() < until_s:
+                # A reference belongs to one region, so the whole's cache must not serve a group.
                 job = replace(self.job, examples=self._examples_of(group), reference_cache={})
                 self.kernels_found[key], reasons = self._find_kernel(group.region, job, check=check)
                 rejected += reasons
@@ -106,6 +112,7 @@ class GroupKernels:
     def _examples_of(self, group: FusionGroup) -> tuple[torch.Tensor, ...] | None:
         """The user's own inputs, where the fusion group takes inputs of the whole region only."""
         examples = self.job.examples
+        # An inner value of the model has no example; the judge makes inputs for it.
         if examples is None or any(index >= len(examples) for index in group.inputs):
             return None
         return tuple(examples[index] for index in group.inputs)
@@ -116,6 +123,7 @@ class GroupKernels:
         """
         keys = [group.region.key for group in groups]
         return sum(
+            # Not timed means not known to be small: the group is tried.
             self.saved_us.get(key, math.inf)
             for key in keys
             if self.kernels_found.get(key) is not None
@@ -128,10 +136,12 @@ class GroupKernels:
         kernel is stored for every model.
         """
         hit = self._find_stored(region)
+        # A stale entry is judged anew; a timed one is not of a fusion group.
         if hit is not None and hit.stale is None and is_untimed(hit.entry):
             telemetry.count("entries_reused")
             return (hit.entry.choice if hit.entry.choice.origin != "baseline" else None), []
         proposals = self._list_proposals(region)
+        # Only of such families does a time alone say what a kernel takes inside a model.
         if any(is_shortlisted(proposal.family) for proposal in proposals):
             answers = self._wait_for_build(region, proposals)
             evolution = EvolutionarySearch(
@@ -145,9 +155,12 @@ class GroupKernels:
                 region, answers, self.place, job, self.deadline, check=check, generator=evolution
             )
         else:
+            # The first kernel that is right wins, so each has to be checked.
             check = True
             kernel, reasons = self._find_first_correct(region, proposals)
+        # A search that ran out of time must not be remembered as one that found nothing.
         out_of_time = any(reason.detector == "budget" for reason in reasons)
+        # An entry that a publisher vouches for is not replaced by this machine's.
         if proposals and check and not out_of_time and (hit is None or not hit.vouched_by):
             self.store_kernel(region, kernel, reasons)
         return kernel, reasons
@@ -175,6 +188,7 @@ class GroupKernels:
     def _wait_for_build(
         self, region: Region, proposals: Sequence[kernels.Proposal]
     ) -> BuildAnswers:
+        # Started by `begin`, if the group was known when the search began.
         build = self.building.get(region.key)
         if build is None and proposals:
             return build_cache.build_proposals(region, proposals, self.job, self.place)
@@ -182,6 +196,7 @@ class GroupKernels:
             return ()
         left_s = self.deadline - judge.working_s()
         try:
+            # `Future.result` takes no infinity.
             return build.result(max(0.0, left_s) if math.isfinite(left_s) else None)
         except TimeoutError:
             # it compiles on as long as the search lasts: another form may have the same group
@@ -195,16 +210,21 @@ class GroupKernels:
             if isinstance(answer, Rejected):
                 reasons.append(answer)
                 continue
+            # Before it runs: a revoked kernel is known to be harmful or wrong.
             if revoked := self.place.cache.check_revoked(answer.program):
                 reasons.append(Rejected(str(revoked), "revoked"))
                 continue
+            # A check takes seconds, so the time is asked before each.
             if judge.working_s() > self.deadline:
                 reasons.append(
                     _reject_for_time("the budget was spent before this kernel was checked")
                 )
                 return None, reasons
             verdict = judge.validate_candidate(
-                region, answer, replace(self.job, examples=None, reference_cache={})
+                # Without the user's examples: the kernel is stored for every model.
+                region,
+                answer,
+                replace(self.job, examples=None, reference_cache={}),
             )
             if verdict.passed:
                 return answer, reasons
@@ -243,11 +263,13 @@ def _most_expensive_first(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
     """The groups, those of the kind that takes most of the model's time by a rough estimate first;
     equal ones together.
     """
+    # A single kind has no order, and the estimate is not free.
     if len({group.region.key for group in groups}) < 2:
         return list(groups)
     cost_s: defaultdict[str, float] = defaultdict(float)
     for group in groups:
         program = group.region.program
+        # Summed over equal groups, which one kernel serves.
         cost_s[group.region.key] += DEVICE_RATES[program.device].estimate_s(estimate_cost(program))
     return sorted(groups, key=lambda group: -cost_s[group.region.key])
 

@@ -55,8 +55,10 @@ TRITON_PREFIX = (
 # what Inductor asks for by default; its versions are part of what a compiled file is called
 _COMPILER = "g++"
 _COMPILER_OPTIONS = ("--version", "-v")
+# Re-entrant, because it is held while the caller builds, which may come here again.
 _lock = threading.RLock()
 _placed_names: set[str] = set()  # what this process has put in place, or could not
+# -S and -E: the shim must not import site packages or obey PYTHON variables.
 _COMPILER_SHIM = """#!{python} -SE
 import base64, sys
 told = {told!r}.get(sys.argv[1] if len(sys.argv) == 2 else "")
@@ -72,6 +74,8 @@ def inductor_options(place: TuneContext) -> dict[str, Any] | None:
     is looked up by a compiler.
     """
     return (
+        # Inductor looks a precompiled header up by calling the compiler, which the starting machine
+        # lacks.
         {"cpp_cache_precompile_headers": False}
         if place.settings.inductor_files and place.device.type == "cpu"
         else None
@@ -83,13 +87,16 @@ def provide_artifacts(keys: Sequence[str], place: TuneContext) -> Iterator[None]
     """While these regions are built, what was compiled ahead for them lies where Inductor looks, if
     the settings allow it.
     """
+    # These files are code that Inductor unpickles. A user has to ask for them.
     if not place.settings.inductor_files:
         yield
         return
     name = _record_name(keys, place)
+    # PATH and the set of placed names are the process's.
     with _lock:
         value = place.find_decision_record(name)
         if isinstance(value, Refusal):
+            # Absence is the common case and no event.
             if value.reason != "absent":
                 telemetry.record(
                     "resolve",
@@ -99,9 +106,12 @@ def provide_artifacts(keys: Sequence[str], place: TuneContext) -> Iterator[None]
                 )
             yield
             return
+        # Once a process: Inductor finds the files again by itself.
         if name not in _placed_names:
+            # Before the attempt, since files that cannot be placed now cannot be later.
             _placed_names.add(name)
             _unpack_artifacts(value.get("inductor"), keys, place.device)
+        # After unpacking: Inductor asks the compiler for its version to find the files' names.
         with _shim_compiler(value.get("compiler")):
             yield
 
@@ -116,6 +126,7 @@ def store_artifacts(keys: Sequence[str], folder: Path, place: TuneContext) -> st
     value = {
         "regions": list(keys),
         "inductor": files,
+        # On CUDA the names of the files do not contain the C++ compiler.
         "compiler": read_compiler_answers() if place.device.type == "cpu" else None,
     }
     stored = place.cache.put_decision_record(
@@ -132,12 +143,18 @@ def read_compiler_answers() -> dict[str, list[str]] | None:
     for option in _COMPILER_OPTIONS:
         try:
             result = subprocess.run(
-                [_COMPILER, option], capture_output=True, timeout=30, check=True
+                # No shell, and a bound: a broken wrapper must not hang the warm-up.
+                [_COMPILER, option],
+                capture_output=True,
+                timeout=30,
+                check=True,
             )
         except (OSError, subprocess.SubprocessError):
             return None
         answers[option] = [
-            base64.b64encode(stream).decode() for stream in (result.stdout, result.stderr)
+            # base64, since a compiler may write bytes that are no UTF-8, and the record is JSON.
+            base64.b64encode(stream).decode()
+            for stream in (result.stdout, result.stderr)
         ]
     return answers
 
@@ -147,6 +164,7 @@ def _record_name(keys: Sequence[str], place: TuneContext) -> str:
     target = place.target
     made_for = [
         "inductor files",
+        # Inductor's files serve exactly these versions: another one would ask for other names.
         target.torch,
         target.triton,
         platform.python_version(),
@@ -167,6 +185,7 @@ def _unpack_artifacts(files: Any, keys: Sequence[str], device: torch.device) -> 
     parts = [(files, folder)]
     if device.type == "cuda" and isinstance(files, Mapping):
         triton = {
+            # Triton keeps a folder for each device, and this start's device may have another index.
             name.removeprefix(TRITON_PREFIX): files[name]
             for name in files
             if str(name).startswith(TRITON_PREFIX)
@@ -186,12 +205,14 @@ def _shim_compiler(recorded: object) -> Iterator[None]:
     """Where this machine has no C++ compiler: one on PATH that says what the other machine's said,
     and compiles nothing.
     """
+    # A real compiler always comes first.
     if shutil.which(_COMPILER) or not isinstance(recorded, Mapping):
         yield
         return
     answers = {
         option: [str(part) for part in recorded[option]]
         for option in _COMPILER_OPTIONS
+        # The record comes from a file, so only known options are taken out of it.
         if option in recorded
     }
     with script_on_path(_COMPILER, _COMPILER_SHIM.format(python=sys.executable, told=answers)):

@@ -21,6 +21,7 @@ from torch_cudal1.kernels import registry
 __all__ = ["lower_bound_us"]
 
 _FULL_READERS = registry.list_full_readers()
+# The bound takes the fastest rate a dtype can have: fp32 may run as TF32.
 _TF32_BYTES = 4
 
 
@@ -29,6 +30,7 @@ def lower_bound_us(program: Program, device: torch.device) -> float:
     whose peaks are, no estimate.
     """
     limits = find_device_peaks(device) if device.type == "cuda" else Refusal("no GPU")
+    # 0.0 disables every rule that compares with the bound.
     if isinstance(limits, Refusal):
         return 0.0
     try:
@@ -46,15 +48,20 @@ def lower_bound_us(program: Program, device: torch.device) -> float:
             reason=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
         )
         return 0.0
+    # A step that indexes or slices may need only a part of its input.
     read = {index for step in program.steps if _reads_every_element(step) for index in step.reads}
+    # Only inputs and results: a perfect kernel keeps all else on the chip.
     moved = least.written_bytes + sum(
         spec.size_bytes for at, spec in enumerate(program.inputs) if at in read
     )
+    # float64 is counted at the rate of four bytes, which is too fast: the bound stays a bound.
     rate = limits.flops_per_s[min(_TF32_BYTES, least.type_bytes)]
     calculated_s, passed_s = (
         least.flops / rate,
+        # What fits the cache may be there already from the call before.
         max(0.0, moved - limits.cache_bytes) / limits.bytes_per_s,
     )
+    # The larger of both, since arithmetic and memory overlap.
     return 1e6 * max(calculated_s, passed_s) / MAX_PEAK_FRACTION
 
 

@@ -33,6 +33,7 @@ def make_entry(
     """An entry for `choice`. `evaluation`: of the choice, None for a baseline or a kernel that was
     only checked. `ranking`: of the baselines, None where they were not benchmarked.
     """
+    # An entry without an evaluation claims no speed-up and no check.
     proof: Mapping[str, Any] = {"timing": None, "checks": []}
     if evaluation is not None and ranking is not None:
         proof = judge.make_evidence(evaluation, ranking)
@@ -42,6 +43,7 @@ def make_entry(
         "granularity": region.granularity,
         "baselines_us": dict(ranking.medians_us) if ranking else {},
         "baseline_failures": dict(ranking.failures) if ranking else {},
+        # Which machine judged: another one validates the entry at its first use.
         "attestation": attestation(),
     }
     return Entry(
@@ -52,6 +54,7 @@ def make_entry(
         choice=choice,
         evidence=evidence,
         tried=tuple(tried),
+        # UTC, since caches are shared between time zones.
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         package=__version__,
     )
@@ -61,7 +64,9 @@ def store_checked_kernel(
     place: TuneContext, region: Region, kernel: Candidate | None, rejected: Sequence[Rejected]
 ) -> None:
     """Store a fusion group's kernel, which was checked and never timed, or that there is none."""
+    # Kept for `explain`: why a fusion group has no kernel.
     tried = [
         {"label": each.detector, "decision": "rejected", "reason": each.reason} for each in rejected
     ]
+    # A baseline remembers that nothing was found, so that the next search does not compile again.
     place.cache.put(make_entry(region, place, kernel or make_baseline(region), tried=tried))

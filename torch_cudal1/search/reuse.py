@@ -56,17 +56,21 @@ def check_reuse(region: Region, hit: Hit, place: TuneContext) -> Refusal | None:
     """Why a hit may not be used as it is. A stale one may if it names a baseline, which cannot be
     wrong.
     """
+    # First: without a voucher nothing that the entry says may be believed.
     if not hit.vouched_by:
         return Refusal(
             f"refused: {hit.stale}; `cudal1 warmup` judges it first, "
             "or a publisher on your list signs it"
         )
+    # The baseline is the user's own Program, so it cannot be wrong, only slower.
     if hit.stale and not is_baseline(region, hit.entry.choice):
         return Refusal(f"{hit.stale}; not re-validated yet")
+    # A kernel that was only checked says nothing about the speed of a whole region.
     if region.granularity == "whole" and is_untimed(hit.entry):
         return Refusal("no cached decision")
     if (failure := _inductor_failure_to_retry(hit.entry, place)) is not None:
         return Refusal(f"tuned without Inductor, which is measured now: {failure}")
+    # Last, because it may run the candidate.
     first_use = _validate_first_use(region, hit, place)
     return None if first_use.passed else Refusal(f"{hit.where} is refused: {first_use.reason}")
 
@@ -75,6 +79,7 @@ def check_quarantine(place: TuneContext, region: Region, candidate: Candidate) -
     """Why production has put this candidate in quarantine. A baseline never is."""
     if is_baseline(region, candidate):
         return None
+    # Shared caches too: a kernel that failed on one machine of a fleet is kept from all.
     roots = (place.cache.root, *place.cache.read_only)
     return quarantine.find_quarantine_reason(roots, region.key, candidate.digest)
 
@@ -86,6 +91,7 @@ def note_missing_inductor(entry: Entry, before: Entry | None) -> Entry:
     if not entry.without_inductor:
         return entry
     tries = 1 + (_count_tries(before) if before is not None else 0)
+    # With the compilers: an update gives Inductor new tries.
     note = {"compilers": compiler_digest(entry.target.device), "tries": tries}
     return replace(entry, evidence={**entry.evidence, "without_inductor": note})
 
@@ -98,6 +104,7 @@ def list_cached_candidates(region: Region, hit: Hit | None) -> list[Candidate]:
     if hit is None or hit.entry.choice.program.digest == region.key:
         return []
     choice = hit.entry.choice
+    # The origin decides how strictly its process is confined, so an entry must not choose it.
     return [choice if hit.vouched_by else replace(choice, origin=UNTRUSTED_ORIGIN)]
 
 
@@ -119,6 +126,7 @@ def is_baseline(region: Region, candidate: Candidate) -> bool:
     """Whether a candidate is the region's own Program, which cannot be wrong; what an entry says of
     itself is not enough.
     """
+    # The digest, because a forged entry could call any Program a baseline and skip every check.
     return candidate.origin == "baseline" and candidate.program.digest == region.key
 
 
@@ -145,9 +153,11 @@ def _inductor_failure_to_retry(entry: Entry, place: TuneContext) -> Refusal | No
     if (
         place.settings.on_miss != "tune"
         or "compile" in place.settings.without
+        # A result that differs from eager's differs again: no retry changes that.
         or reason in ("", DIFFERS_FROM_EAGER)
     ):
         return None
+    # Bounded, or every start would search again where Inductor cannot run.
     may_retry = _count_tries(entry) < _MAX_TRIES_WITHOUT_INDUCTOR
     return Refusal(reason) if compiler_digest(place.device.type) and may_retry else None
 
@@ -161,6 +171,7 @@ def _count_tries(entry: Entry) -> int:
     if not isinstance(note, Mapping) or note.get("compilers") != here:
         return 0
     tries = note.get("tries")
+    # Entries are data from outside, so types are checked.
     return tries if isinstance(tries, int) else 0
 
 
@@ -178,7 +189,9 @@ def _validate_first_use(region: Region, hit: Hit, place: TuneContext) -> _FirstU
     first_use = _read_first_use(hit, place)
     if first_use is not None or place.settings.on_miss != "tune":
         return first_use or _FirstUse(True, "not checked on this machine yet")
+    # Several processes of one start find the same entry: one of them validates it.
     with place.cache.lock(region.key, place.target, place.contract):
+        # Read again under the lock: another process may have answered meanwhile.
         return _read_first_use(hit, place) or _check_first_use(region, hit, place)
 
 
@@ -209,6 +222,7 @@ def _check_first_use(region: Region, hit: Hit, place: TuneContext) -> _FirstUse:
         reason=first_use.reason,
     )
     record = {
+        # The whole entry's digest: another one for the same region is checked anew.
         "entry": hit.digest,
         "judge": judge_identity(),
         "passed": first_use.passed,
@@ -228,6 +242,7 @@ def _read_first_use(hit: Hit, place: TuneContext) -> _FirstUse | None:
     )
     if (
         isinstance(record, Refusal)
+        # The name is a digest of digests. What the record says it is about has to agree.
         or record.get("entry") != hit.digest
         or not isinstance(record.get("passed"), bool)
     ):
@@ -237,5 +252,6 @@ def _read_first_use(hit: Hit, place: TuneContext) -> _FirstUse | None:
 
 def _first_use_name(hit: Hit, place: TuneContext) -> str:
     return hashlib.sha256(
+        # The machine is part of the name: its answer holds for it alone.
         f"first use|{hit.digest}|{judge_identity()}|{place.target!r}".encode()
     ).hexdigest()

@@ -58,6 +58,7 @@ class ShortlistResult(NamedTuple):
 
 def rights_of(place: TuneContext) -> tuple[str, ...]:
     """The op classes whose products may be as inexact as TF32's; none under "strict"."""
+    # Under "strict" fp32 stays fp32, whatever PyTorch's switches allow.
     return () if place.contract.precision == "strict" else place.contract.rights
 
 
@@ -78,20 +79,27 @@ def select_fastest_correct(
     """
     reasons: list[Rejected] = []
     built = _select_built(answers, place, reasons)
+    # Compiling may have taken all of the time.
     if built and judge.working_s() > deadline:
         return ShortlistResult(None, [*reasons, Rejected("the budget was spent", "budget")])
+    # One process for all: side by side they see the same clocks.
     times = prescreen(region, built, job) if built else PrescreenResult(0.0, {}, {})
     if built and generator is not None:
+        # Before the next generation, whose model learns from them.
         generator.record_times(_pair_times(built, times))
+        # Children are checked for revocation as their parents are.
         children = _select_built(generator.build_next_generation(), place, reasons)
         if children and judge.working_s() <= deadline:
             child_times = prescreen(region, children, job)
             generator.record_times(_pair_times(children, child_times))
+            # Positions of children follow those of their parents in `built`.
             times = _join_times(times, child_times, len(built))
             built = [*built, *children]
+    # Fastest first, so that the first correct one ends the checks.
     for position in _order_by_speed(region, times, job, reasons):
         candidate = built[position]
         saved_us = times.to_beat_us - times.medians_us[position]
+        # The whole region is judged later, with this kernel in it.
         if not check:
             return ShortlistResult(candidate, reasons, saved_us)
         verdict = judge.validate_candidate(
@@ -119,6 +127,7 @@ def _select_built(
     for answer in answers:
         if isinstance(answer, Rejected):
             reasons.append(answer)
+        # A build from the cache may be older than its revocation.
         elif revoked := place.cache.check_revoked(answer.program):
             reasons.append(Rejected(str(revoked), "revoked"))
         else:
@@ -146,10 +155,13 @@ def _order_by_speed(
     # "heat" is the name under which entries store this stage
     reasons += [Rejected(reason, "heat") for reason in times.failures.values()]
     medians_us = times.medians_us
+    # Failed kernels have no time, so they are not among these.
     order = sorted(medians_us, key=lambda position: medians_us[position])
     if order and medians_us[order[0]] * _REMEASURED_RATIO <= times.eager_us:
         # the judge will want to time the whole region again, in a process that has run nothing
         judge.prestart_worker(region, job)
+    # Eager takes a pass for each element-wise step, Inductor one for all: VGG's plan with four
+    # kernels that beat only eager was 0.79x.
     slow = [position for position in order if medians_us[position] >= times.to_beat_us]
     compared = f"eager {per_call(times.eager_us)}"
     if times.one_pass_us is not None:
@@ -167,6 +179,7 @@ def _join_times(first: PrescreenResult, second: PrescreenResult, count: int) -> 
     """Two measurements as one, the second's positions from `count` on. Its times are scaled to the
     first one's eager time, as clocks may have changed in between.
     """
+    # Eager is in both measurements, so it tells how the clocks moved.
     scale = first.eager_us / second.eager_us if second.eager_us else 1.0
     medians_us = {position + count: us * scale for position, us in second.medians_us.items()}
     failures = {position + count: reason for position, reason in second.failures.items()}
@@ -176,5 +189,6 @@ def _join_times(first: PrescreenResult, second: PrescreenResult, count: int) -> 
         {**first.medians_us, **medians_us},
         {**first.failures, **failures},
         {**first.errors, **errors},
+        # What is to be beaten stays that of the first measurement, to which all times are scaled.
         first.one_pass_us,
     )

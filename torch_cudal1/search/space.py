@@ -74,21 +74,27 @@ def build_search_space(
     region: Region, place: TuneContext, job: judge.EvaluationConfig, store_kernel: StoreKernel
 ) -> SearchSpace:
     """Find the rewrites and fusion groups of `region`, and start compiling kernels for them."""
+    # A fusion group is cut out of a region that was rewritten already.
     is_whole = region.granularity == "whole"
+    # Rules for finite values need the user's word.
     finite = place.contract.assume_finite
     rewrites = is_whole and "rewrites" not in place.settings.without
     variant = rewrite_region(region, assume_finite=finite) if rewrites else None
+    # Kernels are cubins.
     has_kernels = place.device.type == "cuda" and "kernels" not in place.settings.without
     # the judge compares values: of what draws random numbers nothing but baselines can be trusted
     if not has_kernels or not is_whole or is_random_program(region.program):
         return SearchSpace(region, variant)
     unsplit = _rewrite_unsplit(region, variant, finite=finite)
+    # Products in one piece: a kernel for all of one saves more than skipping its zeros.
     dominant = find_product_groups(region_of_variant(region, unsplit))
+    # Either kind, not both: each kernel costs seconds of a compiler.
     minor = () if dominant else find_minor_product_groups(region_of_variant(region, unsplit))
     if region.kind != "inference" and not dominant:
         # what else a training step is made of, Inductor fuses as well
         return SearchSpace(region, variant)
     kernels = GroupKernels(place, job, store_kernel)
+    # Now, so that compilers work while the baselines are timed.
     kernels.begin(dominant or minor)
     return SearchSpace(region, variant, unsplit, dominant, minor, kernels)
 
@@ -106,6 +112,7 @@ def list_fusion_groups(region: Region, *, finite: bool = False) -> list[FusionGr
 
 def _rewrite_unsplit(region: Region, variant: Variant | None, *, finite: bool) -> Variant | None:
     """The rewritten form without the rules that cut products."""
+    # No rule split anything: the form is the same, and rewriting it again would cost time.
     if variant is None or _SPLITTING_RULES.isdisjoint(variant.techniques):
         return variant
     return rewrite_region(region, assume_finite=finite, without=_SPLITTING_RULES)

@@ -69,6 +69,7 @@ class SearchHistory:
         for attempt in self.attempts:
             if not isinstance(attempt.decision, Accepted):
                 continue
+            # The lower end of the interval: a noisy measurement with a high mean must not win.
             if best is None or attempt.decision.timing.low > best_low:
                 best, best_low = attempt, attempt.decision.timing.low
         return best
@@ -102,6 +103,8 @@ class SearchStrategy(ABC):
         """The next candidate, why one that was looked for is none, or None at the end. It may take
         as long as compiling kernels does.
         """
+        # A generator: the code after a `yield` runs once the candidate was observed, and reads its
+        # result.
         return next(self._upcoming, None)
 
     def observe(self, attempt: Attempt) -> None:
@@ -117,6 +120,7 @@ class FixedOrder(SearchStrategy):
     """Candidates in the order in which they come."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
+        # Before `super().__init__`, which calls `_generate`.
         self._candidates = candidates
         super().__init__()
 
@@ -148,14 +152,18 @@ class StagedSearch(SearchStrategy):
         super().__init__()
 
     def _generate(self) -> Iterator[Candidate | Rejected]:
+        # They cost no search, so they are evaluated first.
         yield from self.cached
         space, variant, kernels = self.space, self.space.variant, self.space.kernels
         schedules = order_schedules(self.ranking, space.region)
+        # Tidying views is what Inductor does anyway.
         rewrites = [(variant.program, variant.techniques)] if variant and variant.pays else []
         if kernels is None:
             yield from make_candidates(rewrites, schedules)
             return
+        # Only now known: the budget begins after the baselines were ranked.
         kernels.deadline = self.deadline
+        # A generator may return a value: rejections are yielded on the way.
         first = yield from self._choose_product_groups(kernels)
         if first:
             yield from self._splice_kernels(space.unsplit_variant, first, kernels, schedules)
@@ -165,9 +173,12 @@ class StagedSearch(SearchStrategy):
         has_products = any(
             starts_group(step) for group in groups for step in group.region.program.steps
         )
+        # Kernels for the same products would lose again, with others beside them.
         products_lost = first and self.history.best_us is None and self.history.max_speedup < 1
+        # The same groups were tried above.
         if has_products and not products_lost and set(groups) != set(first):
             yield from self._splice_kernels(variant, groups, kernels, schedules)
+        # Once kernels for products won, a form without them is a step back.
         if not (first and self.history.best_us is not None):
             fused = partition(rewritten).groups
             yield from self._splice_kernels(variant, fused, kernels, schedules)
@@ -183,7 +194,10 @@ class StagedSearch(SearchStrategy):
         minor = self.space.minor_groups
         if not minor:
             return self.space.dominant_groups
+        # Their kernels are timed alone first, because a model whose products are minor may gain
+        # nothing.
         yield from kernels.find_kernels(minor)[1]
+        # Of the fastest baseline, which is what a candidate has to beat.
         fastest_us = min(self.ranking.medians_us.values(), default=0.0)
         return minor if kernels.saving_us(minor) > NOTICEABLE_SHARE * fastest_us else ()
 

@@ -86,6 +86,7 @@ def choose(
     """
     resolved = resolve(region, place.sources, place.target, place.contract)
     hit = resolved.hit
+    # Before any return: the report must show refused entries, whatever is chosen.
     record_refusals(region, resolved)
     quarantined = check_quarantine(place, region, hit.entry.choice) if hit is not None else None
     choice: Choice | Refusal = Refusal("no cached decision")
@@ -94,8 +95,10 @@ def choose(
     if isinstance(choice, Choice):
         return choice
     on_miss = place.settings.on_miss
+    # Under "tune" a decision in quarantine is searched for again, as the docstring says.
     if on_miss == "tune":
         return _tune_and_store(region, place, examples, progress)
+    # Not under on_miss="error" either: production found the kernel wrong, and the call must go on.
     if quarantined is not None:
         reason = quarantined.reason
         telemetry.record("resolve", "quarantined", region.key, name=region.name, reason=reason)
@@ -135,7 +138,9 @@ def _tune_and_store(
     """Search under the key's lock, so that two processes never search the same key: the second one
     finds the entry of the first.
     """
+    # A search takes minutes of a GPU, and two at once would time each other.
     with place.cache.lock(region.key, place.target, place.contract):
+        # Again under the lock: another process may have stored an entry meanwhile.
         hit = resolve(region, place.sources, place.target, place.contract).hit
         if hit is not None and check_quarantine(place, region, hit.entry.choice) is None:
             choice = _choose_cached(region, hit, place)
@@ -148,8 +153,10 @@ def _tune_and_store(
             known=list_cached_candidates(region, hit),
             progress=progress,
         )
+        # Counts tries, so that a machine without Inductor does not search at every start.
         entry = note_missing_inductor(entry, hit.entry if hit is not None else None)
         stored = place.cache.put(entry)
+    # A disk that refuses costs the next start a search, and this call nothing.
     if isinstance(stored, Refusal):
         telemetry.record("resolve", "not_stored", region.key, reason=stored.reason)
     return Choice(region, entry.choice, entry, "tuned now")
@@ -160,6 +167,7 @@ def fall_back_to_baseline(choice: Choice, reason: str) -> Choice:
     return Choice(choice.region, make_baseline(choice.region), None, reason)
 
 
+# Worker processes are kept for the whole search instead of one evaluation.
 @judge.pool_scope()
 def tune(
     region: Region,
@@ -188,9 +196,12 @@ def tune(
     job = _make_job(place, examples)
     store_kernel = functools.partial(store_checked_kernel, place)
     space = build_search_space(region, place, job, store_kernel)
+    # Known candidates are judged in any case.
     if not known and _needs_no_benchmark(region, place, space):
+        # In inference only a random region comes here, and no other schedule draws eager's numbers.
         schedule = EAGER if region.kind == "inference" else INDUCTOR
         return make_entry(region, place, Candidate(region.program, schedule, "baseline"))
+    # In the background: the first process is ready when the ranking asks for it.
     judge.prestart_worker(region, job)
     report_progress(f"racing baselines of {region.name or region.key[:12]}", 0.0)
     bound_us = lower_bound_us(space.cheapest_program, place.device)
@@ -200,6 +211,7 @@ def tune(
         # started while the candidate is validated: the baselines are timed without company
         judge.prestart_worker(region, job)
     ranked_s = judge.working_s()
+    # The budget is for candidates. The baselines are needed in any case.
     deadline = ranked_s + place.settings.budget_s
     strategy = StagedSearch(space, ranking, deadline, known)
     entry = run_tuning_loop(

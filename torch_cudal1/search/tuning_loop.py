@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["TuningSession", "run_tuning_loop"]
 
 # of the longest evaluation so far must be left of the budget for another one to begin
+# On a busy machine a second evaluation doubled a search before this was asked.
 _MIN_TIME_LEFT_FRACTION = 0.5
 # after the end of the budget: what is sure to be compiling still, then, does not begin
 _MAX_OVERRUN_S = 30.0
@@ -61,6 +62,8 @@ class TuningSession:
     def check_lower_bound(self) -> Refusal | None:
         """Why nothing more can be gained: the best is near what the device can do at all."""
         best_us = self.strategy.history.best_us
+        # Before there is a winner a candidate has to beat the baseline by the margin, which the
+        # bound may rule out.
         ratio = _NEAR_LOWER_BOUND_RATIO if best_us is not None else self.place.settings.margin
         if best_us is None:
             best_us = min(self.ranking.medians_us.values(), default=math.inf)
@@ -77,8 +80,10 @@ class TuningSession:
         best = self.strategy.history.best
         if best is None or best.timing is None:
             return None
+        # Another Program may be faster for other reasons.
         if best.candidate.program.digest != candidate.program.digest:
             return None
+        # The part before "+" is the schedule's base.
         if best.candidate.schedule.partition("+")[0] != candidate.schedule.partition("+")[0]:
             return None
         launch_us, best_us = estimate_launch_us(best.candidate.program), best.timing.candidate_us
@@ -99,6 +104,7 @@ class TuningSession:
         """
         left_s = self.deadline - judge.working_s()
         longest_s = self.strategy.history.longest_s
+        # A candidate compiles about as much as the baseline under the same schedule.
         compile_s = self.ranking.compiling_s(schedule)
         if left_s <= 0:
             return Refusal("the budget was spent")
@@ -132,14 +138,17 @@ def run_tuning_loop(session: TuningSession) -> Entry:
                 }
             )
             break
+        # May take as long as compiling kernels does.
         candidate = strategy.propose()
         if candidate is None:
             break
         if (record := _record_declined(session, candidate)) is not None:
+            # Declined candidates are recorded too: an entry shows everything that was looked at.
             tried.append(record)
             continue
         assert isinstance(candidate, Candidate)
         attempt = _evaluate(session, candidate)
+        # Before `observe`: what a strategy does with the result does not change the record.
         tried.append(judge.summarise_evaluation(attempt.evaluation))
         strategy.observe(attempt)
     session.report_progress("decided", 1.0)
@@ -147,6 +156,7 @@ def run_tuning_loop(session: TuningSession) -> Entry:
     return make_entry(
         session.region,
         session.place,
+        # Without an accepted candidate the fastest baseline is the choice.
         best.candidate if best is not None else session.ranking.best,
         evaluation=best.evaluation if best is not None else None,
         ranking=session.ranking,
@@ -161,10 +171,12 @@ def _record_declined(
     if isinstance(candidate, Rejected):
         return {"label": candidate.detector, "decision": "rejected", "reason": candidate.reason}
     place = session.place
+    # Before the judge: a kernel that production found wrong passed its checks once.
     if (quarantined := check_quarantine(place, session.region, candidate)) is not None:
         return _record_rejected(candidate, "quarantine", quarantined.reason)
     if (revoked := place.cache.check_revoked(candidate.program)) is not None:
         return _record_rejected(candidate, "revoked", revoked.reason)
+    # Last, so that a wrong candidate is named so and not put down to time.
     refusal = session.check_launch_gain(candidate) or session.check_budget(candidate.schedule)
     if refusal is None:
         return None
@@ -182,6 +194,7 @@ def _record_rejected(candidate: Candidate, detector: str, reason: str) -> Mappin
 
 def _evaluate(session: TuningSession, candidate: Candidate) -> Attempt:
     started_s = judge.working_s()
+    # A budget of 0 s is allowed.
     left = (session.deadline - started_s) / max(session.place.settings.budget_s, 1e-9)
     session.report_progress(f"judging {candidate.label}", min(1.0, 1 - left))
     evaluation = _judge_confined(session, candidate)
@@ -193,6 +206,7 @@ def _judge_confined(session: TuningSession, candidate: Candidate) -> judge.Evalu
     that confinement cannot be had.
     """
     region, ranking, job = session.region, session.ranking, session.job
+    # Origin is set by `list_cached_candidates`, not by the entry.
     if candidate.origin != UNTRUSTED_ORIGIN:
         return judge.evaluate_candidate(region, candidate, ranking, job)
     try:

@@ -54,8 +54,8 @@ _ARMS_SHARE = 0.7
 
 
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """One action. Exit code 1 if something could not be collected, or an experiment was ended by
-    its budget.
+    """Run one action of `cudal1 train`. Exit code 1 if samples could not be collected, or an
+    experiment ended by its budget.
     """
     # transformers prints progress bars of its own, which would break the line of the screen's.
     quiet()
@@ -106,8 +106,8 @@ def _run_stage_action(args: argparse.Namespace, settings: Settings, screen: Scre
 
 
 def _make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
-    """The settings that the run began with; for a new run those of a file, changed by the options.
-    Raises SettingError for an option that contradicts a run that has begun.
+    """Return the settings of the run: those in its run.json, or for a new run those of a file,
+    changed by the options. Raises SettingError for an option that contradicts a run that has begun.
     """
     run_options = {
         name: value
@@ -155,7 +155,7 @@ def _get_setting(config: RunConfig, name: str) -> Any:
 
 
 def _run_demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """The arms of a small plan, then the red team."""
+    """Run the arms of a small plan, then the red team, and show both."""
     start_s = time.monotonic()
     plan = DEMO if args.plan is None else read_plan(args.plan)
     plan = plan if args.landscape is None else replace(plan, landscape=args.landscape)
@@ -190,7 +190,7 @@ def _run_demo(args: argparse.Namespace, settings: Settings, screen: Screen) -> i
 
 
 def _scale_progress(progress: ReportProgress, start: float, end: float) -> ReportProgress:
-    """Report a part's fractions as those from `start` to `end` of the whole."""
+    """Map the fractions that a part reports, 0 to 1, to `start` to `end` of the whole."""
 
     def report(activity: str, fraction: float | None) -> None:
         progress(activity, None if fraction is None else start + (end - start) * fraction)
@@ -234,7 +234,9 @@ def _run_experiment(args: argparse.Namespace, settings: Settings, screen: Screen
 
 
 def _select_seed(plan: ExperimentPlan, seed: int | None) -> ExperimentPlan:
-    """Only one of the plan's seeds, such as for one of several GPUs; it keeps the plan's digest."""
+    """Return the plan with one of its seeds, for example for one of several GPUs. The digest stays
+    the same.
+    """
     if seed is None:
         return plan
     if seed not in plan.seeds:
@@ -244,7 +246,7 @@ def _select_seed(plan: ExperimentPlan, seed: int | None) -> ExperimentPlan:
 
 
 def _write_report(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """The page of an experiment's results so far, or of a single run's stages."""
+    """Write the page of an experiment's results so far, or of a single run's stages."""
     folder: Path = args.run_folder
     if args.plan is not None:
         plan = read_plan(args.plan)
@@ -284,7 +286,7 @@ def _show_results(
     start_s: float,
     cheats: experiment_report.Cheats | None = None,
 ) -> int:
-    """Tables, page and JSON of a plan's results."""
+    """Show a plan's results as tables, a page and JSON. Exit code 1 if runs are missing."""
     page = experiment_report.render_experiment_page(
         plan, results, doctor.as_environment(settings), cheats=cheats
     )
@@ -322,7 +324,9 @@ def _show_tables(screen: Screen, tables: list[Table]) -> None:
 
 
 def _build_stage_tables(facts: Mapping[str, Any]) -> list[Table]:
-    """Outcomes of what was collected, and metrics of the samples on training tasks."""
+    """Build the tables of a stage: outcomes of what was collected, and metrics of the samples on
+    training tasks.
+    """
     tables = []
     if "collected" in facts:
         tables.append(experiment_report.build_collect_table(facts["collected"]))

@@ -27,8 +27,8 @@ __all__ = ["ContrastiveStep"]
 
 @dataclass
 class ContrastiveStep:
-    """A `grpo.GenerateStep`: called with a policy and the number of a step, it returns the step's
-    samples with their rewards.
+    """A `grpo.GenerateStep`: called with a policy and a step number, it returns the step's samples
+    with their rewards.
 
     `shuffled`: exemplars in random order instead of worst to best, for comparison. `budget`: no
     step begins once so many different (task, program) pairs were measured; an arm whose policy
@@ -92,7 +92,7 @@ class ContrastiveStep:
 
     @property
     def programs_spent(self) -> int:
-        """How many different programs were measured; a completion that is no program is free."""
+        """How many different programs were measured. A completion that is no program costs nothing."""
         return len(self._programs_seen)
 
     def draw_prompts(self, step: int) -> list[TaskPrompt]:
@@ -119,8 +119,8 @@ class ContrastiveStep:
         }
 
     def _restore_history(self, step: int) -> None:
-        """Reward moments and programs of earlier steps, from the database after a restart: a
-        checkpoint does not hold them.
+        """Restore the reward moments and the programs of earlier steps from the database after a
+        restart. A checkpoint does not hold them.
         """
         # Steps in sequence have their history in memory. Any other step is a restart, or a caller
         # that goes back.

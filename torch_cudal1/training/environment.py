@@ -73,12 +73,12 @@ class ClosedCodec(SupervisedCodec, Protocol):
 
 @dataclass(frozen=True)
 class Environment:
-    """Everything around the policy. `label`: "replay" or "live", with where the numbers come from.
-    `train`, `held_out`: tasks, the latter by kind.
+    """Everything around the policy. `label`: "replay" or "live", with the machine the numbers come
+    from. `train`, `held_out`: the tasks, the latter by kind.
 
-    `device`: where the model is; measurements are made where the evaluator makes them. `problems`:
-    tasks of a folder that cannot be used, and why. `machine`: what live measurements are made with;
-    empty for a replay, whose landscape says it.
+    `device`: where the model is; the evaluator measures on its own device. `problems`: tasks of a
+    folder that cannot be used, and why. `machine`: GPU and versions of live measurements; empty for
+    a replay, whose landscape holds them.
     """
 
     label: str
@@ -92,7 +92,7 @@ class Environment:
     machine: Mapping[str, str] = field(default_factory=dict)
 
     def limit_tasks(self, plan: ExperimentPlan) -> Environment:
-        """With as many tasks as the plan wants."""
+        """Return the environment with as many tasks as the plan asks for."""
         held_out = {
             kind: _pick_evenly(tasks, plan.held_out_tasks) for kind, tasks in self.held_out.items()
         }
@@ -100,7 +100,7 @@ class Environment:
 
     @property
     def held_out_tasks(self) -> tuple[TrainingTask, ...]:
-        """Of all kinds."""
+        """Held-out tasks of all kinds."""
         return tuple(task for tasks in self.held_out.values() for task in tasks)
 
 
@@ -108,9 +108,10 @@ class Environment:
 class RewardSource:
     """Where rewards come from, as a user names it; `ground` in run.json.
 
-    `landscape`: a file, "" for the CPU one of the package. `tasks`: a folder; then programs are
-    source text. `lanes`: how many programs the judge validates side by side. `naive`: an evaluator
-    that can be cheated, for comparison only. `rule`, `baseline`: see `judge.pool.measurement_settings.Terms`.
+    `landscape`: a file, "" for the CPU landscape of the package. `tasks`: a folder; programs are
+    then source text. `lanes`: how many programs the judge validates side by side. `naive`: an
+    evaluator that can be cheated, for comparison only. `rule`, `baseline`: see
+    `judge.pool.measurement_settings.MeasurementSettings`.
     """
 
     live: bool = False
@@ -168,21 +169,23 @@ class SupervisedTextCodec(TextCodec):
         return f"## Code\n\n```python\n{program.rstrip()}\n```"
 
     def programs(self, task: TrainingTask) -> Sequence[Any]:
-        """Refuses: source has no end of programs."""
+        """Raise SettingError: programs in source text cannot be listed."""
         raise SettingError(
             "codec", self.name, "the kernel-schedule language, whose programs can be listed"
         )
 
 
 def load_replay_environment(plan: ExperimentPlan, seed: int) -> Environment:
-    """A plan's landscape. Measurement noise follows from the seed, so that the arms of a seed share
-    it.
+    """Load the replay of a plan's landscape. Measurement noise follows from the seed, so the arms
+    of a seed share it.
     """
     return _load_replay(plan.landscape, seed, naive=False).limit_tasks(plan)
 
 
 def load_naive_environment(plan: ExperimentPlan, seed: int) -> Environment:
-    """The same, with the scores of an evaluator that can be cheated; they are no results."""
+    """Load the same replay with the scores of an evaluator that can be cheated. They are not
+    results.
+    """
     return _load_replay(plan.landscape, seed, naive=True).limit_tasks(plan)
 
 
@@ -190,7 +193,7 @@ def load_naive_environment(plan: ExperimentPlan, seed: int) -> Environment:
 def open_environment(
     source: RewardSource, settings: Settings, seed: int, folder: Path
 ) -> Iterator[Environment]:
-    """The environment of a single run; the judge's processes live as long as the block."""
+    """Open the environment of a single run. The judge's processes live as long as the block."""
     if not source.live:
         # No judge, no processes and no device: a replay runs on any machine.
         environment = _load_replay(source.landscape, seed, naive=source.naive)
@@ -220,8 +223,8 @@ def open_environment(
 def load_writers(
     names: Sequence[str], settings: Settings, *, max_new_tokens: int = 4096
 ) -> list[Policy]:
-    """A URL is an OpenAI-compatible server, everything else a folder or a Hub name of a causal
-    language model.
+    """Load the models that write programs: a URL is an OpenAI-compatible server, any other name a
+    folder or a Hub name of a causal language model.
     """
     # Where generators run, which need not be the device that is measured.
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -247,7 +250,9 @@ def load_writers(
 def _make_folder_environment(
     source: RewardSource, settings: Settings, evaluator: Evaluator
 ) -> Environment:
-    """A folder of KernelBench-style files, about which language models write source text."""
+    """Make the environment of a folder of KernelBench-style files, for which language models write
+    source text.
+    """
     task_folder = read_folder(Path(source.tasks))
     # A wrong path would otherwise become a run without tasks that succeeds at once.
     if not task_folder.tasks:
@@ -276,7 +281,7 @@ def _make_folder_environment(
 def _make_language_environment(
     source: RewardSource, settings: Settings, evaluator: Evaluator
 ) -> Environment:
-    """The tasks of the kernel-schedule language."""
+    """Make the environment of the tasks of the kernel-schedule language."""
     split = load_split(source.device)
     return Environment(
         _label_live(source.device),
@@ -311,8 +316,8 @@ def _load_replay(landscape: str, seed: int, *, naive: bool) -> Environment:
 def _open_evaluator(
     source: RewardSource, terms: MeasurementSettings, folder: Path
 ) -> Iterator[Evaluator]:
-    """The judge, with a checker that is asked when a reward jumps and whose refusals join the run's
-    own hacking cases; or the naive evaluator.
+    """Open the judge, or the naive evaluator. Beside the judge a checker examines rewards that
+    jump; the programs that it refuses join the run's hacking cases.
     """
     # No checker and no case base: this evaluator is there to be deceived.
     if source.naive:
@@ -332,7 +337,7 @@ def _label_live(device: Device) -> str:
 
 
 def _describe_machine(device: torch.device) -> dict[str, str]:
-    """GPU, driver and versions, without which a live measurement cannot be compared."""
+    """GPU, driver and versions. Without them a live measurement cannot be compared."""
     target = target_for(device)
     is_cuda = device.type == "cuda"
     return {
@@ -346,7 +351,7 @@ def _describe_machine(device: torch.device) -> dict[str, str]:
 
 
 def _pick_evenly(tasks: tuple[TrainingTask, ...], count: int | None) -> tuple[TrainingTask, ...]:
-    """`count` of the tasks, evenly apart: neighbours are shapes of one operation."""
+    """Pick `count` of the tasks at even distances, since neighbours are shapes of one operation."""
     if count is None or count >= len(tasks):
         return tasks
     # The first `count` would be all shapes of a few operations.

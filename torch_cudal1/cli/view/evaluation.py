@@ -34,6 +34,7 @@ def describe_outcome(document: Mapping[str, Any]) -> str:
 
 def show_evaluation(screen: Screen, document: Mapping[str, Any]) -> None:
     """Reason, checks, timing, baselines, and where the time went."""
+    # A reason may hold a whole traceback.
     screen.line(text.brief(describe_outcome(document), 2_000))
     if document["checks"]:
         screen.line("")
@@ -53,6 +54,7 @@ def show_evaluation(screen: Screen, document: Mapping[str, Any]) -> None:
     spent = ", ".join(
         f"{name} {text.duration(seconds)}"
         for name, seconds in document["elapsed_s"].items()
+        # Shown with one decimal: shorter phases would read as 0.0 s.
         if seconds >= 0.05
     )
     screen.line(

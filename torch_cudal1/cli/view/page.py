@@ -73,6 +73,7 @@ def render(
     title: str, stories: Sequence[Story], environment: Mapping[str, str], *, intro: str = ""
 ) -> str:
     """The whole page as text; write it as UTF-8."""
+    # matplotlib is an optional extra. Without it the page says so; all numbers are in its tables.
     can_plot, reason = plots.available()
     return render_template(
         "explanations.html",
@@ -95,6 +96,7 @@ def winners(explanation: Explanation) -> str:
         if region.swapped
     )
     baselines = ", ".join(sorted({region.runs for region in explanation.regions}))
+    # Said first: techniques that won and were taken back must not read as running.
     if explanation.undone:
         return f"eager runs: {', '.join(names) or baselines} did not pay end to end"
     if names:
@@ -129,6 +131,7 @@ def _outcome(story: Story) -> str | _Cell:
 
 def _plots(stories: Sequence[Story]) -> list[dict[str, Any]]:
     """The figures of the page; none where nothing was measured end to end."""
+    # A bar needs a measurement; modules that failed or were skipped stay in the table.
     measured = [
         (s, s.explanation.end_to_end) for s in stories if s.explanation.end_to_end is not None
     ]
@@ -196,6 +199,7 @@ def _times(times: EndToEnd | None) -> list[tuple[str, str]]:
 
 def _region(region: RegionReport, *, undone: bool) -> dict[str, Any]:
     state, verb = ("swapped", "runs") if region.swapped else ("baseline", "runs")
+    # The region won its benchmark, and the whole call lost: it does not run.
     if undone:
         state, verb = "undone", "was best with"
     gain = (
@@ -247,6 +251,7 @@ def _candidate_row(record: Mapping[str, Any]) -> _Row:
 def _candidate_speedup(record: Mapping[str, Any]) -> str:
     value, low, high = record.get("speedup"), record.get("low"), record.get("high")
     return text.speedup(
+        # Records come from files, and `Interval` refuses ends that do not enclose the value.
         Interval(value, low, high) if value and low and high and low <= value <= high else value
     )
 
@@ -260,12 +265,14 @@ def _interval(region: RegionReport) -> Interval | float | None:
 def _speed(value: Interval | None) -> str | _Cell:
     if value is None:
         return text.ABSENT
+    # Coloured only where the whole interval lies on one side of 1x.
     mark = "good" if value.low > 1 else "bad" if value.high < 1 else ""
     return _Cell(text.speedup(value), mark=f"num {mark}")
 
 
 def _anchor(story: Story) -> str:
     """An id made only of letters, digits and "-": a name cannot break out of the attribute."""
+    # Other characters become their code point, so two names never share an id.
     return "m-" + "".join(
         c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in story.explanation.target
     )

@@ -23,7 +23,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 except ImportError:
-    # the optional extra "report"
+    # matplotlib comes with the optional extra "report".
     _MATPLOTLIB = False
 else:
     _MATPLOTLIB = True
@@ -55,7 +55,7 @@ _RING: dict[str, Any] = {
     "markeredgecolor": _FIRST,
     "markeredgewidth": 2,
 }
-# fits inside the ring where both errors are the same
+# The diamond fits inside the ring, so both are seen where the errors are equal.
 _DIAMOND: dict[str, Any] = {
     "marker": "D",
     "markersize": 5,
@@ -129,6 +129,7 @@ def plot_speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
         max((i.high for i in intervals), default=1.0),
     )
     low, high = min(low * 0.9, 0.8), max(high * 1.15, 1.5)
+    # Logarithmic: 2x and 0.5x lie equally far from 1x.
     axes.set_xscale("log", base=2)
     axes.axvline(1, color=_INK, linewidth=1)
     _finish(axes, _ticks(low, high), lambda v, _: f"{v:g}x")
@@ -142,10 +143,11 @@ def plot_errors(rows: Sequence[ErrorPair], *, label: str) -> str:
     drawn. Needs matplotlib.
     """
     figure, axes = _axes([row.name for row in rows])
+    # An error of 0 has no place on a logarithmic axis.
     values = [e for row in rows for e in (row.eager, row.accelerated) if e]
     axes.set_xscale("log")
     low, high = min(values, default=1e-8) / 2, max(values, default=1e-6) * 2
-    # whole decades: two ticks or more
+    # Whole decades, so that the axis has two ticks or more.
     axes.set_xlim(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)))
     for y, row in enumerate(rows):
         if row.eager and row.accelerated:
@@ -167,10 +169,13 @@ def plot_curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str
     `salt`: a word that no other plot of the page has.
     """
     figure = Figure(figsize=(8.0, 3.6), layout="constrained")
+    # A canvas of its own instead of pyplot, which keeps figures and a back end in global state.
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     for i, line in enumerate(lines):
         colour = (_FIRST, _SECOND, _INK, _MUTED)[i % 4]
+        # Dashes as well as colours: a page may be printed, or read by someone who does not see the
+        # colours.
         dashes = ("-", "--", ":")[i // 4 % 3]
         axes.plot(line.x, line.y, color=colour, linestyle=dashes, linewidth=1.6, label=line.name)
         if line.low and line.high:
@@ -185,6 +190,7 @@ def plot_curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str
     axes.set_ylabel(y, color=_MUTED)
     legend = axes.legend(frameon=False, labelcolor=_INK, fontsize=9, ncols=1 + len(lines) // 5)
     for text in legend.get_texts():
+        # matplotlib reads text between two "$" as mathematics, and raises for what is none.
         text.set_parse_math(False)
     return _svg(figure, label, salt)
 
@@ -197,7 +203,7 @@ def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
         range(len(names)), [name if len(name) <= 40 else name[:37] + "..." for name in names]
     )
     for text in axes.get_yticklabels():
-        # a "$" in a name is a dollar, not mathematics
+        # A "$" in a name is a dollar. matplotlib would read the text between two as mathematics.
         text.set_parse_math(False)
         text.set_color(_INK)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -233,18 +239,21 @@ def _ticks(low: float, high: float) -> list[float]:
 def _svg(figure: Figure, label: str, salt: str) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context(
+        # Text stays text, for screen readers and for copying. A fixed salt makes equal pages equal
+        # bytes.
         {"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif", "font.size": 10}
     ):
         figure.savefig(
             buffer,
             format="svg",
+            # Without a date two pages of the same numbers are the same file.
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
     content = buffer.getvalue()
     content = content[content.index("<svg") :]
-    # would style the whole page
+    # matplotlib's style sheet would hold for the whole page.
     content = re.sub(r'<style type="text/css">.*?</style>', "", content, flags=re.DOTALL)
-    # tags only: a name may hold any text
+    # Only inside tags: a module's name may contain the text of a colour.
     content = re.sub(r"<[^>]*>", lambda tag: _retag(tag.group(), salt), content)
     return content.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
 
@@ -253,7 +262,7 @@ def _retag(tag: str, salt: str) -> str:
     for stand_in, variable in _COLOURS.items():
         tag = tag.replace(stand_in, f"var({variable})")
     tag = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", tag)
-    # two plots on a page must not share an id
+    # Two plots on a page must not share an id: a reference would lead into the first one.
     for reference in (' id="', 'href="#', "url(#"):
         tag = tag.replace(reference, f"{reference}{salt}-")
     return tag

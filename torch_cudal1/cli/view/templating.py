@@ -34,12 +34,14 @@ def style_sheet() -> str:
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
-        # for every file: jinja2's own default escapes nothing, and names and reasons on a page come
-        # from models and kernels of other people
+        # Escaping is on for every file. jinja2's own default escapes nothing, and names and reasons
+        # on a page come from models and kernels of other people, who could put a script there.
         autoescape=True,
+        # A misspelt name in a template is an error, not an empty place on the page.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Control characters are not valid in HTML, escaped or not.
         finalize=_clean,
     )
 

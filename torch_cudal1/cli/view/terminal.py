@@ -25,7 +25,7 @@ try:
     import rich.table
     import rich.text
 except ImportError:
-    # the optional extra "report"
+    # `rich` comes with the optional extra "report".
     _RICH = False
 else:
     _RICH = True
@@ -33,9 +33,9 @@ else:
 __all__ = ["Progress", "ProgressCallback", "Screen"]
 
 ProgressCallback = Callable[[str, float | None], None]
-# work shorter than this shows no progress
+# Work shorter than this shows no progress: a bar that flashes up says nothing.
 _QUIET_S = 2.0
-# how often a stream that is no terminal (a log file) gets a line
+# How often a stream that is no terminal (a log file) gets a line.
 _REPEAT_S = 10.0
 
 
@@ -54,6 +54,8 @@ class Screen:
     def line(self, content: str = "") -> None:
         """One line (or paragraph) for people; nothing under `as_json`."""
         if not self.as_json:
+            # Names and reasons come from models and kernels of other people: a control character
+            # must not move the cursor or colour the terminal.
             print("\n".join(text.clean(part) for part in content.split("\n")), file=self.out)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -68,6 +70,7 @@ class Screen:
     def json(self, value: Any) -> None:
         """`value` as JSON, under `as_json` only."""
         if self.as_json:
+            # `allow_nan=False`: NaN is not JSON, and `plain` has turned such numbers into text.
             print(json.dumps(plain(value), indent=2, allow_nan=False), file=self.out)
 
     def problem(self, message: str) -> None:
@@ -116,6 +119,7 @@ def time_left(passed_s: float, fraction: float | None) -> str:
     """ "about 12 s left", from the time that passed and the fraction done; the time passed when the
     fraction says too little.
     """
+    # Below 2 % the quotient jumps from report to report.
     if fraction is None or fraction < 0.02:
         return f"{text.duration(passed_s)} so far"
     return f"about {text.duration(passed_s * (1 - fraction) / fraction)} left"
@@ -124,6 +128,7 @@ def time_left(passed_s: float, fraction: float | None) -> str:
 def _display(screen: Screen) -> _Display:
     if screen.quiet:
         return _Silent()
+    # Progress goes to stderr, so this is the stream that decides; stdout may be a pipe.
     if screen.err.isatty():
         return _Bar(screen.err, screen.width) if _RICH else _OneLine(screen.err, screen.width)
     return _Log(screen.err)
@@ -160,6 +165,7 @@ class _OneLine:
 
     def show(self, activity: str, fraction: float | None, remaining: str) -> None:
         self._used = True
+        # A full line would wrap, and "\r" only returns to the start of the last row.
         content = _sentence(activity, fraction, remaining)[: self._width - 1]
         print(f"\r{content.ljust(self._width - 1)}", end="", file=self._stream, flush=True)
 
@@ -182,6 +188,7 @@ class _Bar:
         self._started = False
 
     def show(self, activity: str, fraction: float | None, remaining: str) -> None:
+        # Started late: work that is done within two seconds draws nothing.
         if not self._started:
             self._bar.start()
             self._started = True
@@ -212,6 +219,6 @@ def _rich_table(
         )
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        # Text: brackets in a name are not markup
+        # `Text`, because brackets in a name would be read as markup.
         table.add_row(*(rich.text.Text(text.clean(cell)) for cell in row))
     rich.console.Console(file=out, width=width).print(table)

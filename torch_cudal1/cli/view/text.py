@@ -30,12 +30,13 @@ __all__ = [
     "table",
 ]
 
-# what a table shows for a number that was not measured: never 0, never 1.00x
+# What a table shows for a number that was not measured. A 0 or 1.00x would read as a result.
 ABSENT = "-"
 
 
 def of_error(error: Exception) -> str:
     """An exception as a user reads it. What the system says of a path names no way on."""
+    # Python's own message of a path ("[Errno 2] ...") does not say what to do.
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     expected = ""
@@ -52,6 +53,7 @@ def speedup(value: Interval | float | None) -> str:
     """
     if value is None:
         return ABSENT
+    # An interval without width was not measured: showing it would claim a precision.
     if isinstance(value, Interval) and value.low == value.high:
         return _times(value.value)
     if isinstance(value, Interval):
@@ -117,6 +119,8 @@ def clean(text: object) -> str:
     Line breaks and tabs become spaces, the rest becomes U+FFFD.
     """
     return "".join(
+        # Category C holds control and format characters: escape sequences, and marks that reverse
+        # the direction of text.
         " " if c in "\n\r\t" else "\ufffd" if unicodedata.category(c)[0] == "C" else c
         for c in str(text)
     )
@@ -138,6 +142,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) 
     """
     cells = [[clean(cell) for cell in row] for row in rows]
     columned = list(zip(columns, *cells, strict=True))
+    # Columns are not made narrower than their longest word while there is another way: names and
+    # digests must stay whole to be copied.
     words = [
         max(len(word) for cell in column for word in cell.split() or [""]) for column in columned
     ]
@@ -168,15 +174,15 @@ def _lines(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> 
 def _fit(widths: list[int], words: list[int], width: int) -> list[int]:
     """Narrow the widest column, a character at a time, until the line fits: first down to its
     longest word, then down to 12.
-
-    Seven characters hold a number with its unit, so a column of numbers may become that narrow.
     """
     widths = list(widths)
+    # Seven characters hold a number with its unit, so a column of numbers may become that narrow.
     for floors, least in ((words, 7), ([0] * len(words), 12)):
         while sum(widths) + 2 * (len(widths) - 1) > width:
             spare = [
                 w if w > max(floor, least) else 0 for w, floor in zip(widths, floors, strict=True)
             ]
+            # Words longer than the terminal: the line wraps, and nothing is cut.
             if not any(spare):
                 break
             widths[spare.index(max(spare))] -= 1

@@ -76,7 +76,7 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
         into_outputs=False,
         description=f"{entry.choice.label}, measured under schedule {entry.choice.schedule}, contract {entry.contract.precision}",
     )
-    # Random inputs: the format has no field for the judge's own inputs.
+
     workload = Workload({}, {name: {"type": "random"} for name in definition.inputs}, region.key)
     return ExportedEntry(
         definition, solution, FlashInferTrace(name, workload, solution.name, _evaluation(entry))
@@ -192,7 +192,6 @@ def _write_argument(arg: Any) -> str:
     if isinstance(arg, complex):
         return f"complex({_write_argument(arg.real)}, {_write_argument(arg.imag)})"
     if isinstance(arg, torch.device):
-        # Without the index: the record is for every machine with such a device.
         return f"torch.device({arg.type!r})"
     return (
         str(arg) if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)) else repr(arg)

@@ -88,7 +88,7 @@ class FlashInferFolder:
     ) -> Iterator[PublishedTask | UnreadableTask]:
         """Every solution on every workload of its definition, in the order of their files."""
         folder = _Folder.read(path)
-        # First, so that a solution without a definition follows the reason why that is missing.
+
         yield from folder.damaged
         for where, solution in folder.solutions:
             definition = folder.definitions.get(solution.definition)
@@ -275,5 +275,5 @@ def _input(name: str, shape: Shape, definition: Definition, workload: Workload) 
         return f"_torch.randn({sizes!r}).to(_torch.{shape.dtype})"
     if shape.dtype == "float4_e2m1":
         raise ValueError(f"input {name!r} is {shape.dtype}, which torch cannot make")
-    # 0 and 1 are values of every integer dtype and of bool, and in range as an index.
+    # 0 and 1 are values of every integer dtype and of bool.
     return f"_torch.randint(0, 2, {sizes!r}).to(_torch.{shape.dtype})"

@@ -45,7 +45,7 @@ class KernelBenchSources:
 
 
 def _read_folder(path: Path, references: Path | None) -> Iterator[PublishedTask | UnreadableTask]:
-    # Sorted, so that a second import of the folder goes through it in the same order.
+    # `Format.read_tasks` promises a stable order.
     files = sorted(
         p
         for p in path.rglob("*.py")
@@ -95,7 +95,7 @@ class _ReferenceFiles:
                 f"it defines no {', no '.join(NAMES)}, and no --reference says where those are"
             )
         same_path = self.root / name
-        # The place first: two levels of KernelBench may hold files of the same name.
+        # The place first: it is exact, while a name may fit several files.
         if same_path in self.files:
             return same_path
         stem = Path(name).stem

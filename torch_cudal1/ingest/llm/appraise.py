@@ -47,12 +47,14 @@ class Appraiser:
         measurements = [
             sample.measured
             for sample in database.samples()
+            # An undecodable completion holds no program that could come again.
             if sample.measured.outcome != "undecodable"
         ]
         self.memory.learn(measurements)
         evaluator_memory = getattr(evaluator, "memory", None)
         if isinstance(evaluator_memory, Remembered):
-            # So that it knows which score would be a surprise.
+            # The evaluator re-verifies a surprising score, and needs the earlier scores to know
+            # which one is.
             evaluator_memory.learn(measurements)
         if isinstance(evaluator, CheckedEvaluator):
             evaluator.learn(list(database.samples()))
@@ -61,11 +63,12 @@ class Appraiser:
         """A measurement for each, in order, all on record when this returns. Faults of the
         evaluator raise; nothing is invented.
         """
-        # By task, by name.
+        # By task, then by the sample's name.
         decoded: dict[str, dict[str, Decoded]] = {}
         tasks: dict[str, TrainingTask] = {}
         names = {completion.name: completion for completion in completions}
         for completion in completions:
+            # A run that was killed and goes on: the sample is on record, and is not measured twice.
             if self.database.has(completion.name):
                 continue
             program = self.codec.decode(completion.task, completion.completion)
@@ -96,6 +99,8 @@ class Appraiser:
             due[task] = [
                 program for _, program, *_ in self.memory.due(tasks[task], list(programs.values()))
             ]
+        # Several samples of a batch may hold the same program. It is measured once, for the last of
+        # them; the others are answered from memory below.
         waiting = {
             (task, program.program): name
             for task, by_name in decoded.items()
@@ -114,10 +119,14 @@ class Appraiser:
         )
         for task, by_name in decoded.items():
             for name, program in by_name.items():
-                # It came before, here or earlier: what is known of it by now.
+                # The program was measured before, in this batch or in an earlier one: the sample
+                # gets what is known of it by now.
                 if not self.database.has(name):
                     self._record(
-                        names[name], replace(self.memory.answer(task, program.program), buckets=())
+                        # Without buckets: they are runs of one measurement, and this sample had
+                        # none of its own.
+                        names[name],
+                        replace(self.memory.answer(task, program.program), buckets=()),
                     )
 
     def _ask(
@@ -129,16 +138,20 @@ class Appraiser:
         task by task where not.
         """
         if hasattr(self._evaluator, "measure_all"):
+            # Each measurement is handed over as it comes: a kill later in the batch loses none.
             self._evaluator.told = measured
             answers = self._evaluator.measure_all(questions)
         else:
             answers = (self._evaluator.measure(task, programs) for task, programs in questions)
         for (task, programs), measurements in zip(questions, answers, strict=True):
+            # Otherwise `zip` would give programs the measurements of others.
             if len(measurements) != len(programs):
                 raise ValueError(
                     f"the evaluator answered {len(measurements)} measurements for "
                     f"{len(programs)} programs of {task.id}"
                 )
+            # Those that were told already are passed over: `waiting` holds a program until its
+            # first answer.
             for measurement in measurements:
                 measured(measurement)
 

@@ -27,7 +27,8 @@ from torch_cudal1.judge.checks.static.source_syntax import parse_source
 __all__ = ["CaseBase", "CheatCase", "Match", "likeness", "shipped_index_path"]
 
 _GRAM = 4
-# Names that say what code does, in any program.
+# Names of APIs, which say what code does whatever its author calls things. All other names count as
+# one token.
 _KEPT = frozenset(
     (
         *(
@@ -93,6 +94,7 @@ class CheatCase:
     @cached_property
     def trick(self) -> Counter[tuple[str, ...]]:
         """What the cheat has and its honest twin has not."""
+        # Counter subtraction keeps positive counts only: code that both have is not the trick.
         return self.grams - _grams(self.twin)
 
 
@@ -113,6 +115,7 @@ class CaseBase:
     def __init__(self, cases: Iterable[CheatCase], grown: Path | None = None) -> None:
         self._grown = grown
         self._cases = {case.name: case for case in cases}
+
         if grown is not None and grown.exists():
             self._cases |= {case.name: case for case in _read_index(grown)}
 
@@ -144,6 +147,7 @@ class CaseBase:
         matches = [
             Match(case, likeness(grams, case.grams), _share_of(case.trick, grams)) for case in self
         ]
+        # The name second, so that equal likeness gives the same prompt on every machine.
         return sorted(matches, key=lambda match: (-match.likeness, match.case.name))[:count]
 
     def confirm(self, sample: StoredSample) -> CheatCase | None:
@@ -151,6 +155,7 @@ class CaseBase:
         source.
         """
         source = sample.source or sample.measured.program
+        # A text without a single run of tokens would be like no program.
         if not _grams(source) or any(case.cheat == source for case in self):
             return None
         name = f"{sample.measured.task}-{hashlib.sha256(source.encode(errors='replace')).hexdigest()[:8]}"
@@ -212,11 +217,13 @@ def _tokens(source: str) -> Iterator[str]:
             elif token.type in (tokenize.NUMBER, tokenize.STRING):
                 yield "literal"
     except (tokenize.TokenError, SyntaxError, ValueError):
+        # The tokens so far count: a program that is no Python to its end may still hold a trick.
         return
 
 
 def _read_folder(folder: Path) -> Iterator[CheatCase]:
     for path in sorted(folder.glob("*/*.py")):
+        # As syntax: files of cheats are never imported.
         tree = parse_source(path.read_text(encoding="utf-8", errors="replace"))
         if isinstance(tree, str):
             continue
@@ -256,6 +263,7 @@ def _read_index(path: Path) -> Iterator[CheatCase]:
             )
             yield CheatCase(name, group, mechanism, cheat, str(row.get("twin", "")))
         except (ValueError, KeyError, TypeError, RecursionError):
+            # A kill may have left half a line at the end of a run's own file.
             continue
 
 

@@ -25,14 +25,16 @@ from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 __all__ = ["CheckedEvaluator", "Checker", "ModelChecker", "Opinion", "RuleChecker"]
 
-# Likeness to a known cheat, share of its trick, and runs of tokens that make a trick.
+# The least likeness to a known cheat, the least share of its trick, and the fewest runs of tokens
+# that make a trick.
 _NEAR, _HELD, _FEWEST = (
     0.4,
     0.8,
     12,
 )
-# The other groups gain no speed.
+# Only groups of cheats that gain speed: the checker is asked about jumps of the score.
 _REWARDED = frozenset(("timing", "caching", "laziness", "tampering", "host", "confirmed"))
+# Rules of the triage that no fast kernel has need of. One is enough.
 _DAMNING = frozenset(
     (
         "patched",
@@ -46,6 +48,7 @@ _DAMNING = frozenset(
         "environment",
     )
 )
+# Rules that count only together.
 _PAIRS = (
     frozenset(("addresses", "state")),
     frozenset(("raw memory", "addresses")),
@@ -113,6 +116,8 @@ class RuleChecker:
         for match in self.cases.nearest(program.source, 5):
             case = match.case
             near = (
+                # Likeness alone accuses the honest twin, which shares most of the code. The trick
+                # is what only the cheat has.
                 match.likeness >= _NEAR and match.trick >= _HELD and case.trick.total() >= _FEWEST
             )
             if near and case.group in _REWARDED:
@@ -153,6 +158,7 @@ class ModelChecker:
         """Its verdict; the rules' where it gives none."""
         answer = self.ask(self.prompt(task, program, score, best))
         finding = _VERDICT.search(answer)
+        # A model that answers nothing usable must not clear a program: the rules decide then.
         if finding is None:
             telemetry.record("judge", "checker_silent", task.id, answer=answer[:200])
             return RuleChecker(self.cases).check(task, program, score, best)
@@ -213,6 +219,7 @@ class CheckedEvaluator:
     ) -> list[list[Measured]]:
         """The same for several tasks, all at once where the evaluator can."""
         at_once = getattr(self.evaluator, "measure_all", None)
+        # Before the questions are asked: the evaluator hands measurements over while it measures.
         if at_once:
             self._pass_on(questions)
         answers = (
@@ -246,11 +253,14 @@ class CheckedEvaluator:
         evaluator.told = pass_measurement
 
     def _opinion(self, task: TrainingTask, program: Decoded, sample: Measured) -> Measured:
+        # The judge's own refusals are cases too.
         if sample.outcome == "hack":
             self.cases.confirm(StoredSample("", sample, program.source))
         if sample.score is None:
             return sample
         key, best = (task.id, program.program), self.best.get(task.id)
+        # Once for each program, because a model's opinion costs a request and may differ the next
+        # time.
         if key not in self._opinions and is_surprising(sample.score, best):
             self._opinions[key] = finding = self.checker.check(task, program, sample.score, best)
             self.findings.append((task.id, program.program, finding))
@@ -259,7 +269,10 @@ class CheckedEvaluator:
             refused = replace(
                 sample, outcome="hack", score=None, detail=f"checked by {opinion.by}: {opinion.why}"
             )
+            # The next program with this trick is then near a known case.
             self.cases.confirm(StoredSample("", refused, program.source))
+            # Before `_improve`: the score of a cheat must not become the best that later scores are
+            # compared with.
             return refused
         self._improve(sample)
         return sample

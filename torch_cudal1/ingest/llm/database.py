@@ -32,7 +32,8 @@ from torch_cudal1.judge.pool.measured import Measured
 __all__ = ["Database", "DatabaseView", "StoredSample", "Success", "digest"]
 
 SCHEMA = 1
-# A program that failed so once is never shown.
+# A program with one such outcome is never shown, whatever it scored at other times. Outcomes that
+# are missing here, such as an unstable timing, say nothing against the program.
 _BARRED = frozenset({"wrong", "hack", "compile", "run", "undecodable"})
 
 
@@ -100,7 +101,7 @@ class Database:
         """
         self.path = path
         self.generation = 0
-        # Numbers of lines that could not be read.
+        # The numbers of lines that could not be read, for the user's report.
         self.damaged: list[int] = []
         self._samples: dict[str, StoredSample] = {}
         self._pending: list[str] = []
@@ -109,15 +110,22 @@ class Database:
         self._file: int | None = None
         if path is not None and write:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Before reading: a writer that still appends would make this process cut its last line
+            # off.
             self._lock = _claim_lock(path)
         try:
             if path is not None and path.exists():
                 self._read(path, write)
             if path is not None and write:
+                # Unbuffered: a line is with the operating system when `_write` returns, so a kill
+                # of this process does not lose it.
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                # The header is for an empty file too: a kill may come between creating the file and
+                # writing it.
                 if not os.fstat(self._file).st_size:
                     self._write({"kind": "header", "schema": SCHEMA})
         except BaseException:
+            # KeyboardInterrupt too: the lock must not outlive a constructor that failed.
             self.close()
             raise
 
@@ -160,6 +168,7 @@ class Database:
         """
         if sample.name in self._samples:
             return False
+        # Generation 0 until a commit: views do not show the samples of a round that is under way.
         self._keep(StoredSample(**{**vars(sample), "generation": 0}))
         self._write(_sample_json(sample))
         return True
@@ -174,6 +183,7 @@ class Database:
         """Make all samples so far a new generation, on the disk, and return its number."""
         self._write({"kind": "commit", "generation": self.generation + 1})
         if self._file is not None:
+            # Only here: a sample survives a kill without it, a commit also a crash of the machine.
             os.fsync(self._file)
         self._settle(self.generation + 1)
         return self.generation
@@ -198,6 +208,7 @@ class Database:
         if not 0 <= digest <= self.generation:
             raise ValueError(f"generation {digest}; this database has 0 to {self.generation}")
         if digest not in self._views:
+            # Bounded, because each view holds every program.
             while len(self._views) > 3:
                 self._views.pop(next(iter(self._views)))
             self._views[digest] = DatabaseView(digest, _successes(self.samples(up_to=digest)))
@@ -224,15 +235,18 @@ class Database:
                 f"add to it"
             )
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
+        # `os.write` may write a part, such as on a full disk or after a signal.
         while line:
             line = line[os.write(self._file, line) :]
 
     def _read(self, path: Path, write: bool) -> None:
         content = path.read_bytes()
+        # A line without its end is what a killed writer left.
         complete, cut = content.rpartition(b"\n")[0::2] if b"\n" in content else (b"", content)
         if cut:
             self.damaged.append(complete.count(b"\n") + 1 + bool(complete))
             if write:
+                # Cut off, because the next append would continue the half line.
                 os.truncate(path, len(content) - len(cut))
         if not complete:
             return
@@ -246,6 +260,8 @@ class Database:
         try:
             row = json.loads(line)
             if row["kind"] == "commit":
+                # Never backwards: where a commit's line is damaged, the numbers after it still
+                # grow.
                 self._settle(max(self.generation + 1, int(row["generation"])))
             elif row["name"] not in self._samples:
                 self._keep(_sample_of(row))
@@ -256,6 +272,7 @@ class Database:
 
 def digest(program: str) -> str:
     """sha256 of a program's text, shortened to 16 digits."""
+    # A model's answer may hold lone surrogates from JSON escapes, which strict UTF-8 refuses.
     return hashlib.sha256(program.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -338,10 +355,13 @@ def _successes(samples: Iterator[StoredSample]) -> dict[str, tuple[Success, ...]
     successes: dict[str, list[Success]] = {}
     for (task, program), entry in scores.items():
         if (task, program) not in barred:
+            # The median: one lucky measurement must not keep a program at the top.
             median = statistics.median(
                 sample.measured.score for sample in entry if sample.measured.score is not None
             )
             since = min(sample.generation for sample in entry)
+            # Any rule that ignores the order will do: samples of one generation come in any order,
+            # and all ranks must build the same view.
             source = min(sample.source for sample in entry)
             successes.setdefault(task, []).append(
                 Success(program, median, len(entry), since, source)

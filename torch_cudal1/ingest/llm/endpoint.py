@@ -37,9 +37,11 @@ __all__ = ["Completion", "Endpoint", "EndpointError", "RetryPolicy", "TokenPrice
 
 _MOST_BYTES = 16 << 20
 _CHUNK = 1 << 16
+# Time-outs, conflicts, rate limits and faults of servers or of the proxies before them (520 to
+# 529). Any other status is a refusal, which the same request would get again.
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-# Where a server does not say.
+# Characters of a token, for servers that report no token counts.
 _CHARS_PER_TOKEN = 4
 
 
@@ -130,6 +132,7 @@ class Endpoint:
             or not split.hostname
             or split.query
             or split.fragment
+            # A URL is recorded and shown; a key in it would be too.
             or split.username
         ):
             raise SettingError(
@@ -137,6 +140,7 @@ class Endpoint:
                 _strip_password(self.url),
                 "a URL such as http://localhost:8000/v1, without a key in it",
             )
+        # Plain HTTP shows the key to every machine on the way.
         if self.key and split.scheme == "http" and split.hostname not in _LOOPBACK:
             raise SettingError(
                 "llm", self.url, "https: a key is not sent over plain HTTP to another machine"
@@ -175,6 +179,7 @@ class Endpoint:
                 return self._answer(self._post("/chat/completions", body), prompt)
             except _RetryableError as error:
                 reason = str(error)
+                # No pause after the last attempt.
                 if attempt + 1 < self.patience.attempts:
                     self.sleep(self._pause_s(attempt, error.after_s))
         return Refusal(f"{reason} ({self.patience.attempts} attempts)")
@@ -184,7 +189,11 @@ class Endpoint:
     ) -> list[list[str]]:
         """`count` completions for each prompt. Raises EndpointError if one of them cannot be had."""
         requests = [
-            (prompt, seed + i * count + j) for i, prompt in enumerate(prompts) for j in range(count)
+            # Another seed for each: with one seed a server would give the same completion `count`
+            # times.
+            (prompt, seed + i * count + j)
+            for i, prompt in enumerate(prompts)
+            for j in range(count)
         ]
         texts: list[str] = []
         for answer in self.ask_all(requests, temperature=temperature):
@@ -199,6 +208,7 @@ class Endpoint:
         """Prompts with their seeds, several at a time, answers in order; a refusal of one costs
         only that one.
         """
+        # Asked once, before the threads start.
         self._model()
 
         def one(request: tuple[str, int]) -> Completion | Refusal:
@@ -211,6 +221,7 @@ class Endpoint:
             return list(pool.map(one, requests))
 
     def _model(self) -> str:
+        # Threads of `ask_all` must not each ask the server for its models.
         with self._lock:
             if not self.model:
                 self.model = self._only_model()
@@ -233,8 +244,10 @@ class Endpoint:
     def _pause_s(self, attempt: int, after_s: float | None) -> float:
         longest = self.patience.longest_pause_s
         if after_s is not None:
+            # Bounded: a server may ask for hours.
             return min(longest, after_s)
         doubled: float = self.patience.pause_s * (1 << attempt)
+        # Random, so that the parallel requests of a run do not come back at the same moment.
         return min(longest, doubled) * random.uniform(0.5, 1.0)
 
     def _post(self, path: str, body: Mapping[str, Any] | None) -> bytes:
@@ -250,10 +263,12 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             self._raise_refusal(error)
         except (http.client.HTTPException, OSError, ValueError) as error:
+            # ValueError for a Content-Length that is no number.
             raise _RetryableError(f"{type(error).__name__}: {error}") from error
 
     def _raise_refusal(self, error: urllib.error.HTTPError) -> NoReturn:
         with error:
+            # Bounded: the error page of a proxy may be of any size.
             body = error.read(2_000).decode(errors="replace").strip()
         reason = f"answered with status {error.code}: {body[:300]}"
         if error.code in _AGAIN:
@@ -290,6 +305,8 @@ def _read_body(response: Any, deadline: float) -> bytes:
     """A body of bounded length, in bounded time: a server that sends a byte a minute is slow too."""
     parts: list[bytes] = []
     size = 0
+    # `read1` returns what came: `read` would wait for the whole chunk, and the deadline would not
+    # be asked.
     while part := response.read1(_CHUNK):
         size += len(part)
         parts.append(part)
@@ -322,6 +339,7 @@ def _parse_retry_after(text: str | None) -> float | None:
         value = float(text or "")
     except ValueError:
         return None
+    # Also not NaN, for which both comparisons are false.
     return value if 0 <= value < math.inf else None
 
 

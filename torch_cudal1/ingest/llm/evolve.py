@@ -86,6 +86,7 @@ class LocalWriter:
         """
         count = self.tokens or (lambda text: math.ceil(len(text) / _CHARS_PER_TOKEN))
         prompts = [self.rendered(prompt) for prompt, _ in requests]
+        # One batch has one seed: a policy draws all rows of a batch from one generator.
         texts = self.policy.sample(prompts, count=1, temperature=temperature, seed=requests[0][1])
         pairs = zip(prompts, texts, strict=True)
         return [
@@ -108,8 +109,11 @@ class Budget:
         """What is used up, or would be by `ahead` more completions of the usual price; "" if
         nothing is.
         """
+        # Time is not estimated ahead: it depends on how many requests run at once.
         if self.seconds is not None and spent.seconds >= self.seconds:
             return f"{spent.seconds:.0f} of {self.seconds:g} seconds"
+        # Completions cost what those so far cost on average. Before the first there is nothing to
+        # estimate from, and the run starts.
         share = 1 + ahead / spent.answers if spent.answers else 1.0
         if self.tokens is not None and spent.tokens * share > self.tokens:
             return f"{spent.tokens} of {self.tokens} tokens, and {ahead} more completions would exceed them"
@@ -177,6 +181,7 @@ class Evolution:
         process has.
         """
         self.task, self.writer, self.codec = task, writer, codec
+        # First: its lock keeps another process from the journal too.
         self.database = Database(folder / "samples.jsonl")
         self.journal = SampleJournal(folder / "completions.jsonl")
         self._appraiser = Appraiser(codec, evaluator, self.database)
@@ -207,6 +212,8 @@ class Evolution:
         TargetError, SandboxError.
         """
         stopped = ""
+        # The number of committed generations is the number of finished rounds, so a run that was
+        # killed goes on at its round.
         while not stopped and self.database.generation < plan.rounds:
             number = self.database.generation
             progress(f"{self.task.id}: round {number + 1} of {plan.rounds}", number / plan.rounds)
@@ -218,6 +225,7 @@ class Evolution:
         "".
         """
         began = time.monotonic()
+        # From the view of the committed generation: after a kill the same prompts are drawn again.
         shown = [self._draw_exemplars(plan, number, i) for i in range(plan.samples)]
         stopped = self._ask_missing(plan, number, shown)
         answered = [
@@ -228,6 +236,7 @@ class Evolution:
             f"{self.task.id}/{number}/life {len(self.journal.keys())}",
             {"seconds": time.monotonic() - began},
         )
+        # A round that was cut short is not committed: it is finished when there is more budget.
         if not stopped:
             self.database.commit()
         return stopped
@@ -245,7 +254,9 @@ class Evolution:
         silent: list[Refusal] = []
         for start in range(0, len(missing), self.writer.parallel):
             part = missing[start : start + self.writer.parallel]
+            # The journal does not have this round's seconds yet.
             spent = replace(self.spent, seconds=before + time.monotonic() - began)
+            # Asked before each part, because a request that was sent is paid for.
             if reason := plan.budget.spent_on(spent, len(part)):
                 return f"the budget is spent: {reason}"
             requests = [
@@ -262,6 +273,8 @@ class Evolution:
             telemetry.record(
                 "generate", "no_answer", self.task.id, prompts=len(silent), reason=silent[0].reason
             )
+        # One answer is enough to go on: prompts without one are asked again in the next life of the
+        # round. A server that answers none is down.
         none_came = missing and len(silent) == len(missing)
         return (
             f"{self.writer.name} gave no answer to {len(missing)} prompts: {silent[0].reason}"
@@ -300,6 +313,7 @@ class Evolution:
         return f"{self.task.id}/{number}/{index}"
 
     def _seed(self, plan: EvolutionPlan, number: int, index: int) -> int:
+        # By name and not by a running number: a sample has the same seed in every life of the run.
         return int(digest(f"{plan.seed}/{self._name(number, index)}"), 16) % (1 << 31)
 
     def _summarise(self, stopped: str) -> Evolved:
@@ -319,6 +333,7 @@ class Evolution:
 
 def _everything(database: Database) -> DatabaseView:
     """All samples, those of a round that was cut short too."""
+    # A copy in memory, because a commit in the journal would count as a finished round.
     copy = Database(None)
     for sample in database.samples():
         copy.add(sample)

@@ -33,6 +33,7 @@ def require_extra(library: str) -> ModuleType:
     try:
         return importlib.import_module(library)
     except ModuleNotFoundError as error:
+        # A library that is installed but broken must not be reported as missing.
         if error.name != library.split(".")[0]:
             raise
         raise MissingExtraError(error.name) from error

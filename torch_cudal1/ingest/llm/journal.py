@@ -45,19 +45,24 @@ class SampleJournal:
         """Put a record on the disk. Raises ValueError for a key that has one: what was sampled is
         never replaced.
         """
+        # Measurements on record belong to the first text; another one under its key would inherit
+        # them.
         if key in self._known:
             raise ValueError(f"the journal {self.path} already has {key!r}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.write(json.dumps({"key": key, **record}, allow_nan=False).encode() + b"\n")
             file.flush()
+            # On the disk before the sample is measured: completions cost money, and measurements
+            # refer to them.
             os.fsync(file.fileno())
         self._known[key] = dict(record)
 
     def _took(self, line: bytes) -> None:
         try:
             record = json.loads(line)
+            # The first one counts, as in `add`.
             self._known.setdefault(record.pop("key"), record)
         except (ValueError, KeyError, AttributeError, TypeError):
-            # Damaged in the middle: that step is sampled again.
+            # A line that is damaged in the middle counts as absent: its step is sampled again.
             return

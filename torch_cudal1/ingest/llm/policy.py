@@ -59,6 +59,7 @@ class TinySpec:
             self.hidden < 1
             or self.heads < 1
             or self.hidden % self.heads
+            # Rotary embeddings rotate pairs of a head's elements.
             or (self.hidden // self.heads) % 2
         ):
             raise SettingError(
@@ -89,9 +90,11 @@ def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec())
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
+        # The vocabulary has no such token; Llama's default id would be another word.
         bos_token_id=None,
     )
-    # The caller's random numbers stay as they were.
+    # Initialising the weights draws from the global generator: forked, so that the caller's random
+    # numbers stay as they were.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         model = transformers.LlamaForCausalLM(config)
@@ -125,6 +128,8 @@ class replace_folder:
         if kind is not None:
             shutil.rmtree(self._fresh, ignore_errors=True)
             return
+        # A rename can not replace a directory that is not empty, so the old one is moved aside
+        # first.
         if self._folder.exists():
             shutil.rmtree(self._old, ignore_errors=True)
             os.replace(self._folder, self._old)
@@ -136,6 +141,7 @@ def recover_folder(folder: Path) -> bool:
     """Whether there is a whole folder, after putting back what a kill in the middle of
     `replace_folder` left aside.
     """
+    # A kill between the two renames of `replace_folder` leaves the old folder under this name only.
     if not folder.exists() and _sibling(folder, "old").exists():
         os.replace(_sibling(folder, "old"), folder)
     return folder.exists()
@@ -171,6 +177,7 @@ class LanguageModel:
 
     def __post_init__(self) -> None:
         ends = self.model.generation_config.eos_token_id
+        # Models with several end tokens (such as end of turn and end of text) have a list.
         end_ids = ends if isinstance(ends, list) else [ends]
         self.end_ids = tuple(i for i in {*end_ids, self.tokenizer.eos_token_id} if i is not None)
 
@@ -189,7 +196,10 @@ class LanguageModel:
             raise SettingError(
                 "model", str(folder), "a folder written by save_pretrained (it has no config.json)"
             )
+        # Left, because `generate` continues at the end of each row: padding there would stand
+        # between a prompt and its completion.
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+        # Many models have no padding token. Any will do, since the mask hides it.
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         model = (
@@ -253,7 +263,8 @@ class LanguageModel:
             low, high = 0, int(mask.sum())
             if marker not in self.tokenizer.decode(ids[:high]):
                 continue
-            # The fewest tokens that hold it.
+            # Binary search for the fewest tokens that hold the marker: each probe decodes a prefix,
+            # and a longer prefix holds whatever a shorter one does.
             while low < high:
                 middle = (low + high) // 2
                 low, high = (
@@ -269,6 +280,7 @@ class LanguageModel:
         prompt.
         """
         count = len(ids) // len(prompts)
+        # At least one column: a tensor without columns has no log-probabilities to gather.
         pad, width = self.tokenizer.pad_token_id, max(1, *map(len, ids))
         prompt_ids, prompt_mask = _pad_left(
             [row for p in prompts for row in [self.encoded(p)] * count], pad
@@ -312,18 +324,23 @@ class LanguageModel:
                 attention_mask=prompt_mask,
                 do_sample=True,
                 temperature=temperature,
+                # Neither top-k nor top-p: completions must be drawn from the very distribution
+                # whose log-probabilities `token_logprobs` gives.
                 top_k=0,
                 top_p=1.0,
                 max_new_tokens=self.max_new_tokens,
                 pad_token_id=self.tokenizer.pad_token_id,
                 eos_token_id=list(self.end_ids),
             )
+        # Out of `inference_mode` a clone is needed: training records operations on these ids.
         ids = sequence[:, prompt_ids.shape[1] :].clone()
         return Rollout(prompt_ids, prompt_mask, ids, self.answered(ids))
 
     def answered(self, ids: Tensor) -> Tensor:
         """(N, T) mask of a completion: everything up to its first end token, that one included."""
         ends = torch.isin(ids, torch.tensor(self.end_ids, device=ids.device))
+        # Minus the token itself, so that the first end token is part of the completion: a policy
+        # must learn to end.
         return (ends.cumsum(1) - ends.int() == 0).long()
 
     def _join_rollouts(self, parts: Sequence[Rollout]) -> Rollout:
@@ -358,9 +375,13 @@ def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Te
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,
+        # Logits of the prompt are not needed, and with a large vocabulary they take most of the
+        # memory.
         logits_to_keep=logprobs + 1,
         use_cache=False,
     ).logits
+    # In float32: in bfloat16 the ratios of probabilities that training takes would be rounding
+    # noise. The logits at each position belong to the next token, so the last are dropped.
     logs = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
     entropy = -(logs.exp() * logs).sum(-1)
     return logs.gather(-1, rollout.ids.unsqueeze(-1)).squeeze(-1), entropy
@@ -368,9 +389,11 @@ def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Te
 
 def _make_tokenizer(words: Sequence[str], context: int) -> Any:
     tokenizers, transformers = require_extra("tokenizers"), require_extra("transformers")
+    # The tokenizer splits at white space, so a word that holds some could never be one token.
     bad = [word for word in words if not word or word != "".join(word.split())]
     if bad:
         raise SettingError("words", bad[:3], "a vocabulary of words without white space")
+    # `dict.fromkeys` keeps the order: equal words give equal ids, and with the seed the same model.
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys((PAD, UNKNOWN, END, *words)))}
     word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNKNOWN))
     word_level.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()

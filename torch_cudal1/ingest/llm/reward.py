@@ -18,7 +18,7 @@ __all__ = ["RewardKind", "reward_of"]
 
 RewardKind: TypeAlias = Literal["speedup", "log", "milestone"]
 _FASTER, _MUCH_FASTER = 1.05, 2.0
-# Below every program that is right and not 2.7 times slower.
+# Below the reward of every correct program that is less than e = 2.7 times slower.
 _LOG_FAILURE = -1.0
 
 
@@ -33,7 +33,9 @@ def reward_of(measured: Measured, kind: RewardKind = "speedup") -> float:
         raise ValueError(f"reward {kind!r}; expected one of {get_args(RewardKind)}")
     score = measured.score
     if kind == "milestone":
+        # Steps, because noise seldom moves a score across one.
         return -1.0 if score is None else 1.0 + (score >= _FASTER) + (score >= _MUCH_FASTER)
+    # A failure becomes a number only here: elsewhere it has no score that could enter a mean.
     if score is None:
         return 0.0 if kind == "speedup" else _LOG_FAILURE
     return score if kind == "speedup" else math.log(score)

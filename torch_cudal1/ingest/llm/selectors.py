@@ -142,10 +142,13 @@ class Islands:
     def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Programs of one island."""
         dice = _seeded_random("island", seed, task, view)
+        # Empty islands are left out before the draw: a prompt without an exemplar is no member of
+        # an island.
         inhabited = [entries for entries in self.population(task, view) if entries]
         if not inhabited:
             return []
         entries = dice.choice(inhabited)
+        # Standardised, so that `tau` means the same for tasks with small and large speed-ups.
         scores = standardise_scores([entry.score for entry in entries])
         return [entries[index] for index in draw_by_softmax(scores, self.tau, self.count, dice)]
 
@@ -153,20 +156,28 @@ class Islands:
         """Who lives where."""
         homes: list[list[Success]] = [[] for _ in range(self.islands)]
         for entry in view.entries(task):
+            # By digest: a program has the same home on every rank, without a record of where it was
+            # made.
             homes[int(entry.digest, 16) % self.islands].append(entry)
+        # Only the last event matters: what earlier ones took from an island is replaced by it.
         reset = view.generation // self.period * self.period
+        # Islands are compared by what they had at the event, so later successes do not move it.
         before = [[entry for entry in home if entry.since <= reset] for home in homes]
         if not reset or self.islands < 2 or not any(before):
             return homes
         ranked = sorted(
-            range(self.islands), key=lambda i: (before[i][-1].score if before[i] else 0.0, i)
+            # The index second, so that all ranks agree on the weaker half.
+            range(self.islands),
+            key=lambda i: (before[i][-1].score if before[i] else 0.0, i),
         )
         weak, strong = (
             ranked[: self.islands // 2],
+            # An empty island has no founder to give.
             [i for i in ranked[self.islands // 2 :] if before[i]],
         )
         for rank, island in enumerate(weak):
             founder = before[strong[rank % len(strong)]][-1]
+            # What came to the island after the event stays.
             settlers = [entry for entry in homes[island] if entry.since > reset]
             homes[island] = sorted(
                 [founder, *settlers], key=lambda entry: (entry.score, entry.digest)
@@ -199,6 +210,8 @@ def exemplars(
     """What a prompt shows, worst to best. `shuffled`: in an order that tells nothing, for
     comparison.
     """
+    # Worst to best, as the paper's prompt shows them; the digest orders equal scores the same on
+    # every rank.
     drawn = sorted(chosen.draw(seed, task, view), key=lambda entry: (entry.score, entry.digest))
     if shuffled:
         _seeded_random("order", seed, task, view).shuffle(drawn)

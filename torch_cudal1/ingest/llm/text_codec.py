@@ -19,8 +19,11 @@ from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 
 __all__ = ["VERSION", "TextCodec"]
 
+# Rewards measured under one wording say little about another, so a change of a text below is a new
+# version.
 VERSION = 1
 _ENTRY = re.compile(r"^(?:class|def)\s+ModelNew\b|^ModelNew\s*=", re.MULTILINE)
+# As CommonMark has it: up to three spaces, then three or more backticks or tildes.
 _FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 # In characters; the longest published kernels have about 40,000.
@@ -105,19 +108,23 @@ class TextCodec:
             text = self._render(task, shown)
             if len(text) <= self.most_chars or not shown:
                 return text
+            # The slowest goes first: the fastest has most to teach.
             shown.remove(min(shown, key=lambda exemplar: exemplar.score))
 
     def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:
         """The last whole code block that defines `ModelNew`, in canonical form; the text before it
         is the analysis.
         """
+        # Reasoning often holds drafts of the program, which are not the answer.
         answer = _THOUGHT.sub("", completion)
+        # Only an unclosed one is left: the answer was cut off before it began.
         if "<think>" in answer:
             return Refusal("the answer ends inside its reasoning")
         blocks, cut = _blocks(answer)
         fitting = [block for block in blocks if _ENTRY.search(block.text)]
         if not fitting:
             return Refusal(_describe_missing_code(answer, len(blocks), cut))
+        # The open block defines `ModelNew` too, so it was to replace the last whole one.
         if cut and _ENTRY.search(answer[fitting[-1].end :]):
             return Refusal("its last code block is not closed: the answer was cut off")
         source = _canonical(fitting[-1].text)
@@ -160,6 +167,7 @@ def _blocks(answer: str) -> tuple[list[_Block], bool]:
         if opened is None:
             opened = fence
         elif mark.startswith(opened.group(1)) and not fence.group(2).strip():
+            # A closing fence is at least as long as the opening one and has no text behind it.
             blocks.append(
                 _Block(answer[opened.end() + 1 : fence.start()], opened.start(), fence.end())
             )

@@ -35,8 +35,7 @@ def _lower(session: Session, request: Request) -> dict[str, Any]:
             source, form, [require_tensor(tensor) for tensor in tensors], session.device
         )
     except NotLowerableError as error:
-        # A reason and not an exception: the parent would count an exception as a crash of the
-        # source.
+        # An answer and no exception: a source that has no data form has not failed.
         return {"not_lowerable": error.reason}
     payloads = write_payloads(traced.program, Path(request["path"]))
     return {"program": traced.program.to_json(), "payloads": payloads, **traced.to_json()}

@@ -82,7 +82,7 @@ def trace_candidate(
             kernels=True,
         )
     origins = [graph.origins[position] for position in lowered.order]
-    # A constant that the source computed at construction: its values were fixed by foreign code.
+    # Such an input is a constant of the foreign source, and the region has no input for it.
     if None in origins:
         raise NotLowerableError(
             "an input of its graph is neither an argument nor a parameter or buffer"

@@ -183,7 +183,7 @@ class SlotSampler:
 
     audit: OutputAudit
     temperatures: tuple[L2, ...]
-    persisting_note: str = ""  # why the L2 cache's persisting_note lines were not reset
+    persisting_note: str = ""  # why the L2 cache's persisting lines were not reset
 
     def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """Settle both slots. Raises CandidateFailure."""
@@ -278,11 +278,8 @@ def check_stability(measurement: Measurement) -> list[CheckResult]:
 
 
 def check_first_call(measurement: Measurement) -> CheckResult:
-    """`check_first_call`: no work of later calls is done in an instance's first one, which no
-    sample holds.
-
-    What a baseline's first call takes, its input sets included, says how slow this machine starts.
-    One that compiles anew for each instance is refused too.
+    """`timing_state`: no work of later calls is done in an instance's first call, which no sample
+    holds. A candidate that compiles anew for each instance is refused too.
     """
     candidate_us, baseline_us = measurement.first_call_us[1], measurement.first_call_us[0]
     # The baseline's first call, its input sets included, shows how slow this machine starts; 100
@@ -324,12 +321,7 @@ def describe_measurement(measurement: Measurement) -> dict[str, Any]:
 
 
 def _check_child_clock(trial: Trial, audit: OutputAudit, measurement: Measurement) -> CheckResult:
-    """`check_wall_slope`: what the child's clock says of whole batches, against this process's
-    clock.
-
-    Noise passes on a later try, whose longer batches are looked at by themselves; a false clock on
-    none.
-    """
+    """`wall_slope`: what the child's clock says of whole batches, against this process's clock."""
     # The child runs whole batches back to back, which is the hot state.
     cost_us = measurement.summaries["hot"].b_us
     timer = ChildBatchTimer(trial.child, "candidate", audit.sets, keep=False)

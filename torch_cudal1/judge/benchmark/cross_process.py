@@ -83,7 +83,7 @@ class TwoPointSlope:
 
 
 class BatchTimer(Protocol):
-    """One side of a benchmark, alone in its process. `limit_batch_calls`: how many one batch may
+    """One side of a benchmark, alone in its process. `max_calls`: how many calls a batch may
     have (their outputs are kept).
     """
 

@@ -154,11 +154,11 @@ def measure(sampler: Sampler, plan: TimingPlan) -> Measurement:
 def _split_round(
     plan: TimingPlan, batches: Mapping[L2, SampleBatch], *, first: bool
 ) -> Sequence[Mapping[L2, SampleBatch]]:
-    """The batches of a round. Who decides by a margin takes the first round in halves: most
+    """The batches of a round: for a decision by margin the first round in halves, because most
     decisions are plain after one.
     """
+    # A, B, B, A needs pairs by two, and a half must hold at least one such block.
     if (
-        # A, B, B, A needs pairs by two, and a half must hold at least one such block.
         not first
         or not _by_margin(plan)
         or any(batch.pairs < 4 or batch.pairs % 2 for batch in batches.values())

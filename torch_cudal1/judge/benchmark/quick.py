@@ -9,10 +9,10 @@ the same time per call as the child's wall clock (`check_wall_slope`). A candida
 time by under 10 % gets by: a reward may hold that, a decision to swap may not, so nothing but
 training uses this.
 
-A benchmark needs the device alone, and all others wait for it. So nothing is done then that can be
-done beside others: before it rings are made and calls are warmed (`prepare_benchmark`), after it,
-where both sides are ours, outputs of timed calls are judged and clocks compared
-(`PreparedBenchmark.run_concurrent_checks`).
+A benchmark needs the device alone, and all other processes wait for it. So the steps that can run
+beside other work come before it (making the input sets and warming calls, `prepare_benchmark`) or,
+where both sides are code of this package, after it (judging outputs of timed calls and comparing
+clocks, `PreparedBenchmark.run_concurrent_checks`).
 """
 
 from __future__ import annotations
@@ -336,14 +336,14 @@ def _compute_references(trial: Trial) -> None:
 
 
 def _check_child_clock(timer: ChildBatchTimer, cost_us: float) -> CheckResult:
-    """`check_wall_slope`: noise passes on a later try, with longer batches and the median of more
-    of them; a false clock on none.
-    """
+    """`wall_slope`: the child's clock against this process's, in longer batches at each try."""
     # Without `queued` the child's own wall clock is read, which is what the parent's can be
     # compared with.
     separate_timer = replace(timer, drops_inline=False, queued=False)
     if timer.queued:
         cost_us = max(cost_us, _LAUNCH_US)
+    # Noise passes on a later try, with longer batches and the median of more of them; a false clock
+    # on none.
     for attempt, count in enumerate(_SLOPES):
         slopes = [
             measure_slope(separate_timer, math.ceil(_SLOPE_US / cost_us) << attempt)

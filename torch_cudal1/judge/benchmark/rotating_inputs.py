@@ -23,8 +23,8 @@ _RING_SETS = 8
 def plan_rotation(
     inputs: Sequence[torch.Tensor], static: Collection[int], sets: int
 ) -> tuple[int, bool]:
-    """How many sets rotate, made of `sets` sets like `inputs`, and whether their values do: a judge
-    reckons this for itself.
+    """How many sets rotate, made of `sets` sets like `inputs`, and whether their values do. The judge
+    computes this itself and does not ask the child.
     """
     moving = sum(
         tensor.numel() * tensor.element_size() for i, tensor in enumerate(inputs) if i not in static

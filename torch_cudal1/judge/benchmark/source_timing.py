@@ -136,11 +136,8 @@ def _one_core(
 
 
 def check_first_calls(trial: Trial, measurement: Measurement, sets: Sequence[str]) -> CheckResult:
-    """`check_first_call`. A first call that took too long is not held against a candidate whose
-    next instance starts fast.
-
-    A kernel that was compiled stays in the process; work that each new instance does in its first
-    call comes again. Raises CandidateFailure.
+    """`timing_state`. A first call that took too long is not held against a candidate whose next
+    instance starts fast. Raises CandidateFailure.
     """
     check = check_first_call(measurement)
     if check.passed:

@@ -119,7 +119,6 @@ def _few(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     low, high = (math.exp(min(statistics.fmean(logs) + side * half, _MOST_LOG)) for side in (-1, 1))
     centre = statistics.median(ratios)
     a_us, b_us = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
-    # Each pair is a bucket.
     steady = _steady(torch.tensor(ratios, dtype=torch.float64))
     return PairedSummary(
         centre, min(low, centre), max(high, centre), a_us, b_us, len(pairs), steady, ratios, ratios

@@ -108,11 +108,11 @@ def compare_result(
     worst: tuple[float, float] | None = None
     for position, comparison in compare_outputs(trial, sample, result.outputs, slack):
         out, eager = result.outputs[position], expected.outputs[position]
+        # Where the candidate is nearer to float64 than eager is, a difference from eager is no
+        # fault.
         if (
             comparison.void
             and out is not None
-            # Where the candidate is nearer to float64 than eager is, being unlike eager is no
-            # fault.
             and eager is not None
             and not _is_nearer(sample, position, out, eager)
         ):

@@ -41,11 +41,9 @@ def check_dead_launches(trial: Trial) -> list[CheckResult]:
     """Each kernel of a Program left out in turn: an output must change, or the kernel is
     decoration.
 
-    What it would have written holds a secret byte then. By chance that may mean the same (a power
-    of two to scale with), so a kernel is idle only when nothing changes for other bytes either. Nor
-    where it holds large numbers that differ: deep inside a network of many softmaxes the results
-    depend on nothing else. Nor where something changes for an infinity in an input: what a rewrite
-    takes care of such numbers with has nothing to do for others.
+    The memory that it would have written holds a secret byte instead. A kernel counts as idle when
+    no output changes for several bytes, for large numbers that differ, and for an infinity in an
+    input.
     """
     if isinstance(trial.candidate, SourceCandidate):
         return [

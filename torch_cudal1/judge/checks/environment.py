@@ -136,6 +136,7 @@ def _list_replacements(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
         for name, identity in before["modules"].items()
         if after["modules"].get(name) != identity
     ]
+    # A replaced module and a replaced function of a module are different tables.
     names += _list_replaced_members(before["identities"], after["identities"])
     # The digest had changed, and now it has not: code put the object back because it was asked.
     restored = after["digests"] == before["digests"]

@@ -31,8 +31,8 @@ def check_fresh_outputs(trial: Trial) -> list[CheckResult]:
         for result in held_results
         for i, facts in enumerate(result.facts)
         if facts and facts["held"]
-        # One buffer for all calls shows here: an earlier result changes under its holder.
     ]
+    # One buffer for all calls shows here: an earlier result changes under its holder.
     changed = [
         i
         for turn, then in enumerate(held_results[:-1])

@@ -166,6 +166,7 @@ def _compare_further(trial: Trial, reference: SourceReference) -> list[Agreement
     agreements: list[Agreement] = []
     for question, plain, way in variants:
         try:
+            # What eager has no gradient for in this mode is no question to the candidate.
             backward = plain.with_gradients(way)
             if not any(backward.outputs):
                 continue
@@ -189,6 +190,7 @@ def _compare_further(trial: Trial, reference: SourceReference) -> list[Agreement
 
 
 def _compare_one_round(trial: Trial, reference: SourceReference, question: str) -> Agreement:
+    # A module of its own: casts and train mode would change the instance of the other checks.
     aside = trial.in_slot(reference, f"candidate {question}")
     sample = aside.draw("normal")
     # There is nothing to reproduce where eager raises.

@@ -25,8 +25,8 @@ __all__ = ["CALL_HISTORY", "REPEAT", "check_call_history", "check_repeatability"
 
 _SOAK_S = {"fast": 0.5, "standard": 20.0, "strict": 300.0}
 _FLIPS = 4
-# how exact a result is, `numerics` has asked on many more numbers; here it need only be this set's
-# own
+# `numerics` asks how exact results are, on many more numbers; here a result need only belong to this
+# input set and to no earlier one
 _SLACK = 4.0
 # by how much a single element moves: a cache may look at all, at some, or at roughly all
 _STEPS_IN_RMS = (8.0, 1e-1, 1e-3)
@@ -165,8 +165,7 @@ def _compare_after_many(trial: Trial, first: InputSet) -> list[Agreement | None]
 
 def _compare_with_fresh_process(trial: Trial, first: InputSet) -> list[Agreement | None]:
     """A process that has run nothing before agrees with this one, on inputs that differ from
-    earlier ones in the last bit of one element too: where eager's bits change and a fresh process's
-    do, but this one's do not, a stored result was handed out.
+    earlier ones in the last bit of one element too.
     """
     if trial.profile.processes < 2:
         return []
@@ -183,6 +182,8 @@ def _compare_with_fresh_process(trial: Trial, first: InputSet) -> list[Agreement
     ]
     # Equal bits alone prove nothing: rounding may hide one bit of one element.
     stuck = flips and all(all_same_bits(outputs, aged[0]) for outputs in aged[1:])
+    # A fresh process has other bits for the flip, and this one has those of A: a stored result was
+    # handed out.
     if stuck and not all_same_bits(results[0].outputs, aged[0]):
         agreements.append(
             Agreement(

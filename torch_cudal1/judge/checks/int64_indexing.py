@@ -131,7 +131,7 @@ def _find_obstacle(
         sum(out.numel() * out.element_size() for out in sample.expected.outputs if out is not None)
         * times
     )
-    # Free memory now: whoever else allocates meanwhile is kept out by the lock.
+    # Memory that is free now: the lock keeps other judges of this machine from counting on it too.
     needed, free = int(_COPIES_HELD * (input_bytes + output_bytes)), _free_bytes(reference.device)
     if needed > free:
         return f"may need {needed >> 30} GiB, {free >> 30} GiB are free"

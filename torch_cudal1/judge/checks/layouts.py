@@ -79,7 +79,7 @@ def _list_shapes(reference: SourceReference, huge: bool) -> Iterator[tuple[str, 
         yield f"batch {size}", _resize(reference, 0, batch, size)
     for dim in range(1, max(len(spec.shape) for spec in plain)):
         old = next(spec.shape[dim] for spec in plain if len(spec.shape) > dim)
-        # The size above it first: kernels round down more often than up.
+        # One more leaves a tail behind the last whole tile, one less makes the last tile short.
         for size in (old + 1, old - 1, max(1, old // 2)):
             if size > 0:
                 yield f"dimension {dim} of {size}", _resize(reference, dim, old, size)

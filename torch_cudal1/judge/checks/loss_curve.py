@@ -136,9 +136,7 @@ def _make_recipe(
 
 
 def _descend(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> list[float]:
-    """The loss at each step. A step goes down the gradient of the loss one step before, so that one
-    call yields both.
-    """
+    """The loss at each step; `run` yields results and gradients of one call."""
     values, losses = list(inputs), []
     for _ in range(recipe.steps + 1):
         results = run(values)
@@ -148,6 +146,8 @@ def _descend(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> lis
             if gradient is not None and len(losses) > 1:  # the first cotangents are noise
                 # In the parameter's own type, as an optimizer without master weights does.
                 values[index] = values[index] - (rate * gradient).to(values[index].dtype)
+        # The next call gets this loss's cotangents, so one call a step yields the loss and a
+        # gradient, which is one step old.
         values = _with_cotangents(values, recipe, results)
     return losses
 

@@ -86,14 +86,15 @@ def _find_state_problem(reference: SourceReference, state: Sequence[Any]) -> str
 
 def check_train_mode(trial: Trial) -> list[CheckResult]:
     """In train mode results and buffers are the reference's: at the state that the constructor
-    leaves, and at the one that a step of the reference left. A pair is judged in eval mode
-    otherwise, and its user's module trains unless told not to.
+    leaves, and at the one that a step of the reference left.
     """
     reference = get_source_reference(trial)
     if reference is None:
         return report_not_applicable("mode", _OWNED)
     if not trial.gradients:
         return report_not_applicable("mode", "training is not claimed")
+    # All other checks run in eval mode, and a module is in train mode until its user calls
+    # `eval()`.
     run_mode = RunMode(training=True)
     other = reference.in_way(run_mode)
     try:
@@ -175,7 +176,7 @@ def _compare_copies(trial: Trial, reference: SourceReference) -> list[Agreement 
     other = trial.derive_sibling(first)
     agreements: list[Agreement | None] = []
     for how in ("deepcopy", "pickle"):
-        # What eager's module does not survive is asked of nobody's.
+        # A candidate need not survive what eager's module does not.
         if not reference.survives(how, first.inputs):
             agreements.append(None)
             continue
@@ -209,7 +210,8 @@ def _list_run_modes(trial: Trial) -> Iterator[tuple[str, RunMode]]:
 def _compare_run_mode(
     trial: Trial, reference: SourceReference, question: str, run_mode: RunMode
 ) -> Agreement | None:
-    """`compiled` and `elsewhere` are the candidate's ways only: eager stays what is right."""
+    """The candidate in a mode beside eager; None where eager yields nothing there."""
+    # Being compiled, or on another GPU, changes nothing about what is right: eager runs as ever.
     other = reference if run_mode.compiled or run_mode.other_gpu else reference.in_way(run_mode)
     try:
         if not any(other.outputs):

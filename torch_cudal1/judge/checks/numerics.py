@@ -46,9 +46,9 @@ def check_numerics(trial: Trial) -> list[CheckResult]:
         if not results[distribution][-1].passed:
             return [*_summarise_distributions(results), results[distribution][-1]]
         is_large = tensor_bytes(sample.inputs) > max_cached_bytes(trial.device.type)
+        # Checks that follow start from a few sets; large ones are handed over again when they are
+        # needed.
         if len(results[distribution]) <= _MAX_KEPT_SETS and (
-            # Checks that follow start from a few sets; large ones are handed over again when they
-            # are needed.
             len(results) <= _MIN_KEPT_SETS or not is_large
         ):
             # its form, which `fresh_output` asks for

@@ -385,6 +385,7 @@ def check_scalars(trial: Trial) -> list[CheckResult]:
 
 
 def _compare_with_scalar(trial: Trial, other: SourceReference, question: str) -> Agreement:
+    # Constructed anew: a scalar of the constructor cannot change in a living module.
     aside = trial.in_slot(other, f"candidate {question}")
     return compare_call(aside, aside.draw("normal"), question) or Agreement(question)
 

@@ -118,6 +118,7 @@ def _measure_usage(trial: Trial, sample: InputSet, calls: int) -> Mapping[str, A
 
 def _smallest_growth(looks: list[Mapping[str, Any]], name: str) -> int:
     """Of the stretch that grew less: what happens once is not a leak."""
+    # A leak grows in every stretch; what happens once, such as a cache that fills, in one of them.
     return min(int(after[name]) - int(before[name]) for before, after in pairwise(looks))
 
 
@@ -129,6 +130,7 @@ def _growth_limits(trial: Trial) -> dict[str, int]:
     """By how much each number may grow. What the whole GPU holds says nothing where other processes
     of this package allocate there meanwhile.
     """
+    # An allocator may keep some memory of each call without a leak.
     allowed = _limit_growth_bytes(trial.profile.resource_calls)
     # Threads, descriptors and files must not grow at all.
     limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}

@@ -127,7 +127,7 @@ def _run_between_redzones(
             return CheckResult(
                 "guard_band", False, detail=f"what lies beside allocation {number} was written to"
             ), outputs
-    # On the host the allocator gives no neighbourhood that could be fenced.
+    # Fences around what a source allocates exist on a GPU only.
     if trial.device.type == "cuda" and answer["fences"] != _guard_block_digests(holes, seed):
         return CheckResult(
             "guard_band", False, detail="what lies beside freshly allocated memory was written to"
@@ -206,8 +206,7 @@ def _move_to_edge(trial: Trial, sample: InputSet, side: Side, positions: Sequenc
             "edge", inputs=sample.name, name=_EDGE_SET, side=side, positions=list(positions)
         )
     except CandidateFailure as error:
-        # Memory without a neighbour needs system calls that may be refused here; a lost process is
-        # no refusal.
+        # A machine may have no memory with an edge; a lost process is another matter.
         if not trial.child.usable:
             raise
         return error.found
@@ -232,7 +231,7 @@ def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> Check
         trial.child.usable = False
         detail = f"it goes beyond its tensors: with nothing mapped beside them the call failed: {error.found}"
         return CheckResult("guard_page", False, detail=detail)
-    # Reading beyond a tensor without a fault gives zeros or old values, hence a wrong result.
+    # A wrong result without a fault counts as well.
     wrong = [
         position
         for position, comparison in compare_outputs(trial, sample, outputs)

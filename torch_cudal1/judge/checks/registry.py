@@ -94,6 +94,7 @@ def select_checks(profile: Profile, *, drop_in: bool = True) -> tuple[CheckSpec,
     return tuple(
         check
         for check in PROTOCOL
+        # A candidate under a guard never meets other shapes, modes or gradients than the examples'.
         if check.is_part_of(profile) and (drop_in or not check.replaces_only)
     )
 

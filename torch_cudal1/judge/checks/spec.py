@@ -53,6 +53,7 @@ class CheckSpec(CheckName):
     is_concurrent: bool = False
 
     def __post_init__(self) -> None:
+        # A misspelt field would be documented and read by no check.
         if unknown := set(self.knobs) - set(Profile.__dataclass_fields__):
             raise ValueError(
                 f"check {self.label!r}: knobs {sorted(unknown)}; expected fields of Profile"

@@ -70,8 +70,6 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
         ("infinity", float("inf")),
         ("negative infinity", -float("inf")),
     )
-    # Negative infinity takes another branch in maxima and exponentials only, so the short form
-    # leaves it out.
     for kind, value in values if trial.profile.all_specials else values[:2]:
         for position in positions:
             variant = _make_variant(trial, sample, position, kind, value)
@@ -113,7 +111,7 @@ def _draw_positions(trial: Trial, sample: InputSet) -> list[int]:
     """Floating inputs, those that are no parameters first, at most six; which of many is a secret."""
     floating = [i for i, t in enumerate(sample.inputs) if t.dtype.is_floating_point and t.numel()]
     drawn = random.SystemRandom().sample(floating, len(floating))
-    # Inputs before parameters: a NaN comes with data.
+    # Inputs change with every call, parameters seldom.
     return sorted(
         sorted(drawn, key=lambda i: trial.reference.roles[i] != "input")[:_MAX_SPECIAL_INPUTS]
     )
@@ -136,10 +134,8 @@ def _put_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> str:
-    """What differs, "" if nothing does. PyTorch's own ways differ too, and each is as good a
-    witness: whether a product with a zero that stands for nothing is formed is up to the algorithm
-    that cuDNN chooses, and Inductor lowers some operators to formulas that treat infinities
-    differently from eager's kernels.
+    """Where NaN and infinities of a result lie otherwise than in eager, "" if nowhere. Each of
+    PyTorch's own ways to compute the output is a witness, and agreement with one is enough.
     """
     # The cheap witness first, and each further one only where the output differs from all before.
     for position, (out, expected) in enumerate(zip(outputs, sample.expected.outputs, strict=True)):
@@ -151,12 +147,16 @@ def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> s
         comparison = same_masks(out, witnesses, exact)
         if (
             not comparison.passed
+            # The algorithm that cuDNN chooses decides whether products with padding zeros are
+            # formed at all: infinity times zero is NaN.
             and (native := _run_without_cudnn(trial, sample, position)) is not None
         ):
             witnesses.append(native)
             comparison = same_masks(out, witnesses, exact)
         if (
             not comparison.passed
+            # Inductor lowers some operators to formulas that treat infinities differently from
+            # eager's kernels.
             and (compiled := _run_by_inductor(trial, sample, position)) is not None
         ):
             witnesses.append(compiled)
@@ -171,9 +171,7 @@ def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> s
 
 
 def _run_by_inductor(trial: Trial, sample: InputSet, position: int) -> torch.Tensor | None:
-    """One output as torch.compile computes it, None where it cannot. Sources do not reach that
-    process; Programs cannot meddle.
-    """
+    """One output as torch.compile computes it, None where it cannot."""
     if isinstance(trial.reference, SourceReference):
         try:
             return (
@@ -183,6 +181,8 @@ def _run_by_inductor(trial: Trial, sample: InputSet, position: int) -> torch.Ten
             )
         except ReferenceFailure:
             return None
+    # In the candidate's process: a Program runs no Python and so cannot change what Inductor does
+    # there. A source could, so its reference runs in the oracle above.
     schedule = trial.candidate.schedule
     try:
         return trial.run_reference_in_child(
@@ -198,8 +198,7 @@ def _differs_in_signs_only(
     out: torch.Tensor, witnesses: Sequence[torch.Tensor], exact: torch.Tensor | None
 ) -> bool:
     """Whether all that differs are signs of infinities, no more often than between right
-    evaluations: an infinite scale makes an infinity of a number that rounding leaves on one side of
-    zero or the other.
+    evaluations.
     """
     eager = witnesses[0]
     # An infinity of the other sign, and nothing else.
@@ -209,6 +208,8 @@ def _differs_in_signs_only(
     by_rounding = (
         0 if exact is None else max(int((w.isinf() & (w == -exact)).sum()) for w in witnesses)
     )
+    # An infinite scale makes an infinity of a number that rounding leaves on one side of zero or
+    # the other.
     return int(turned.sum()) <= 2 * by_rounding + _MAX_TURNED_FRACTION * int(eager.isinf().sum())
 
 
@@ -217,10 +218,6 @@ def _is_decided_by_rounding(
 ) -> bool:
     """Whether rounding decides at each of the few `wrong` elements: there eager itself yields
     another of NaN, infinities and finite numbers when its inputs move by little more than rounding.
-    A ReLU before an infinite weight makes NaN of a zero and an infinity of a number just above it.
-
-    Inputs at which eager changes in many places prove nothing: what is compared with a constant
-    would excuse anything.
     """
     eager = sample.expected.outputs[position]
     if (
@@ -231,6 +228,8 @@ def _is_decided_by_rounding(
     ):
         return False
     try:
+        # A ReLU before an infinite weight makes NaN of a zero and an infinity of a number just
+        # above it: rounding decides which.
         return _changes_where(trial, sample, position, wrong)
     # Without a further run nothing is excused.
     except (ReferenceFailure, torch.OutOfMemoryError):
@@ -248,7 +247,8 @@ def _changes_where(trial: Trial, sample: InputSet, position: int, wrong: torch.T
             | (moved.isinf() != eager.isinf())
             | (moved.isinf() & (moved != eager))
         )
-        # Every element in question has changed by now; in how many others eager changed decides.
+        # Where eager changes in many places the inputs prove nothing: a comparison with a constant
+        # would excuse any element.
         if not bool((wrong & ~changed).any()):
             return int(changed.sum()) <= _MAX_STIRRED_FRACTION * changed.numel()
     return False
@@ -400,13 +400,13 @@ def _compare_zero_signs(trial: Trial, sample: InputSet, result: Result, question
     for position, (actual, eager) in enumerate(
         zip(result.outputs, sample.expected.outputs, strict=True)
     ):
+        # Where eager computes, the sign of a zero is an accident of rounding.
         if (
             agreement.problem
             or actual is None
             or eager is None
             or not eager.dtype.is_floating_point
             or not _is_copied(input_values, eager)
-            # Where eager computes, the sign of a zero is an accident of rounding.
         ):
             continue
         wrong = int(((eager == 0) & (actual.signbit() != eager.signbit())).sum())

@@ -48,6 +48,7 @@ def check_tf32_policy(trial: Trial) -> list[CheckResult]:
         )
     free = trial.contract.rights[0]
     inputs = make_exact_for_class(trial, free)
+    # Made here and not by `draw`: one class exact and the other not is no distribution.
     sample = trial.derive(trial.draw("normal"), f"{free} exact", lambda _: inputs)
     agreements: list[Agreement | None] = [compare_call(trial, sample, f"{free} exact")]
     return summarise("rights", agreements, "eager refuses the inputs")

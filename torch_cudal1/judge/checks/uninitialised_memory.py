@@ -87,11 +87,10 @@ def check_uninitialised_memory(trial: Trial) -> list[CheckResult]:
 
 
 def _is_wrong_whatever_fills(trial: Trial, sample: InputSet, filled: Outputs, byte: int) -> bool:
-    """Whether NaN is not at fault: PyTorch fills in its deterministic mode only, and there other
-    algorithms of its own run.
-
-    A source may not blame them: it chooses what runs.
+    """Whether the values are wrong in PyTorch's deterministic mode whatever memory is filled
+    with, so that NaN is not at fault.
     """
+    # A source chooses itself which of PyTorch's algorithms run, so it cannot blame them.
     if isinstance(trial.candidate, SourceCandidate):
         return False
     return all_same_bits(filled, _run_with_fill(trial, sample, byte, deterministic=True)[0])

@@ -96,9 +96,8 @@ def _benchmark_once(
             reason, outputs, started_s = _find_failed_base(name, failures), None, working_s()
             if not reason:
                 reason, outputs = _try_schedule(trial, name, sets[0], expected)
-                # Random values can leave eager without a finite number, for instance under a
-                # constraint that the analysis does not know. Nothing could be compared then; the
-                # user's own inputs are in the domain.
+                # Random values can leave eager without a finite number, and then nothing could be
+                # compared. The user's own inputs are in the domain.
                 if name == EAGER and _has_no_numbers(outputs) and trial.examples is not None:
                     sets, reason, outputs = _try_on_examples(trial)
             expected = outputs if name == EAGER else expected

@@ -278,7 +278,9 @@ def summarise_evaluation(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _acquire_child(config: EvaluationConfig) -> AbstractContextManager[Child]:
-    """A child for one candidate; warm if its code is ours, never for a stranger's."""
+    """A child for one candidate: one that was started before if the code is this package's, a new
+    one for a stranger's.
+    """
     limits = make_limits(config.settings, config.device, trust=config.trust)
     # A process that has run a stranger's code is never used again. One that has run only this
     # package's Programs is cleared and serves the next candidate.
@@ -377,7 +379,7 @@ def _time_against_baseline(
     """The candidate against the best baseline in the trial's child; whether others timed there
     meanwhile goes into `gpu`.
 
-    Nobody waits while the baseline is compiled. Raises CandidateFailure.
+    Raises CandidateFailure.
     """
     # Before the lock is taken: other processes would wait for it while Inductor compiles.
     try:
@@ -430,7 +432,6 @@ def _build_candidate(
     sm = int(target.arch.removeprefix("sm_")) if target.arch.startswith("sm_") else 0
     try:
         answer = child.call(
-            # The last payload is read from the path made here: an answer cannot name another file.
             "build",
             program=program.to_json(),
             payloads=payloads,
@@ -438,8 +439,9 @@ def _build_candidate(
             sm=sm,
             path=str(path),
         )
-        # The answer comes from a process that ran compilers on the proposal: it is parsed as any
-        # untrusted Program.
+        # The answer comes from a process that ran compilers on the proposal, so it is parsed as any
+        # untrusted Program. Its machine code is read from the path made here: an answer cannot name
+        # another file.
         built = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     except CandidateFailure as error:
         return Rejected(error.found, error.detector)

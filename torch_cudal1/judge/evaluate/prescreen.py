@@ -1,9 +1,9 @@
 """Prescreens kernels for one region: times several in one process before any of them is evaluated.
 
-An evaluation costs seconds, a prescreen tenths of them. Times stand references eager's in the same
-process; a kernel whose result is grossly not eager's is excluded. Beside them stands about what
-Inductor would take (`ir.fusion_estimate`), where it may run. None of this is evidence: the fastest
-must still pass the evaluation, which times it again.
+An evaluation costs seconds, a prescreen tenths of them. Kernels are compared with eager in the same
+process; a kernel whose result is grossly not eager's is excluded. An estimate of what Inductor would
+take (`ir.fusion_estimate`) is timed with them, where Inductor may run. None of this is evidence: the
+fastest must still pass the evaluation, which times it again.
 """
 
 from __future__ import annotations

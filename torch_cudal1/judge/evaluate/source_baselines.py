@@ -43,8 +43,8 @@ _COMPILED: dict[Schedule, str] = {
 
 @dataclass(frozen=True)
 class Baselines:
-    """The winner, medians in microseconds per call, why others did not run, and the input sets that
-    the oracle was set_names.
+    """The winner, medians in microseconds per call, why others did not run, and the names of the
+    input sets that the reference's process holds.
     """
 
     best: Schedule
@@ -79,7 +79,8 @@ def rank_source_baselines(
     """Benchmark eager, torch.compile and (on CUDA) torch.compile with CUDA graphs on those input sets.
 
     What cannot run, or does not yield eager's result, is excluded with the reason; so is what
-    is in `lost` from the start. Raises LostOracle, and ReferenceFailure if eager is out.
+    is in `lost` from the start. Raises LostReferenceProcess, and ReferenceFailure if eager is
+    out.
     """
     names: list[Schedule] = [EAGER] if eager_only else [EAGER, INDUCTOR]
     # There are CUDA graphs on CUDA only.

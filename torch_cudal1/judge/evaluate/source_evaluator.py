@@ -82,14 +82,14 @@ _UNIT_S: Mapping[ProfileName, float] = {
 
 @dataclass(frozen=True)
 class SourceEvaluationConfig:
-    """Under what pairs are judged.
+    """How candidates that are sources are evaluated.
 
     `gradients`: the candidate must have the reference's gradients too. `drop_in`: it takes the
     reference's place in every mode and form that the reference takes; else it will only run for
-    inference on inputs of the examples' form, as a Program under a guard does, and is asked about
-    nothing else. `trust`: in the reference; a candidate has none. `all_pairs`: the clock takes all
-    its pairs, also where the first ones show that the candidate will not be fast enough: who asks
-    what a candidate does in many calls, not whether to use it.
+    inference on inputs of the examples' form, as a Program under a guard does, and only that is
+    checked. `trust`: in the reference; a candidate is never trusted. `all_pairs`: all pairs are
+    measured, also where the first ones show that the candidate is not fast enough, for callers that
+    want the speed-up itself and not a decision.
     """
 
     settings: Settings

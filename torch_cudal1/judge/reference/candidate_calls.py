@@ -125,8 +125,8 @@ class CandidateCalls:
     ) -> Result:
         """Call what is in a slot of the child on an input set. Raises CandidateFailure."""
         path = self.child.new_file()
-        # The file of a message is in memory: where it does not fit cached memory is given back
-        # first.
+        # Results of this size travel through GPU memory that both processes share, where there is
+        # room; else through files.
         with self.child.room(self._room):
             answer = self.child.call(
                 "run", slot=slot, inputs=inputs, path=str(path), hold=hold, deadline_s=deadline_s

@@ -140,7 +140,7 @@ def compare_tied_indices(
     gap = (values.gather(dim, candidate) - values.gather(dim, baseline)).abs()
     # Rows of zeros have no scale.
     scale = values.abs().amax(dim, keepdim=True).clamp_min(1e-300)
-    # The candidate chose among values that it had computed in float32 at best.
+    # The round-off of float32, in which the values are computed in nearly all regions.
     unit = unit_roundoff(torch.float32)
     limit = _ROUND_OFFS * unit + _GROWTH * math.sqrt(longest) * unit
     worst = float((gap / scale).nan_to_num(nan=math.inf).max())
@@ -439,8 +439,7 @@ def _describe_worst(
     limit = slack * (_WORST_FACTOR * errors.worst_baseline_error + growth)
     if errors.worst <= limit:
         return ""
-    # In a half type one element in 100,000 may round the other way at the end of a format; float32
-    # has none.
+    # A half type may exceed the limit in one element of 100,000, float32 in none.
     count = count_beyond(results, _units(dtype)[1], limit, sensitivities)
     if count <= (_HALF_FRACTION * errors.count if dtype in _HALF else 0):
         return ""

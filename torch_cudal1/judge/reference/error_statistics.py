@@ -234,7 +234,7 @@ def _unit(scales: torch.Tensor) -> float:
     lies far outside float32.
     """
     peak = float(scales.max())
-    # A quotient that is 1 in the usual case costs nothing in accuracy.
+    # Division by 1 is exact; another unit is needed only where fourth powers leave float64.
     return 1.0 if _MIN_PEAK < peak < _MAX_PEAK or peak <= _ZERO_ROW_SCALE else peak
 
 

@@ -1,9 +1,9 @@
-"""Which input sets a child holds, and which of them it lets go of when there are too many bytes:
-those not met for longest.
+"""Which input sets a child holds, and which of them are evicted when they take too many bytes: the
+least recently used.
 
-Sets of a few kilobytes all stay. A set of gigabytes is there twice, here and in the child, and a
-candidate meets dozens: what is needed again later is handed over again. It counts, and talks to
-no process.
+Sets of a few kilobytes all stay. A set of gigabytes is held twice, here and in the child, and a
+candidate runs on dozens: a set that was evicted is sent again when it is needed. This module only
+counts; it talks to no process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class InputCache:
         return evicted
 
     def meets(self, name: str) -> bool:
-        """Whether it is there; it counts as met now."""
+        """Whether the child holds the set; if so, it becomes the most recently used one."""
         if name not in self.sizes:
             return False
         # Back in, at the end: just used.

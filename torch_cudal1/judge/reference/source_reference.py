@@ -40,7 +40,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class SourceCandidate:
-    """Somebody's Python that defines `entry`, a drop-in for the reference's module."""
+    """Untrusted Python source that defines `entry`, a drop-in for the reference's module."""
 
     text: str
     entry: str = "ModelNew"
@@ -180,7 +180,7 @@ class SourceReference:
     def vast(
         self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]
     ) -> tuple[Outputs, list[Any]] | None:
-        """Pieces and properties of the outputs for inputs made in the oracle (see `vast`); None
+        """Pieces and properties of the outputs for inputs made in the oracle (see `int64_indexing`); None
         where it refuses them.
         """
         self.eager(inputs)

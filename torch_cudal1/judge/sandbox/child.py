@@ -275,7 +275,7 @@ class Child:
                 (request["verb"] for request in due if request["verb"] == answer.get("failed")),
                 verb,
             )
-            # After an illegal access every CUDA call of this process fails, for later candidates too.
+            # After an illegal access, CUDA calls of this process fail for later candidates too.
             self.usable = not answer.get("lost", False)
             raise CandidateFailure(
                 verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb)

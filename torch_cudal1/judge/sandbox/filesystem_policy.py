@@ -132,8 +132,8 @@ def allow_access(
     watched: bool = False,
     readable: Iterable[str] = (),
 ) -> FilesystemAccess:
-    """The paths that Landlock leaves to a child with the environment `variables`. Cache folders that
-    it may write are created here.
+    """The paths that Landlock leaves to a child with the environment `variables`. Creates the cache
+    folders that it may write.
 
     - own: it runs own code. gpu: it uses a GPU. readable: more paths to read.
     - watched: a tool such as compute-sanitizer starts the worker as another process, whose folder

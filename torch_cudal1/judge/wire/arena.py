@@ -59,7 +59,10 @@ class Verbs:
 
 
 class Arena:
-    """`size_bytes` of GPU memory at `address`, accessed by `verbs`; `handle`: hex, for the child."""
+    """`size_bytes` of GPU memory at `address`, accessed by `verbs`.
+
+    `handle`: what the child opens it by, as hex.
+    """
 
     def __init__(
         self, device: torch.device, address: int, size_bytes: int, verbs: Verbs, handle: str = ""
@@ -89,8 +92,8 @@ class Arena:
         return offsets
 
     def read(self, offset: int, address: int, size: int) -> None:
-        """Copy `size` bytes at `offset` to `address`. Raises SandboxError where they do not lie inside
-        the arena. Call `settle` before the bytes are used.
+        """Copy `size` bytes at `offset` to `address`; call `settle` before using them. Raises
+        SandboxError where they do not lie inside the arena.
         """
         # The offset comes from the child, and an address outside would read memory of the judge.
         if not 0 <= offset <= self.size_bytes - size:
@@ -151,7 +154,7 @@ def share(size_bytes: int, device: torch.device) -> Arena:
     """
     cuda = _driver(device)
     address, handle = ctypes.c_uint64(), _Handle()
-    # Not from PyTorch: a handle opens the whole allocation, here with other tensors in it.
+    # Not by PyTorch: a handle opens a whole block, which could hold tensors of the judge.
     _ask(cuda, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
     try:
         _ask(cuda, "cuIpcGetMemHandle", ctypes.byref(handle), address)

@@ -91,8 +91,6 @@ def pack_arguments(value: Any, tensors: list[torch.Tensor] | None) -> Any:
     Raises SandboxError for a value that is neither plain nor a tensor, and for a tensor where
     `tensors` is None.
     """
-    # A JSON object always has one key, its kind: so a dict of the user cannot be taken for a
-    # tensor.
     if isinstance(value, torch.Tensor) and tensors is not None:
         tensors.append(value.detach())
         return {"tensor": len(tensors) - 1}
@@ -104,6 +102,7 @@ def pack_arguments(value: Any, tensors: list[torch.Tensor] | None) -> Any:
         return [pack_arguments(item, tensors) for item in value]
     if isinstance(value, tuple):
         return {"tuple": [pack_arguments(item, tensors) for item in value]}
+    # A JSON object has one key, its kind, so a dict of the user cannot pass for a tensor.
     if isinstance(value, dict):
         return {"dict": {str(key): pack_arguments(item, tensors) for key, item in value.items()}}
     raise SandboxError(
@@ -130,7 +129,7 @@ def unpack_arguments(packed: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 def find_tensor_order(call: Any) -> list[int] | None:
     """The tensor indices of a packed call whose only arguments are positional tensors; None for any
-    other call. Such a call is made without unpacking, which would count in its time.
+    other call. Such a call needs no unpacking.
     """
     match call:
         case {"dict": {"args": {"tuple": [*args]}, "kwargs": {"dict": kwargs}}} if not kwargs:

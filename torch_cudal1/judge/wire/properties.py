@@ -68,9 +68,7 @@ def _one(
 
 
 def _telling_strides(out: torch.Tensor) -> list[int]:
-    """Strides, with 0 for dimensions of size 1 and for empty tensors, where PyTorch's operators
-    differ and no element's address does.
-    """
+    """Strides, with 0 where they have no meaning: dimensions of size 1, and empty tensors."""
     return [
         stride if size > 1 and out.numel() else 0
         for size, stride in zip(out.shape, out.stride(), strict=True)

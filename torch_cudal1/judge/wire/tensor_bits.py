@@ -49,7 +49,7 @@ def to_float64(tensor: Any) -> Any:
 
 
 def _element_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # A tensor of one element counts as contiguous with any stride, but cannot be viewed as bytes then.
+    # A tensor of one element is contiguous with any stride, but cannot be viewed as bytes then.
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

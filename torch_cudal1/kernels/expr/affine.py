@@ -83,6 +83,8 @@ class AffineExpr:
     @property
     def largest(self) -> int:
         """The largest value it takes (every coefficient here is positive)."""
+        # Coefficients are positive: flips are no views here, and a scan's negative step is in the
+        # offset.
         return self.offset + sum(c * (atom.extent - 1) for atom, c in self.terms)
 
 
@@ -177,4 +179,5 @@ def _split_atom(atom: Atom, coefficient: int, bound: int) -> None:
         raise NotLowerableError(
             f"a reshape cuts a dimension of {atom.extent} at {bound}/{coefficient}"
         )
+    # A signal, no refusal: the caller starts over with the finer space.
     raise AtomSplit(atom, inner)

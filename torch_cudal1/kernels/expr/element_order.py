@@ -43,6 +43,7 @@ def follow_product_order(output: Output, product: Dot | Conv) -> Output:
     # not fit.
     except NotLowerableError:
         return output
+    # Dimensions of size 1 have no place in the walk.
     pairs = [pair for axis in axes for pair in axis if pair[0].extent > 1]
     sorted_pairs = sorted(pairs, key=lambda pair: place.coefficient(pair[0]), reverse=True)
     shape = tuple(atom.extent for atom, _ in sorted_pairs)
@@ -64,6 +65,7 @@ def follow_product_order(output: Output, product: Dot | Conv) -> Output:
             for axis in axes
         )
 
+    # The strides go with their dimensions: the result is stored where eager would store it.
     spec = replace(output.spec, shape=shape, strides=tuple(stride for _, stride in sorted_pairs))
     return Output(output.value, View(shape, output.node.dtype, output.node, remap), spec)
 

@@ -88,6 +88,7 @@ def read_expressions(program: Program, handlers: Handlers) -> Expressions:
     leaves = _read_leaves(program)
     nodes: dict[int, Node | None] = {}
     for value, spec in leaves.items():
+        # Every input and constant is read from memory where an expression asks for it.
         nodes[value] = Leaf(spec.shape, spec.torch_dtype, value, spec.strides)
     specs, roots, families = dict(leaves), {value: value for value in leaves}, set()
     if len(program.steps) > _MAX_PROGRAM_STEPS:
@@ -114,6 +115,7 @@ def read_expressions(program: Program, handlers: Handlers) -> Expressions:
             results_nodes = (
                 results_nodes if name in _IN_RANGE else tuple(map(_wrap_around, results_nodes))
             )
+            # Handlers and the operator must agree on the number of results.
             for value, fake, spec, node in zip(
                 step.outs, results, outs, results_nodes, strict=True
             ):
@@ -129,8 +131,11 @@ def _wrap_around(node: Node | None) -> Node | None:
     """Eager's arithmetic on bytes begins anew past their range; here they are computed in more
     bits.
     """
+    # Values in memory and views of them are in range by their type.
     if node is None or isinstance(node, (Leaf, View)) or node.dtype not in NARROW_DTYPES:
         return node
+    # An 8-bit float has far fewer bits than the fp32 that a chain is computed in: eager rounds each
+    # step.
     if node.dtype.is_floating_point:
         raise NotLowerableError(
             f"a step that yields {node.dtype}: it would have to be rounded to that"
@@ -150,6 +155,7 @@ def _read_leaves(program: Program) -> dict[int, TensorSpec]:
             raise NotLowerableError(
                 f"input {position} is on {spec.device!r}; these kernels read CUDA memory only"
             )
+        # Nothing is computed of an empty tensor, and a grid of no programs cannot be launched.
         if spec.torch_dtype not in COMPUTE or spec.numel == 0:
             raise NotLowerableError(f"input {position} is {spec.dtype} of shape {spec.shape}")
     return {
@@ -168,6 +174,7 @@ def _find_handler(target: str, handlers: Handlers) -> tuple[str, Handler, str]:
 
 
 def _make_fake(spec: TensorSpec) -> torch.Tensor:
+    # The strides too: PyTorch derives the layout of results from those of the operands.
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)
 
 
@@ -175,6 +182,8 @@ def _run_fake(
     step: Aten, fakes: Mapping[int, torch.Tensor], mode: FakeTensorMode
 ) -> tuple[torch.Tensor, ...]:
     op = overload(step.target)
+    # Handlers take positional arguments by their place: a positional one given by name would be
+    # missed.
     named = {argument.name for argument in op._schema.arguments if argument.kwarg_only}
     if unusual := [key for key, _ in step.kwargs if key not in named]:
         raise NotLowerableError(

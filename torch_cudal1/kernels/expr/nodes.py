@@ -83,6 +83,7 @@ class Node:
         """The Triton type its elements are computed in. Raises NotLowerableError for a dtype without
         one.
         """
+        # A dtype without an entry would be computed in a type that eager does not use.
         if self.dtype not in COMPUTE:
             raise NotLowerableError(f"dtype {self.dtype} is not handled")
         return COMPUTE[self.dtype]
@@ -291,6 +292,7 @@ def broadcast(node: Node, shape: tuple[int, ...]) -> Node:
 
 def reshape(node: Node, shape: tuple[int, ...]) -> Node:
     """The node under another shape with as many elements (row-major order)."""
+    # A view that changes nothing would hide the node from comparisons by identity.
     if node.shape == shape:
         return node
     return View(
@@ -308,6 +310,7 @@ def cast(node: Node, dtype: torch.dtype) -> Node:
     old, new = node.compute, COMPUTE.get(dtype)
     if new is None:
         raise NotLowerableError(f"dtype {dtype} is not handled")
+    # Half types are computed in fp32 already: only their nominal dtype differs.
     if old == new:
         return node
     # Any number but 0 is true, as in eager.
@@ -321,6 +324,7 @@ def round_to(node: Node, dtype: torch.dtype) -> Node:
     # A conversion to the type that a value has already is none in eager either.
     if dtype not in (torch.float16, torch.bfloat16) or node.dtype == dtype:
         return plain
+    # The value is rounded and then computed on in fp32, as eager's next kernel would read it.
     return Map(node.shape, dtype, rounding_template(dtype), (plain,))
 
 

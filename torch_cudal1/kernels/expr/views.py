@@ -160,6 +160,7 @@ def _cat(
     """
     parts, shape = args[0], outs[0].shape
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(1, len(shape))
+    # ATen skips tensors of shape (0,) of another rank in a concatenation: they have no place here.
     if any(len(part.shape) != len(shape) for part in parts):
         raise NotLowerableError("a concatenation with a tensor of another rank")
     # Zeros in front of running sums are a scan that leaves its own element out, not a copy.
@@ -193,6 +194,7 @@ def _arange(
     if dtype.is_floating_point or not all(isinstance(number, int) for number in (start, step)):
         raise NotLowerableError("a range of numbers that are not whole")
     place = LinearIndex(outs[0].shape, torch.int64, (1,))
+    # Computed in int64 and then converted, so that a range of int32 does not overflow on the way.
     return (cast(pointwise(f"({{0}} * {step} + {start})", place, dtype=torch.int64), dtype),)
 
 
@@ -205,6 +207,7 @@ def _glu(
     value, gate = _slice_dim(node, dim, 0, 1, half), _slice_dim(node, dim, half, 1, half)
     return (
         pointwise(
+            # Division and exponential as in eager's sigmoid.
             "({0} * tl.div_rn(1.0, 1.0 + libdevice.exp(-{1})))",
             value,
             gate,

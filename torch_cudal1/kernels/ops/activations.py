@@ -20,6 +20,7 @@ from torch_cudal1.kernels.ops.handlers import (
 __all__ = ["FLOAT_UNARY", "HANDLERS"]
 
 _SIGMOID = "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))"
+# NaN goes through both limits.
 _RELU6 = "tl.minimum(tl.maximum({0} + 3.0, 0.0" + PROPAGATE_NAN + ", 6.0" + PROPAGATE_NAN
 # The constants of ATen/native/cuda/ActivationGeluKernel.cu.
 _BETA, _KAPPA = (
@@ -31,6 +32,7 @@ _BETA, _KAPPA = (
 FLOAT_UNARY = {
     "sigmoid": _SIGMOID,
     "silu": "tl.div_rn({0}, 1.0 + libdevice.exp(-{0}))",
+    # ATen multiplies by one sixth in fp32: a division would round otherwise.
     "hardsigmoid": "(" + _RELU6 + " * 0.16666667163372040)",
     "hardswish": "({0} * " + _RELU6 + " * 0.16666667163372040)",
     "mish": "({0} * libdevice.tanh(libdevice.log1p(libdevice.exp({0}))))",
@@ -40,6 +42,7 @@ FLOAT_UNARY = {
 def _relu(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
+    # Through `clamp`, which propagates NaN; a plain maximum would make 0 of it.
     return clamp((args[0], 0), {}, outs)
 
 
@@ -106,6 +109,7 @@ def _hardtanh(
 def _activations() -> dict[str, Handler]:
     """Activations with numbers, and simple backwards (gradient first)."""
     elu = "tl.where({0} > 0, {0} * {2}, libdevice.expm1({0} * {3}) * ({1} * {2}))"
+    # Above the threshold softplus is the identity, as in PyTorch: exp() would overflow.
     softplus = (
         "tl.where({0} * {1} > {2}, {0}, tl.div_rn(libdevice.log1p(libdevice.exp({0} * {1})), {1}))"
     )
@@ -116,6 +120,7 @@ def _activations() -> dict[str, Handler]:
         "leaky_relu.default": make_with_scalars("tl.where({0} > 0, {0}, {0} * {1})", (0.01,)),
         "elu.default": make_with_scalars(elu, (1.0, 1.0, 1.0)),
         "softplus.default": make_with_scalars(softplus, (1.0, 20.0)),
+        # NaN is not at or below the threshold: the gradient passes, as in eager.
         "threshold_backward.default": make_with_scalars(
             "tl.where({1} <= {2}, 0.0, {0})", (0.0,), tensors=2
         ),
@@ -131,6 +136,8 @@ def _backwards() -> dict[str, Handler]:
     return {
         "gelu_backward.default": _gelu_backward,
         "elu_backward.default": _elu_backward,
+        # The last argument says whether the operand is the result; for a slope above 0 both have
+        # one sign.
         "leaky_relu_backward.default": lambda args, kwargs, outs: _LEAKY_BACKWARD(
             args[:3], kwargs, outs
         ),

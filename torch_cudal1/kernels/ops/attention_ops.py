@@ -42,6 +42,7 @@ _NAMES = {  # what follows query, key and value in each operator's schema
 
 def is_attention(nodes: tuple[Node, ...]) -> bool:
     """Whether a product below `nodes` is made of another product's elements."""
+    # A product of scores with values has the other product below one of its operands.
     return any(find_nodes(Dot, (product.left, product.right)) for product in find_nodes(Dot, nodes))
 
 
@@ -64,6 +65,8 @@ def _make_handler(names: tuple[str, ...]) -> Handler:
             )
         causal = bool(options.get("causal"))
         if causal:
+            # The mask is part of the expression too: what is left of it for the kernel is which
+            # tiles to skip.
             row, column = (
                 LinearIndex(scores.shape, torch.int64, place) for place in ((0, 1, 0), (0, 0, 1))
             )
@@ -85,6 +88,7 @@ def _make_handler(names: tuple[str, ...]) -> Handler:
             weights,
             reshape(value, (batch, columns, size)),
         )
+        # An operator that is not asked for the log-sum-exp yields an empty one.
         total = LogSumExp(outs[1].shape, torch.float32, weights) if outs[1].numel else None
         # what is left are seeds, undefined without dropout, and what is None or a number
         return reshape(attended, outs[0].shape), total, *(None for _ in outs[2:])

@@ -25,12 +25,15 @@ from torch_cudal1.kernels.ops.handlers import Handler
 __all__ = ["FUNCTIONS", "HANDLERS"]
 
 _F32 = torch.float32
+# Printed from the same coefficients as the reference, so that both are one formula.
 _TERMS = "\n".join(
     line
     for coefficient in SERIES
     for line in (f"    gamma += {coefficient!r} * power", "    power = power / (y * y)")
 )
 _PRODUCT = " * ".join(f"(1.0 + {number}.0 / z)" for number in range(1, 8))
+# Everything is computed in float64, as in `ir.ops.bessel`: steps and limits are chosen for float64's
+# round-off.
 FUNCTIONS = f"""
 @triton.jit
 def log_bessel_i(order, x):

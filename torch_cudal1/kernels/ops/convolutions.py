@@ -121,6 +121,7 @@ def find_convolution(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
     an operand is not in memory.
     """
     convolutions = find_nodes(Conv, outputs)
+    # A tile has the accumulators of one convolution.
     if len(convolutions) != 1:
         raise NotLowerableError(f"{len(convolutions)} convolutions in one fusion group")
     conv = convolutions[0]
@@ -146,6 +147,7 @@ def find_convolution(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
     of_out, of_in = (
         (w.strides[1], w.strides[0]) if conv.transposed else (w.strides[0], w.strides[1])
     )
+    # ATen has no stride of groups: they are parts of the channels.
     of_group = channels * of_in if conv.transposed else outs * of_out
     convolution = Convolution(
         images,
@@ -163,12 +165,15 @@ def find_convolution(outputs: tuple[Node, ...]) -> tuple[Conv, Convolution]:
 
 def _make_axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> SpatialAxis:
     stride, padding, dilation = conv.stride[d], conv.padding[d], conv.dilation[d]
+    # A plain convolution is a single class: every output meets all taps.
     if not conv.transposed:
         return SpatialAxis(size, out, stride, dilation, 1, (TapClass(kernel, -padding, 0),))
     # Taps of a class: every (stride / common)-th, in the order of the input elements that they
     # meet.
     common = math.gcd(stride, dilation)
     classes = []
+    # The outputs s q + r of one r meet every s-th tap only: others would multiply zeros that stand
+    # between input elements.
     for rest in range(stride):
         taps = [k for k in range(kernel) if (rest + padding - k * dilation) % stride == 0][::-1]
         classes.append(
@@ -184,6 +189,7 @@ def _make_axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> SpatialA
     if all(c.count <= 1 for c in classes):
         lows = [c.low for c in classes if c.count]
         step = math.gcd(*(low - min(lows) for low in lows)) or 1
+    # Taps in the order of the input run backwards through the weight.
     return SpatialAxis(size, out, 1, step, -(stride // common), tuple(classes))
 
 
@@ -192,11 +198,13 @@ def _merge_axes(conv: Convolution) -> Convolution:
     memory become one.
     """
     (z, y, x), strides = conv.axes, conv.input_strides
+    # A 1 x 1 convolution reads each place by itself.
     single = all(
         a.reach == 1 and a.stride == 1 and len(a.classes) == 1 and a.low == 0 and a.size == a.out
         for a in conv.axes
     )
     if (
+        # Rows that do not follow one another in memory cannot become one axis.
         not single
         or strides[4] != 1
         or (y.size > 1 and strides[3] != x.size)
@@ -230,6 +238,7 @@ def _convolution(
         or outs[0].torch_dtype is not torch.float32
     ):
         raise NotLowerableError(f"a convolution of {x.dtype} and {weight.dtype}")
+    # ATen gives one number for all axes, or one for each.
     steps, edges, dilations = (
         tuple(s) * rank if len(s) == 1 else tuple(s) for s in (stride, padding, dilation)
     )

@@ -34,6 +34,7 @@ Handler: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any], tuple[TensorSpec, ...]], tuple[Node | None, ...]
 ]
 
+# Printers compare templates with this text to recognise a division.
 DIVISION = "tl.div_rn({0}, {1})"
 PROPAGATE_NAN = ", propagate_nan=tl.PropagateNan.ALL)"
 MAXIMUM = "tl.maximum({0}, {1}" + PROPAGATE_NAN
@@ -99,6 +100,7 @@ def make_floating(template: str, count: int) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node | None, ...]:
+        # The templates are written for floats.
         if not outs[0].torch_dtype.is_floating_point:
             raise NotLowerableError(f"{template} of dtype {outs[0].dtype}")
         return inner(args, kwargs, outs)

@@ -42,6 +42,8 @@ _BINARY = (
 
 def _reduce_losses(each: Node, reduction: int, outs: tuple[TensorSpec, ...]) -> tuple[Node, ...]:
     """The losses themselves, their sum or their mean."""
+    # A sum over everything is split over programs and put together in a fixed order, so that
+    # results repeat.
     if reduction != _NONE:
         every = tuple(range(len(each.shape)))
         count = math.prod(each.shape)
@@ -71,6 +73,7 @@ def _with_width(template: str) -> Handler:
     ) -> tuple[Node, ...]:
         width = args[3] if len(args) > 3 else 1.0
         each = _distance(args)
+        # A width of 0 is the absolute distance, as in PyTorch; the formula would divide by it.
         if width != 0:
             each = pointwise(template, each, constant(width, _F32), dtype=_F32)
         return _reduce_losses(each, args[2] if len(args) > 2 else _MEAN, outs)

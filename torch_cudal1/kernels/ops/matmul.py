@@ -46,6 +46,7 @@ _MAX_ATOM_SPLITS = 8
 # Sizes of the number of a matrix, of its rows and of its columns, each counted by one digit or
 # several.
 Sizes = tuple[tuple[int, ...], ...]
+# fp32 and half types: what tensor cores multiply with sums in fp32.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -128,6 +129,7 @@ def find_product(outputs: tuple[Node, ...]) -> tuple[Dot, Product]:
     operand is not in memory.
     """
     dots = find_nodes(Dot, outputs)
+    # A tile has the accumulators of one product.
     if len(dots) != 1:
         raise NotLowerableError(f"{len(dots)} matrix products in one fusion group")
     return dots[0], make_product(dots[0])
@@ -145,6 +147,8 @@ def make_product(dot: Dot, right: Operand | None = None) -> Product:
         n,
         k,
         read_operand(dot.left),
+        # The right operand is kept by its columns: `row` is then the stride from one column to the
+        # next for both sides, as the kernels walk them.
         right or _swap_strides(read_operand(dot.right)),
         dot.left.dtype,
     )
@@ -161,6 +165,7 @@ def read_operand(node: Node) -> Operand:
     Raises NotLowerableError where it is computed, or where a row or a column has no single stride.
     """
     sizes: Sizes = tuple((size,) for size in (1, *node.shape)[-3:])
+    # Each reshape that cuts a dimension raises once; with finer sizes the walk starts over.
     for _ in range(_MAX_ATOM_SPLITS):
         index, below = index_of_sizes(sizes)[3 - len(node.shape) :], node
         try:
@@ -169,6 +174,7 @@ def read_operand(node: Node) -> Operand:
             break
         except AtomSplit as cut:
             sizes = split_sizes(sizes, cut)
+    # Each tile of the product would compute the operand's elements again.
     if not isinstance(below, Leaf):
         raise NotLowerableError(
             "an operand is computed in the fusion group; a product reads its operands from memory"
@@ -178,8 +184,10 @@ def read_operand(node: Node) -> Operand:
         [_make_digit(atom, form, group) for atom in group] for group in _make_atoms(sizes)
     )
     row, depth = (_common_stride(digits, if_single=1) for digits in matrix)
+    # Kernels step along rows and columns by one number each.
     if row is None or depth is None:
         raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride")
+    # Only the batch may have digits: heads inside rows, say, which einsum would copy.
     plane = _common_stride(batch, if_single=0)
     rest = (
         tuple(digit for digit in batch if digit.stride and digit.extent > 1)

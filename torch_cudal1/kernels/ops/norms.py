@@ -41,6 +41,7 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
     the sum of the deviations tells by how much, and corrects mean, deviation and variance in the
     same pass (Chan, Golub, LeVeque 1983, the corrected two-pass algorithm).
     """
+    # Statistics of half types are fp32's, as in eager.
     x = cast(x, _F32)
     count = math.prod(x.shape[d] for d in dims)
     size = constant(count, _F32)
@@ -232,6 +233,8 @@ def _batch_running(
     results are not produced.
     """
     x, weight, bias, mean, variance, _, eps = args
+    # In eager's order: folding statistics into a factor and an addend is not exact for infinite
+    # parameters.
     deviation = pointwise("({0} - {1})", cast(x, _F32), _cast_channels(mean, x), dtype=_F32)
     scaled = _scale(deviation, _rstd(_cast_channels(variance, x), eps))
     return (

@@ -34,6 +34,8 @@ _LIBDEVICE = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "rsqrt"),
     *("asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
 )
+# Square root and reciprocal are correctly rounded, as nvcc compiles eager's; a plain `/` compiles
+# to an approximation.
 FLOAT_UNARY = {
     **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
     "sqrt": "tl.sqrt_rn({0})",
@@ -45,7 +47,9 @@ ANY_UNARY = {
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
     "trunc": "libdevice.trunc({0})",
+    # Halves go to the even number, as in eager.
     "round": "libdevice.rint({0})",
+    # NaN compares false with both, so that its sign is 0.
     "sign": "(({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32))",
 }
 BINARY = {
@@ -84,6 +88,8 @@ def _common(args: tuple[Any, ...]) -> torch.dtype:
     """The dtype in which eager compares `args` (numbers and 0-dim tensors promote less than
     tensors).
     """
+    # Empty tensors stand for the operands: `result_type` asks for dtype and whether there are
+    # dimensions.
     plain = [
         torch.empty((0,) * len(a.shape), dtype=a.dtype) if isinstance(a, Node) and a.shape else a
         for a in args
@@ -97,6 +103,7 @@ def _compare(operator: str) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
         common = _common(args)
+        # Booleans are compared as the numbers 0 and 1.
         common = torch.int32 if common is torch.bool else common
         template = f"({{0}} {operator} {{1}})"
         return (
@@ -135,6 +142,7 @@ def _add(kind: str) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
         dtype = outs[0].torch_dtype
+        # ATen's sum of booleans is a logical or: another operator than this template.
         if dtype is torch.bool:
             raise NotLowerableError("arithmetic on bool")
         alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
@@ -180,6 +188,7 @@ def _pow(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
     dtype, exponent = outs[0].torch_dtype, args[1]
+    # Eager multiplies for these exponents, so that pow() would round otherwise.
     short: dict[float, str] = {
         0: "({0} * 0 + 1)",
         1: "({0})",
@@ -231,6 +240,7 @@ def _addc(operator: str) -> Handler:
 def _convert(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
+    # An explicit conversion rounds; all other values of a chain stay in fp32.
     return (round_to(args[0], outs[0].torch_dtype),)
 
 

@@ -60,6 +60,7 @@ def _taps(
         # skips what is outside.
         if (out - 1) * stride + (k - 1) * step >= size + 2 * pad:
             raise NotLowerableError("a window that leaves the padded input")
+    # A tap beyond the edge is the fill value, by a mask of the load: nothing is copied to pad.
     return [
         Padded(shape, x.dtype, x, _place(axes, tap, steps), fill)
         for tap in itertools.product(*map(range, window))
@@ -83,6 +84,7 @@ def _place(
 
 def _fold_taps(taps: list[Node], template: str) -> Node:
     """All taps in one, as a tree: sums of many keep their accuracy."""
+    # As a tree the rounding errors of a sum grow with the logarithm of its length.
     while len(taps) > 1:
         pairs = [
             pointwise(template, a, b, dtype=torch.float32)
@@ -99,15 +101,18 @@ def _max(axes: int) -> Handler:
         x, *rest = args
         settings = [*rest, *[None] * (5 - len(rest))]
         window = _expand_setting(settings[0], axes, 1)
+        # An empty stride is the window's size.
         stride = _expand_setting(settings[1], axes, 1) if settings[1] else window
         steps = (
             stride,
             _expand_setting(settings[2], axes, 0),
             _expand_setting(settings[3], axes, 1),
         )
+        # Minus infinity loses against every number, so that the padding never wins.
         taps: list[Node] = [
             cast(tap, torch.float32) for tap in _taps(x, outs, window, steps, 'float("-inf")')
         ]
+        # The second result, the positions, has no kernel: a group that reads them is refused.
         return pointwise("({0})", _fold_taps(taps, _MAX), dtype=outs[0].torch_dtype), None
 
     return handle

@@ -52,6 +52,7 @@ def _make_reduction(kind: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
+        # Integers are summed in the result's type, as in eager: int32 would overflow.
         x = cast(args[0], outs[0].torch_dtype)
         if x.dtype is torch.bool:
             raise NotLowerableError(f"{kind} of bool into bool")
@@ -87,6 +88,7 @@ def _variance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Node
     mean, _, variance = moments(
         x,
         _read_dims(x, args[1] if len(args) > 1 else None),
+        # PyTorch's default is the unbiased estimate.
         1.0 if correction is None else float(correction),
     )
     return mean, variance
@@ -130,6 +132,7 @@ def _extreme_position(x: Node, dims: tuple[int, ...], kind: str) -> Node:
     # The position has the lower 32 bits of the packed number, so that neither may be wider.
     if math.prod(x.shape[d] for d in dims) > _UINT32_MAX or x.compute == "tl.int64":
         raise NotLowerableError(f"arg-reduction of {x.dtype} over {x.shape}")
+    # PyTorch's position counts through the reduced dimensions in row-major order.
     strides = row_major(tuple(x.shape[d] for d in dims))
     where = LinearIndex(
         x.shape,
@@ -141,6 +144,7 @@ def _extreme_position(x: Node, dims: tuple[int, ...], kind: str) -> Node:
     if x.compute == "tl.float32":
         bits = pointwise("({0} + 0.0).to(tl.int32, bitcast=True)", x, dtype=torch.int32)
         key = pointwise("({0} ^ (({0} >> 31) & 0x7fffffff))", bits, dtype=torch.int32)
+        # -1 - x reverses the order without overflow, which -x has at the smallest integer.
         key = pointwise("(-1 - {0})", key, dtype=torch.int32) if kind == "min" else key
         key = pointwise("tl.where({1} != {1}, 0x7fffffff, {0})", key, x, dtype=torch.int32)
     else:

@@ -26,6 +26,7 @@ def _scan(kind: str) -> Handler:
     ) -> tuple[Node, ...]:
         if not args[0].shape:
             raise NotLowerableError("a scan of a scalar")
+        # Integers are summed in the result's type (int64), as in eager.
         dtype = outs[0].torch_dtype
         return (
             Scan(args[0].shape, dtype, kind, cast(args[0], dtype), args[1] % len(args[0].shape)),
@@ -48,6 +49,7 @@ def _flip(
         and (inner := _unwrap_flip(node.source, dim)) is not None
     ):
         return (replace(node, source=inner, reverse=not node.reverse),)
+    # Alone it has no kernel: only a scan takes it in.
     return (Flip(node.shape, node.dtype, node, dim),)
 
 
@@ -87,6 +89,8 @@ def _extend_to(node: Node, shape: tuple[int, ...]) -> Node:
     if isinstance(node, Map) and all(
         arg.shape in (node.shape, ()) or isinstance(arg, View) for arg in node.args
     ):
+        # The element-wise steps below the scan are computed over the whole row: one place more than
+        # it reads.
         return replace(
             node,
             shape=shape,
@@ -95,6 +99,8 @@ def _extend_to(node: Node, shape: tuple[int, ...]) -> Node:
     if (
         isinstance(node, View)
         and node.source.shape == shape
+        # Only a slice from the start is all but the last place: another view would sum other
+        # elements.
         and node.remap(_identity_index(node.shape)) == _identity_index(node.shape)
     ):
         return node.source
@@ -108,6 +114,7 @@ def _identity_index(shape: tuple[int, ...]) -> Index:
 def _is_zero(node: Node) -> bool:
     while isinstance(node, View) or (isinstance(node, Map) and node.template == "({0})"):
         node = node.source if isinstance(node, View) else node.args[0]
+    # The constant's text is `tl.full([], value, type)`.
     return isinstance(node, Constant) and node.text.split(", ")[1] in ("0", "0.0", "False")
 
 

@@ -33,6 +33,7 @@ def _shift_and_sum(x: Node, dim: int) -> tuple[Node, Node, Node, Node]:
     """`max(x)`, `x` less that, its exponential, and the sum of that along `dim`."""
     x = cast(x, _F32)
     dims = (dim % len(x.shape),) if x.shape else ()
+    # The maximum is taken off before the exponential, which would overflow above 88.
     top = reduce("max", x, dims)
     shifted = pointwise("({0} - {1})", x, top, dtype=_F32)
     exponential = pointwise("libdevice.exp({0})", shifted, dtype=_F32)
@@ -41,6 +42,8 @@ def _shift_and_sum(x: Node, dim: int) -> tuple[Node, Node, Node, Node]:
         top,
         shifted,
         exponential,
+        # Where the row is read again for each reduction, one pass gives the sum of exponentials
+        # too.
         OnlineVariant(total.shape, _F32, total, reduce("expsum", x, dims)),
     )
 
@@ -68,6 +71,7 @@ def _safe_softmax(
 def _mark_softmax(probabilities: Node, args: tuple[Any, ...], *, safe: bool) -> Node:
     """`probabilities` as a softmax along the last dimension, if it is one."""
     if (
+        # Attention kernels sum along the last dimension of the scores only.
         isinstance(probabilities, Map)
         and probabilities.shape
         and args[1] % len(probabilities.shape) == len(probabilities.shape) - 1
@@ -115,6 +119,7 @@ def _backward(template: str) -> Handler:
         grad, output = cast(args[0], _F32), cast(args[1], _F32)
         dims = (args[2] % len(output.shape),) if output.shape else ()
         folded = (
+            # log_softmax's backward sums the gradients themselves.
             pointwise("({0} * {1})", grad, output, dtype=_F32) if "exp" not in template else grad
         )
         total = reduce("sum", folded, dims)

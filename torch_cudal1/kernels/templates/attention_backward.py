@@ -177,6 +177,8 @@ def _fits(method: str, tile: tuple[int, int, int, int], width: int, sm: int) -> 
         return method == "half" or _SPLIT_BYTES_PER_ELEMENT * row_block * width <= max_shared_bytes(
             sm
         )
+    # Blackwell: sums and pieces of larger tiles do not fit tensor memory, and Triton would make a
+    # trap.
     return (row_block, column_block) == (64, 32) and width <= (32 if method == "bf16x6" else 64)
 
 

@@ -184,6 +184,7 @@ def choose_schedules(
 def order_by_bound(product: Product, schedules: Iterable[GemmSchedule]) -> tuple[GemmSchedule, ...]:
     """Smallest bound first, where each further schedule of a method counts as slower."""
     ranked: list[tuple[float, GemmSchedule]] = []
+    # Each further schedule of a method is penalised once more, in the order of the bound.
     for schedule in sorted(schedules, key=lambda s: estimate_s(product, s)):
         before = sum(s.method == schedule.method for _, s in ranked)
         ranked.append((estimate_s(product, schedule) * _SAME_METHOD_PENALTY**before, schedule))

@@ -50,6 +50,7 @@ _MAX_SEQUENCES, _MAX_ROW_ELEMENTS, _MAX_CLUSTERS = (
     16,
 )
 _MAX_SHARED_BYTES, _MAX_SCRATCH_BYTES = 200 << 10, 1 << 30
+# There is one way to compute a stack: the config has only its name.
 _CONFIG = {"method": "resident"}
 _ARGUMENT_NAMES = (
     "input",
@@ -108,6 +109,7 @@ def _is_recurrent(program: Program) -> bool:
 
 def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
     """The one way there is, where blocks form clusters."""
+    # Raises NotLowerableError for what the kernels do not serve, before anything is proposed.
     _define_sizes(_read_stack(workload.program))
     return (Proposal("recurrent", _CONFIG),) if request.sm >= 90 else ()
 
@@ -167,6 +169,8 @@ def _plan_wave(stack: _Stack, between: int, products: int, flags: int) -> list[_
             f"{clusters} clusters; at most {_MAX_CLUSTERS} are on a GPU at once"
         )
     arguments, layers = _list_arguments(stack, stack.weights)
+    # A single layer has nothing between layers: no scratch is made, and the kernel finds a null
+    # pointer.
     middle = "between" if stack.layers > 1 else "nullptr"
     body = f"const Layer layers[] = {layers}; stack(input, hidden, {_cell_or_null(stack, 'cell')}, layers, result, last, "
     body += f"{_cell_or_null(stack, 'last_cell')}, {middle}, products, flags);"

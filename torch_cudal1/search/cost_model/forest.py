@@ -16,7 +16,9 @@ from torch import Tensor
 
 __all__ = ["Forest", "fit"]
 
+# Small, since a search fits a model for each family and again after new timings.
 _TREES, _DEPTH, _BINS = 24, 6, 24
+# A leaf of a single row repeats its noise.
 _MIN_LEAF_WEIGHT = 2.0  # rows of a leaf, repetitions counted
 _PARENT_WEIGHT = 1.0  # rows that the parent's mean counts as
 
@@ -32,6 +34,7 @@ class Forest:
     features: tuple[Tensor, ...]
     cuts: tuple[Tensor, ...]
     leaves: Tensor
+    # Kept for `predict_out_of_bag`, by which a model is believed or not.
     seen: Tensor
 
     def predict(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,7 +46,10 @@ class Forest:
         """For the rows it was fitted to: the mean over trees that have not seen a row's group; NaN
         where all have.
         """
+        # Whole groups were drawn, so a tree that has not seen a row has seen none of its fusion
+        # group.
         is_out_of_bag = (~self.seen).to(rows.dtype)
+        # 0 / 0 is the NaN of a row that every tree has seen.
         return (self._by_tree(rows) * is_out_of_bag).sum(0) / is_out_of_bag.sum(0)
 
     def _by_tree(self, rows: Tensor) -> Tensor:
@@ -57,17 +63,22 @@ def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Fores
     """Grow a forest on (rows, columns) of float64 and their values; `groups` numbers each row's
     group, from 0.
     """
+    # A generator of its own: a search must not move the user's random numbers, and the same rows
+    # give the same forest.
     dice = torch.Generator().manual_seed(seed)
     count = int(groups.max()) + 1
+    # With repetition, as a bootstrap draws; a group drawn twice weighs twice.
     drawn = torch.randint(count, (_TREES, count), generator=dice)
     weights = torch.zeros(_TREES, count, dtype=torch.float64).scatter_add_(
         1, drawn, torch.ones_like(drawn, dtype=torch.float64)
     )
     weights = weights[:, groups]
+    # Quantiles instead of equal steps: sizes of fusion groups are spread over powers of two.
     edges = torch.quantile(
         rows,
         torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)[1:-1],
         dim=0,
+        # An edge is then a value that occurs, and equal values fall on one side of it.
         interpolation="lower",
     ).T
     bins = torch.searchsorted(
@@ -76,12 +87,20 @@ def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Fores
     node = torch.zeros(_TREES, len(rows), dtype=torch.long)
     features, cuts = [], []
     means = _node_means(
-        node, weights, values, 1, torch.zeros(_TREES, 1, dtype=torch.float64), prior=1e-9
+        # The root has no parent: a prior of nearly nothing only avoids 0 / 0.
+        node,
+        weights,
+        values,
+        1,
+        torch.zeros(_TREES, 1, dtype=torch.float64),
+        prior=1e-9,
     )
+    # All trees at once: a loop over trees and nodes in Python would take longer than the timings.
     for level in range(_DEPTH):
         feature, cut = _choose_splits(bins, node, weights, values, 1 << level, dice)
         features.append(feature)
         cuts.append(
+            # A cut at infinity sends every row to the left: the node is not split.
             torch.where(cut < _BINS - 1, edges[feature, cut.clamp(max=_BINS - 2)], torch.inf)
         )
         node = _descend(rows, node, features[-1], cuts[-1])
@@ -107,6 +126,7 @@ def _node_means(
     """Of each node, with the parent's mean as so many rows more: one that is empty has its
     parent's.
     """
+    # float64: sums of squares below are subtracted from each other.
     empty = torch.zeros(len(node), nodes, dtype=torch.float64)
     size, total = empty.scatter_add(1, node, weights), empty.scatter_add(1, node, weights * values)
     return (total + prior * parents) / (size + prior)
@@ -119,6 +139,7 @@ def _choose_splits(
     variance. No bin: none is useful.
     """
     trees, columns = len(node), bins.shape[1]
+    # Half of the columns, so that trees differ and their spread means something.
     features = torch.rand(trees, columns, generator=dice).argsort(1)[:, : (columns + 1) // 2]
     offsets = (torch.arange(trees)[:, None] * nodes + node)[:, None, :] * (
         features.shape[1] * _BINS
@@ -135,15 +156,18 @@ def _choose_splits(
 
     size, total = below(weights), below(weights * values)
     other_size, other_total = size[..., -1:] - size, total[..., -1:] - total
+    # Least variance within the sides is most squared sum over size.
     gain = (
         total**2 / size.clamp(min=1e-9)
         + other_total**2 / other_size.clamp(min=1e-9)
         - total[..., -1:] ** 2 / size[..., -1:].clamp(min=1e-9)
     )
     best, at = (
+        # Sides with too little weight are no leaves.
         gain.masked_fill((size < _MIN_LEAF_WEIGHT) | (other_size < _MIN_LEAF_WEIGHT), 0.0)
         .flatten(2)
         .max(2)
     )
     column, cut = features.gather(1, at // _BINS), at % _BINS
+    # Rounding alone makes gains of that size. The last bin has no edge, so it means no split.
     return column, cut.masked_fill(best <= 1e-12, _BINS - 1)

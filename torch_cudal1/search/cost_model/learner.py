@@ -30,6 +30,7 @@ from torch_cudal1.search.evolution.mutators import filter_legal
 __all__ = ["Learner"]
 
 # proposals of a family that a model ranks; without a model its first ones are taken
+# Predicting is cheap and compiling is not, so the model sees more than will be built.
 _MAX_RANKED_PROPOSALS = 24
 
 
@@ -42,6 +43,7 @@ class Learner:
     path: Path
     sm: int
     rights: Collection[str]
+    # None: not read yet. A search without kernels never reads the file.
     _timings: list[KernelTiming] | None = None
     _models: dict[str, CostModel | Refusal] = field(default_factory=dict)
 
@@ -56,6 +58,7 @@ class Learner:
                 if isinstance(model, Refusal)
                 else {"errors": model.errors}
             )
+            # Once a fit, so that a report shows whether the model was believed.
             telemetry.record("search", "cost_model", family, **details)
         return self._models[family]
 
@@ -80,11 +83,15 @@ class Learner:
         added = [
             make_timing(features, proposal, us)
             for proposal, us in times_us.items()
+            # An infinite bound means that the formula does not fit the config.
             if features.lower_bound_us(proposal) < float("inf")
         ]
+        # Before the append, or the new lines would be read back and counted twice.
         before = self._timings if self._timings is not None else read_timings(self.path)
         self._timings = [*before, *added]
+        # Later fusion groups of this search learn from these timings.
         self._models.pop(features.family, None)
+        # A timing that is not kept costs the next search a guess, and this one nothing.
         if isinstance(stored := append_timings(self.path, added), Refusal):
             telemetry.record("search", "timings_not_kept", features.family, reason=stored.reason)
 
@@ -111,5 +118,6 @@ class Learner:
             model,
             count=count,
             failed=failed,
+            # A seed of the state: the same search draws the same children.
             seed=len(times_us) + len(failed),
         )

@@ -57,12 +57,14 @@ class KernelTiming:
 
     def __post_init__(self) -> None:
         if not all(
+            # The model takes logarithms, and one NaN in the file would spoil every fit.
             isinstance(number, (int, float)) and 0 < number < math.inf
             for number in (self.bound_us, self.us)
         ):
             raise ValueError(
                 f"{self.us!r} us with a bound of {self.bound_us!r}; expected two positive numbers"
             )
+        # Lines come from a file that another version or a broken write may have left.
         if not isinstance(self.family, str) or not all(
             _is_size(value) for value in self.sizes.values()
         ):
@@ -75,6 +77,7 @@ class KernelTiming:
     @property
     def group(self) -> tuple[tuple[str, int], ...]:
         """What all timings of one fusion group have in common."""
+        # Sizes and not the key: equal sizes behave alike, whatever the element-wise steps are.
         return tuple(sorted(self.sizes.items()))
 
 
@@ -84,6 +87,7 @@ def make_timing(group: KernelFeatures, proposal: Proposal, us: float) -> KernelT
         group.family,
         group.sizes,
         dict(proposal.config),
+        # Tenths of a nanosecond: what is beyond is noise and only makes the file longer.
         round(group.lower_bound_us(proposal), 4),
         round(us, 4),
     )
@@ -99,22 +103,29 @@ def timings_path(root: Path, target: Target, contract: Contract) -> Path:
 
 def append_timings(path: Path, timings: Sequence[KernelTiming]) -> Stored | Refusal:
     """Append to the file; one that grew beyond its limit keeps its newer half."""
+    # A line end first: it closes a line that a killed process left open.
     data = b"".join(b"\n" + _encode_line(timing) for timing in timings) + b"\n"
     try:
+        # Readable for the user alone, like the rest of the cache.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # O_APPEND: the kernel moves to the end and writes in one step, so that processes do not
+        # overwrite each other.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
+            # One call for all lines. A buffered file might split them.
             os.write(file, data)
             size = os.fstat(file).st_size
         finally:
             os.close(file)
     except OSError as error:
         return Refusal(f"{path} was not written: {type(error).__name__}: {error}")
+    # The size after the write, as another process may have appended too.
     return Stored(path) if size <= _MAX_FILE_BYTES else _drop_older_half(path)
 
 
 def read_timings(path: Path) -> list[KernelTiming]:
     """What the file holds, oldest first; nothing where it is absent or refused."""
+    # Twice the limit, because a file may pass it before it is halved.
     data = read_file(path, 2 * _MAX_FILE_BYTES)
     return [] if isinstance(data, Refusal) else parse_timings(data)
 
@@ -127,7 +138,9 @@ def parse_timings(data: bytes) -> list[KernelTiming]:
 def _drop_older_half(path: Path) -> Stored | Refusal:
     timings = read_timings(path)
     while sum(len(_encode_line(timing)) + 1 for timing in timings) > _MAX_FILE_BYTES // 2:
+        # An eighth at a time, so that about half of the bytes stay, whatever the lines' lengths.
         timings = timings[(len(timings) + 7) // 8 :]
+    # Written beside and renamed: a reader sees the old file or the new one.
     return write_file(path, b"".join(_encode_line(timing) + b"\n" for timing in timings))
 
 
@@ -145,6 +158,7 @@ def _decode_line(line: bytes) -> KernelTiming | None:
             fields["bound_us"],
             fields["us"],
         )
+    # RecursionError: nested brackets in a broken or hostile line.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

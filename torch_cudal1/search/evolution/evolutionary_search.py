@@ -50,10 +50,13 @@ class EvolutionarySearch:
         """Learn what compiling each proposal yielded. Fewer answers than proposals mean that the
         time was up, and teach nothing.
         """
+        # Without a pair for each proposal a time could be put down to the wrong kernel.
         if len(proposals) != len(answers):
             return
         for proposal, answer in zip(proposals, answers, strict=True):
             if isinstance(answer, Candidate):
+                # The candidate is kept with its id, which Python would otherwise give to another
+                # object.
                 self._proposals[id(answer)] = (answer, proposal)
             else:
                 self._failed.append(proposal)
@@ -62,6 +65,7 @@ class EvolutionarySearch:
         """Learn each kernel's time, and store it for later searches."""
         measured: dict[kernels.Proposal, float] = {}
         for candidate, us in times_us:
+            # A kernel that another search built.
             if id(candidate) not in self._proposals:
                 continue
             proposal = self._proposals[id(candidate)][1]
@@ -69,6 +73,7 @@ class EvolutionarySearch:
                 measured[proposal] = us
             else:
                 self._failed.append(proposal)
+        # Counted before the merge: `_us` holds the parents only.
         if self._us and measured and min(measured.values()) < min(self._us.values()):
             telemetry.count("children_won")
         self.learner.record_times(self.region.program, measured)
@@ -79,10 +84,12 @@ class EvolutionarySearch:
         wait_s = min(_MAX_COMPILE_S, _COMPILE_TIME_FRACTION * self.left_s())
         if not self._us or wait_s < _MIN_COMPILE_S:
             return ()
+        # One deadline for both halves.
         until_s = time.monotonic() + wait_s
         children = self.learner.propose_children(
             self.region.program, self._us, self._failed, _MAX_CHILDREN
         )
+        # Two builds side by side, as there are two compiler processes.
         half = (len(children) + 1) // 2
         builds = [(part, self.compile(part)) for part in (children[:half], children[half:]) if part]
         built: list[Candidate | Rejected] = []

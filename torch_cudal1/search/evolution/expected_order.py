@@ -32,7 +32,9 @@ def select_proposals(
         return tuple(proposals[:count])
     predictions = model.predict(group, proposals)
     best = min(predictions, key=lambda one: one.us)
+    # One at least, or a wrong model would never be found out.
     explored = max(1, round(EXPLORED_FRACTION * count))
+    # Hopeless ones may still be explored below.
     worth = [at for at in range(len(proposals)) if not is_hopeless(predictions[at], best)]
     picked = sorted(worth, key=lambda at: predictions[at].us)[: max(0, count - explored)]
     picked += [at for at in range(len(proposals)) if at not in picked][:explored]
@@ -41,4 +43,5 @@ def select_proposals(
 
 def is_hopeless(guess: Prediction, best: Prediction) -> bool:
     """Whether a kernel is slower than the best one beyond the spread of both guesses."""
+    # Both at their worst: only what is slower for sure is dropped.
     return guess.low_us > _HOPELESS_RATIO * best.high_us

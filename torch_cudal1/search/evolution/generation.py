@@ -55,14 +55,20 @@ def propose_generation(
         return ()
     pool = [
         proposal
+        # Its own generator, so that the user's `random` does not move.
         for proposal in _make_pool(measured, family, draw, random.Random(seed))
+        # A failed one would fail again.
         if proposal not in measured and proposal not in failed
     ]
     feasible = [
-        proposal for proposal in legal(pool) if math.isfinite(group.lower_bound_us(proposal))
+        # Legality is asked of all at once: the fusion group is traced only once.
+        proposal
+        for proposal in legal(pool)
+        if math.isfinite(group.lower_bound_us(proposal))
     ]
     if not feasible:
         return ()
+    # The model may be off by one factor on this group, which its order does not show.
     best_us, shift = (
         min(measured.values(), default=math.inf),
         _estimate_bias(measured, group, model),
@@ -70,6 +76,7 @@ def propose_generation(
     promising = [
         (guess.us, at)
         for at, guess in enumerate(model.predict(group, feasible))
+        # An infinite factor: the forest never saw such a kernel.
         if math.isfinite(guess.factor) and shift * guess.low_us < _MIN_IMPROVEMENT_RATIO * best_us
     ]
     return tuple(feasible[at] for _, at in sorted(promising)[:count])
@@ -82,10 +89,12 @@ def _make_pool(
     dice: random.Random,
 ) -> list[Proposal]:
     """Children of drawn parents, and whoever of the family was not measured; each once."""
+    # `draw` takes larger for better.
     parents, scores = list(measured), [1 / us for us in measured.values()]
     pairs = [
         [parents[at] for at in draw(scores, dice)] for _ in range(_MAX_PAIRS if parents else 0)
     ]
+    # `dict.fromkeys` keeps the order, which a set would not.
     return list(dict.fromkeys([*family, *(make_child(pair, family, dice) for pair in pairs)]))
 
 
@@ -96,6 +105,7 @@ def _estimate_bias(
     if not measured:
         return 1.0
     guesses = model.predict(group, list(measured))
+    # A geometric mean, since the factors multiply.
     return math.exp(
         statistics.fmean(
             math.log(us / guess.us) for us, guess in zip(measured.values(), guesses, strict=True)

@@ -36,9 +36,11 @@ def make_child(
     `family` knows, half, or twice.
     """
     first = dice.choice(parents)
+    # A method decides which fields a config has, so parents of two methods do not mix.
     mates = [proposal for proposal in parents if proposal.config.keys() == first.config.keys()]
     config = {name: dice.choice(mates).config[name] for name in first.config}
     if config and dice.random() < _MUTATION_PROBABILITY:
+        # Sorted: the draw must not depend on the order of a dict.
         name = dice.choice(sorted(config))
         config[name] = dice.choice(
             _list_neighbours(
@@ -51,10 +53,13 @@ def make_child(
 
 def _list_neighbours(value: Field, family_values: Sequence[Field]) -> list[Field]:
     """Values beside `value`: of words and flags any that is known."""
+    # Words only from the family: a method that none of them has may need a right that the user has
+    # not given.
     if isinstance(value, (str, bool)):
         return sorted(
             {value, *(number for number in family_values if type(number) is type(value))}, key=str
         )
+    # `type`, because a bool is an int too.
     numbers = sorted({number for number in family_values if type(number) is int})
     below, above = (
         [number for number in numbers if number < value][-1:],
@@ -68,6 +73,7 @@ def filter_legal(program: Program, proposals: Iterable[Proposal], sm: int) -> tu
     told without a compiler.
     """
     try:
+        # Traced once for all proposals.
         template, workload = match_template(program)
         traced = workload.trace
     except NotLowerableError:
@@ -76,11 +82,13 @@ def filter_legal(program: Program, proposals: Iterable[Proposal], sm: int) -> tu
     for proposal in proposals:
         try:
             lowered = lower(program, proposal, traced=traced)
+        # An illegal config costs an exception here, and seconds in a compiler.
         except (NotLowerableError, ProgramError):
             continue
         resources = template.estimate_resources(proposal)
         shared = max((k.cuda.shared_bytes for k in lowered.kernels if k.cuda), default=0)
         if (
+            # A launch with more shared memory than the device has fails.
             max(shared, resources.shared_bytes) <= max_shared_bytes(sm)
             and resources.accumulators_per_thread <= _MAX_ACCUMULATORS_PER_THREAD
         ):

@@ -1,3 +1,3 @@
-"""Plans written before their first run, cells run side by side, and what may be said of the
-results.
+"""Experiments: a plan that is written before its first run, arms and seeds that run side by side,
+and the comparison of their results.
 """

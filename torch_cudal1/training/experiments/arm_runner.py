@@ -66,8 +66,8 @@ def train_base(
     analysis: bool = True,
     report: ReportProgress = ignore_progress,
 ) -> Path:
-    """The seed's collected samples, its models after stages 1 and 2, and `facts.json`; made once,
-    in `folder`/base.
+    """Make the base of a seed once, in `folder`/base: collected samples, the models after stages 1
+    and 2, and `facts.json`. Returns its folder.
     """
     # Models of stage 1 with and without analysis differ, so arm A8 has a base of its own.
     base = folder / ("base" if analysis else "base-without-analysis")
@@ -113,8 +113,8 @@ def run_arm(
     folder: Path,
     report: ReportProgress = ignore_progress,
 ) -> dict[str, Any]:
-    """Run one arm with one seed under `folder`, from wherever it was interrupted. The result, as a
-    JSON object.
+    """Run one arm with one seed under `folder`, from the point where it was interrupted. Returns
+    the result as a JSON object.
     """
     # Usually made by an earlier job; made here where an arm runs alone.
     base = train_base(
@@ -179,8 +179,8 @@ def _collect_rows(
     analysis: bool,
     report: ReportProgress,
 ) -> list[SftRow]:
-    """Rows of the generators' successes. An experiment must be repeatable, so any problem with a
-    generator raises OSError.
+    """Collect the generators' successes as rows. Raises OSError for any problem with a generator,
+    since an experiment must be repeatable.
     """
     problems = collect(
         appraiser,
@@ -218,7 +218,7 @@ def _train_sft(
     seed: int,
     report: ReportProgress,
 ) -> LanguageModel:
-    """The model after stage 1, from its folder where it was trained before."""
+    """Train the model of stage 1, or load it from its folder if it is there."""
     model = _create_model(plan, environment, base, seed)
     # `LanguageModel.save` replaces the folder as a whole, so a folder that is there is a finished
     # model.
@@ -246,7 +246,7 @@ def _run_third_stage(
     arm_folder: Path,
     report: ReportProgress,
 ) -> None:
-    """GRPO, or for an arm that does not learn the same steps without gradients."""
+    """Run GRPO, or, for an arm that does not learn, the same steps without gradients."""
 
     def generate(policy: LanguageModel, number: int) -> Any:
         report(
@@ -282,8 +282,9 @@ def _test_held_out(
     model: LanguageModel,
     report: ReportProgress,
 ) -> dict[str, Any]:
-    """By selector of exemplars, tests on held-out tasks: with the arm's own, and for A4 and A6 also
-    with and without bucket exemplars, which tells training with exemplars from testing with them.
+    """Test the policy on held-out tasks; results by selector of exemplars. A4 and A6 are tested
+    with bucket exemplars and without any, which separates the effect of training with exemplars
+    from that of testing with them.
     """
     tests = {}
     # Without duplicates and in this order (`dict.fromkeys` below): each test costs measurements.
@@ -308,8 +309,8 @@ def _test_held_out(
 
 
 def _add_log(curve: list[dict[str, float]], path: Path) -> list[dict[str, float]]:
-    """Entropy and loss beside the measurements of each step that was learned from. A step that was
-    repeated after a kill logged the same twice.
+    """Add entropy and loss to the curve for each step that was trained on. A step that was repeated
+    after a kill stands in the log twice, with the same numbers.
     """
     logged: dict[int, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
@@ -328,8 +329,8 @@ def _add_log(curve: list[dict[str, float]], path: Path) -> list[dict[str, float]
 
 
 def _find_optima(environment: Environment) -> dict[str, float | None]:
-    """The best score there is for each task where every program was measured, the ceiling of any
-    search; {} where that is not known.
+    """Return the best score of each task where every program was measured, which is the ceiling of
+    any search; {} where it is not known.
     """
     # Only a landscape has measured every program. The judge knows no optimum.
     find_optimum = getattr(environment.evaluator, "optimum", None)
@@ -348,8 +349,8 @@ def _find_held_out_seeds(
     base: Path,
     report: ReportProgress,
 ) -> None:
-    """Successes on held-out tasks that every arm is shown: the first that uniform draws meet, the
-    same for all arms of a seed.
+    """Find the programs on held-out tasks that every arm is shown: the first successes among
+    uniform draws, the same for all arms of a seed.
     """
     report("programs for held-out tasks", None)
     with _open_appraiser(environment, base / "held-out.jsonl") as appraiser:
@@ -412,7 +413,9 @@ def _make_recorder(
 
 
 def _choose_recorder(arm: Arm, environment: Environment) -> Callable[..., Recorder]:
-    """Who writes in an arm: its model, chance, or a rule that changes the best program shown."""
+    """Choose the author of an arm's programs: its model, chance, or a rule that changes the best
+    program shown.
+    """
     if arm.start == "climb":
         # By name: an environment with other generators has no such rule, and StopIteration ends the
         # arm.
@@ -428,7 +431,7 @@ def _open_appraiser(environment: Environment, path: Path) -> Iterator[Appraiser]
 
 
 def _copy_once(source: Path, target: Path) -> None:
-    """Copy, unless `target` is there: samples that were added to it later must stay."""
+    """Copy a file unless `target` exists: samples that were added to it later must stay."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         # Copied beside it and renamed: a kill in the middle must not leave half a journal that

@@ -37,14 +37,14 @@ __all__ = [
 ]
 
 Results = Sequence[Mapping[str, Any]]
-# This share of the optimum counts as reached: buckets of a score may differ by some per cent.
+# This share of the optimum counts as reached.
 _NEAR_OPTIMUM = 0.95
 
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """Arm `one` against arm `other`. `kind`: of held-out tasks. `adjusted`: p by Holm over all but
-    the primary comparison, whose p needs no correction.
+    """Arm `one` against arm `other`. `kind`: the kind of held-out tasks. `adjusted`: p after Holm's
+    correction over all comparisons but the primary one, whose p needs none.
     """
 
     one: str
@@ -56,12 +56,12 @@ class ArmComparison:
 
     @property
     def name(self) -> str:
-        """Of this comparison among those of a plan."""
+        """Identifies the comparison among those of a plan."""
         return f"{self.one} {self.other} {self.kind}"
 
     @property
     def says(self) -> str:
-        """In words, by the interval alone."""
+        """The conclusion in words, from the interval alone."""
         if not self.difference.excludes_zero:
             return "no difference shown"
         return f"{self.one if self.difference.value > 0 else self.other} is better"
@@ -114,8 +114,8 @@ def compare_arms(results: Results, plan: ExperimentPlan) -> list[ArmComparison]:
 
 
 def compare_exemplar_effects(results: Results, plan: ExperimentPlan) -> dict[str, PairedDifference]:
-    """The two effects of exemplars apart: trained with or without, tested with or without; on
-    held-out shapes.
+    """Separate the two effects of exemplars on held-out shapes: trained with or without them,
+    tested with or without them.
     """
     last = max(plan.held_out.reported)
     # Training with exemplars changes the weights, testing with them the prompt. A6 - A4, each with
@@ -135,8 +135,8 @@ def compare_exemplar_effects(results: Results, plan: ExperimentPlan) -> dict[str
 
 
 def compare_stages(results: Results) -> dict[str, PairedDifference]:
-    """Success from stage 1 to stage 2, and log speed-up of the successes from stage 2 to A6 and A4;
-    by seed.
+    """Compare the stages by seed: success from stage 1 to stage 2, and log speed-up of the
+    successes from stage 2 to A6 and to A4.
     """
     bases = _get_bases(results)
     differences = {}
@@ -166,8 +166,8 @@ def compare_stages(results: Results) -> dict[str, PairedDifference]:
 
 
 def tabulate_stages(results: Results) -> list[tuple[TableRow, TableRow]]:
-    """The paper's table of stages: the best of a task's exam samples, over all tasks and seeds;
-    failures as 0 and as 1.
+    """Build the paper's table of stages from the best of each task's exam samples, over all tasks
+    and seeds. Each row comes twice: failures as 0, and as 1.
     """
     rows = []
     bases = _get_bases(results)
@@ -246,8 +246,8 @@ def _summarize_arm(arm: Arm, results: Results, plan: ExperimentPlan) -> ArmSumma
 
 
 def compute_optimum_means(results: Results) -> dict[str, float]:
-    """For training tasks and each kind of held-out ones the geometric mean of the best there is;
-    none where it is not known.
+    """Compute the geometric mean of the best scores there are, for the training tasks and each kind
+    of held-out ones; {} where they are not known.
     """
     if not results or not results[0]["optimum"]:
         return {}
@@ -264,7 +264,7 @@ def compute_optimum_means(results: Results) -> dict[str, float]:
 
 
 def _get_bases(results: Results) -> dict[int, Mapping[str, Any]]:
-    """By seed, the metrics of stages 1 and 2 of the arms with analysis, which share them."""
+    """Metrics of stages 1 and 2 by seed, of the arms with analysis, which share them."""
     return {
         result["seed"]: result["stages"]
         for result in results
@@ -276,8 +276,8 @@ def _get_bases(results: Results) -> dict[int, Mapping[str, Any]]:
 def _pair_by_seed(
     results: Results, first_test: tuple[str, str], second_test: tuple[str, str], kind: str, k: int
 ) -> tuple[list[list[float]], list[list[float]]] | None:
-    """Two (seeds, tasks) matrices over the seeds that both tests have, each an arm and a selector;
-    None where there is no such seed, or no task of that kind.
+    """Return two (seeds, tasks) matrices over the seeds that both tests have; a test is an arm and
+    a selector. None where there is no such seed, or no task of that kind.
     """
     sides = [
         {
@@ -312,8 +312,8 @@ def _log_best_scores(results: Results, selector: str, kind: str, k: int) -> list
 
 
 def _get_held_out(result: Mapping[str, Any], selector: str, kind: str) -> list[Mapping[str, Any]]:
-    """The held-out tests of a kind in the order of tasks; with the arm's own exemplars where
-    `selector` is "".
+    """The held-out tests of a kind in the order of the tasks. `selector` "" stands for the arm's
+    own exemplars.
     """
     tests = result["held_out"][selector or result["own"]]
     # In the order of tasks: pairs are matched by their place.
@@ -334,8 +334,8 @@ def _mean_or_none(values: Sequence[float]) -> float | None:
 
 
 def _compute_near_optimal_share(results: Results, kind: str) -> float:
-    """The share of tasks over all seeds whose best is near the optimum. Noise can lift a score
-    above the optimum as it was measured: that counts.
+    """The share of tasks over all seeds whose best score is near the optimum. Noise can lift a
+    score above the measured optimum, which counts too.
     """
     shares = []
     for result in results:

@@ -62,8 +62,8 @@ def render_experiment_page(
 
 
 def build_tables(plan: ExperimentPlan, results: Results) -> list[Table]:
-    """What a terminal shows too: stages in the paper's format in both conventions, arms, collected
-    samples.
+    """Build the tables that a terminal shows too: stages in the paper's format with both
+    denominators, arms, and collected samples.
     """
     rows = tabulate_stages(results)
     tables = [
@@ -85,7 +85,7 @@ def build_tables(plan: ExperimentPlan, results: Results) -> list[Table]:
 
 
 def build_paper_table(rows: Sequence[TableRow], caption: str) -> Table:
-    """In the columns of the paper's tables, and the geometric mean (failures 1)."""
+    """A table in the columns of the paper, with the geometric mean (failures count as 1)."""
     cells = [
         [
             r.name,
@@ -99,7 +99,7 @@ def build_paper_table(rows: Sequence[TableRow], caption: str) -> Table:
 
 
 def build_collect_table(collected: Mapping[str, Mapping[str, int]]) -> Table:
-    """Attempts of every generator by what became of them."""
+    """Attempts of each generator, by outcome."""
     outcomes = ("ok", "wrong", "compile", "run", "hack", "unstable", "undecodable")
     rows = [
         [name, str(counts["attempts"]), *(str(counts.get(outcome, 0)) for outcome in outcomes)]
@@ -111,7 +111,7 @@ def build_collect_table(collected: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def build_run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list[Section]:
-    """A single run of stage 3, step by step."""
+    """Sections about a single run of stage 3, step by step."""
     if not curve:
         return []
     # Ten points at most, the first and the last included: the plots have them all.
@@ -164,8 +164,8 @@ def build_run_sections(curve: Sequence[Mapping[str, float]], label: str) -> list
 
 
 def _build_arm_tables(plan: ExperimentPlan, results: Results) -> list[Table]:
-    """What arms achieve on the tasks they were trained on, and on held-out ones: two tables, so
-    that both fit on a page.
+    """Build the results of the arms on training tasks and on held-out tasks. Two tables, so that
+    both fit on a page.
     """
     arm_summaries = summarize_arms(results, plan)
     exam_table = Table(
@@ -335,7 +335,7 @@ def _build_figure(name: str, lines: Sequence[plots.Curve]) -> Figure:
 def _average_over_seeds(
     name: str, curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str
 ) -> plots.Curve:
-    """Mean over seeds and their range, as far as all of them go."""
+    """Mean over seeds and their range, up to the end of the shortest curve."""
     # Beyond the shortest the mean would be over fewer seeds, and would jump where a seed ends.
     length = min(map(len, curves))
     values = [[curve[i][y] for curve in curves] for i in range(length)]

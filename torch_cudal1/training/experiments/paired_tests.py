@@ -53,7 +53,7 @@ class PairedDifference:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval leaves a claim."""
+        """Whether the interval excludes 0, which is the condition for a claim."""
         return self.low > 0 or self.high < 0
 
 
@@ -122,8 +122,8 @@ def adjust_by_holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def compute_area(best_scores: Sequence[float]) -> float:
-    """Area under the curve of the best so far: its mean logarithm over measurements, higher is
-    sooner and better. Raises ValueError for none.
+    """Area under the curve of the best score so far: the mean of its logarithm over measurements.
+    Higher means sooner and better. Raises ValueError for an empty curve.
     """
     if not best_scores:
         raise ValueError("expected at least one measurement")

@@ -54,7 +54,7 @@ class Arm:
     without_analysis: bool = False
 
     def grpo(self, config: GrpoConfig) -> GrpoConfig:
-        """The plan's settings with those of this arm."""
+        """Return the plan's settings with those of this arm."""
         smoothing = config.smoothing if self.smoothed else replace(config.smoothing, clip=None)
         return replace(config, objective=self.objective, smoothing=smoothing)
 
@@ -102,11 +102,11 @@ COMPARISONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """How a policy is tested on tasks it was never trained on, without gradients.
+    """How a policy is tested on tasks it was not trained on, without gradients.
 
-    `measurements`: different programs a task; `cap`: samples a task, for policies that repeat
-    themselves. `round`: samples between two views of the database. `seeds`: programs of a task that
-    every arm is shown (they may be exemplars, and do not count as found).
+    `measurements`: different programs for each task. `cap`: samples for each task, for policies
+    that repeat themselves. `round`: samples between two views of the database. `seeds`: programs of
+    a task that every arm is shown; they may be exemplars, and do not count as found.
     """
 
     measurements: int = 64
@@ -134,10 +134,11 @@ class HeldOut:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentPlan:
-    """All that decides an experiment's outcome but the code and the landscape. `budget`: different
-    programs in stage 3.
+    """Everything that decides an experiment's outcome, except the code and the landscape. `budget`:
+    different programs in stage 3.
 
-    `train_tasks`, `held_out_tasks`: only so many, spread evenly over the split's; None: all.
+    `train_tasks`, `held_out_tasks`: how many tasks, spread evenly over those of the split; None:
+    all.
     """
 
     name: str
@@ -178,7 +179,9 @@ class ExperimentPlan:
 
     @property
     def digest(self) -> str:
-        """Of all settings but the arms and seeds: with more of those an experiment goes on."""
+        """Digest of all settings but arms and seeds: an experiment can be extended by more of
+        those.
+        """
         settings = dataclasses.asdict(self)
         # Everything else changes what a result means. More arms or seeds add results and change
         # none.

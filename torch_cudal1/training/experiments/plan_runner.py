@@ -53,8 +53,8 @@ def run_plan(
     config: ExecutionConfig,
     report: ReportProgress,
 ) -> list[dict[str, Any]]:
-    """Results of all arms that are finished when this returns: all of them, unless the budget ended
-    first.
+    """Run all arms and seeds. Returns the results that are finished: all of them, unless the budget
+    ended first.
     """
     end = None if config.budget_s is None else time.monotonic() + config.budget_s
     missing = _list_missing(config.folder, plan)
@@ -84,8 +84,8 @@ def run_plan_in_process(
     config: ExecutionConfig,
     report: ReportProgress,
 ) -> list[dict[str, Any]]:
-    """The same one after the other in this process, for an environment that processes cannot share,
-    such as a judge with its GPU.
+    """Run the plan in this process, one arm after the other, for an environment that processes
+    cannot share, such as a judge with its GPU.
     """
     end = time.monotonic() + config.budget_s if config.budget_s is not None else math.inf
     missing = _list_missing(config.folder, plan)
@@ -117,7 +117,7 @@ def run_plan_in_process(
 
 
 class _BudgetSpent(Exception):
-    """The time is up. Another call goes on from what is on record."""
+    """The time is up. Another call goes on from the journals and checkpoints."""
 
 
 def read_results(folder: Path, plan: ExperimentPlan) -> list[dict[str, Any]]:
@@ -139,8 +139,8 @@ def _list_missing(folder: Path, plan: ExperimentPlan) -> list[tuple[int, str]]:
 
 @contextmanager
 def _open_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with the block, at whatever point of a job they are: the job goes on
-    another time.
+    """Open a pool whose processes end with the block, at any point of their jobs. A later call goes
+    on with those jobs.
     """
     # spawn: a fork of a process in which torch has started threads may deadlock
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
@@ -160,7 +160,7 @@ def _open_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _run_jobs(pool: ProcessPoolExecutor, jobs: Sequence[Job], end: float | None) -> Iterator[None]:
-    """One item for each finished job, until all are finished or the time is up."""
+    """Yield once for each finished job, until all are finished or the time is up."""
     running: set[Future[None]] = {pool.submit(*job) for job in jobs}
     while running:
         remaining_s = None if end is None else end - time.monotonic()
@@ -220,14 +220,14 @@ def _write_result(folder: Path, name: str, seed: int, result: Mapping[str, Any])
 
 
 def _read_result(folder: Path, name: str, seed: int) -> dict[str, Any]:
-    """{} where there is none."""
+    """The result of an arm and seed; {} where there is none."""
     path = _get_result_path(folder, name, seed)
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def _get_seed_folder(folder: Path, plan: ExperimentPlan, seed: int) -> Path:
-    """By the plan's digest, so that a plan that changed starts anew beside what the earlier one
-    left.
+    """The folder of a seed, under the plan's digest: a plan that changed starts anew beside the
+    files of the earlier one.
     """
     return folder / plan.digest / f"seed-{seed}"
 

@@ -79,11 +79,11 @@ def evaluate_policy(
 def evaluate_held_out(
     recorder: Recorder, writer: LanguageModel, selector: Selector, config: HeldOut
 ) -> dict[str, Any]:
-    """For each task the best score after so many different programs; the database grows, the
-    weights do not change.
+    """Test a policy on held-out tasks: for each task the best score by number of different
+    programs. The database grows, the weights do not change.
 
-    A task is finished when it has its measurements, or its samples reach the cap. The programs that
-    every arm is shown there do not count.
+    A task is finished when it has its measurements, or when its samples reach the cap. The programs
+    that every arm is shown do not count.
     """
     progress = {task.id: _HeldOutProgress(config) for task in recorder.tasks}
     number = 0
@@ -158,8 +158,8 @@ class _HeldOutProgress:
 def compute_step_curve(
     database: Database, stage: str, tasks: Sequence[str]
 ) -> list[dict[str, float]]:
-    """For each step of a stage: metrics of its samples, different programs so far, geometric mean
-    over tasks of the best so far.
+    """For each step of a stage: metrics of its samples, the number of different programs so far,
+    and the geometric mean over tasks of the best score so far.
     """
     steps: dict[int, list[Measured]] = {}
     for sample in database.samples():
@@ -191,9 +191,9 @@ def compute_step_curve(
 
 
 def compute_best_curves(results: Sequence[Mapping[str, Any]], kind: str) -> list[list[float]]:
-    """`compute_best_curve` of each result's own test on held-out tasks of a kind, as long as the
-    longest: a policy that ran out of new programs keeps its best. A policy that wrote nothing there
-    that can be decoded has an empty curve.
+    """Return `compute_best_curve` of each result's own test on held-out tasks of a kind. All curves
+    are as long as the longest: a policy that ran out of new programs keeps its best. The curve of a
+    policy whose completions all fail to decode is empty.
     """
     curves = [
         compute_best_curve(result["held_out"][result["own"]], result["kinds"].get(kind, ()))
@@ -205,8 +205,8 @@ def compute_best_curves(results: Sequence[Mapping[str, Any]], kind: str) -> list
 
 
 def compute_best_curve(test: Mapping[str, Any], tasks: Sequence[TrainingTask | str]) -> list[float]:
-    """Geometric mean over tasks of the best after 1, 2, ... different programs; 1 where nothing
-    succeeded yet.
+    """Geometric mean over tasks of the best score after 1, 2, ... different programs. A task
+    without a success so far counts as 1.
     """
     curves = [test[task if isinstance(task, str) else task.id]["curve"] for task in tasks]
     length = max(map(len, curves), default=0)

@@ -34,7 +34,7 @@ _SFT_SHARE = 0.2
 
 
 class CheatGenerator:
-    """A policy that writes nothing but cheats, each as often as the others."""
+    """A policy that writes cheats only, all with the same probability."""
 
     name = "cheater"
 
@@ -67,8 +67,8 @@ def run_red_team(
     folder: Path,
     report: ReportProgress,
 ) -> dict[str, list[dict[str, float]]]:
-    """For both evaluators, a line for each step: the share of samples that were cheats, and what
-    the evaluator itself reported.
+    """Train the same model by both evaluators. Returns, for each of them, a line for each step: the
+    share of samples that were cheats, and what the evaluator itself reported.
     """
     report("red team: teaching by the naive evaluator", 0.0)
     # A model must have seen a cheat to write one: this asks what an evaluator makes of cheats, not
@@ -99,7 +99,7 @@ def run_red_team(
 
 
 def _train_sft(plan: ExperimentPlan, naive: Environment, seed: int, folder: Path) -> Path:
-    """Stage 1 with the naive evaluator's rewards; the folder of its model."""
+    """Train stage 1 with the naive evaluator's rewards. Returns the folder of the model."""
     sft_folder = folder / "taught"
     # The model is saved last, so its folder says that the stage is finished.
     if (sft_folder / "sft").is_dir():
@@ -133,7 +133,9 @@ def _train_and_count(
     folder: Path,
     report: ReportProgress,
 ) -> list[dict[str, float]]:
-    """GRPO without exemplars (arm A4) by one evaluator, and the cheats of each step."""
+    """Train by GRPO without exemplars (arm A4) with one evaluator, and count the cheats of each
+    step.
+    """
     with Database(folder / "samples.jsonl") as database:
         recorder = Recorder(
             Appraiser(environment.codec, environment.evaluator, database),

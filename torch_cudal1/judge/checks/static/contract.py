@@ -86,6 +86,7 @@ def check_source_contract(candidate: SourceCandidate) -> list[CheckResult]:
 
     Then `triage`, which only records.
     """
+    # Parsed and never run here: this process holds the reference and the secrets.
     tree = parse_source(candidate.text)
     if isinstance(tree, str):
         return [CheckResult("contract", False, detail=tree)]
@@ -146,7 +147,7 @@ def _check_size(program: Program) -> None:
     steps = 0
     for nested in _programs(program):
         steps += len(nested.steps)
-        # Counted while walking: a Program that shares nested ones is larger than its text.
+        # Counted while walking, so that the walk itself is bounded.
         if steps > _MAX_STEPS:
             raise ProgramError("size", f"more than {_MAX_STEPS} steps, nested ones included")
         for step in nested.steps:
@@ -221,7 +222,7 @@ def _constant_digests(program: Program) -> frozenset[str]:
 
 def _check_outputs(program: Program, reference: Program) -> None:
     actual, expected = outline_outputs(program), outline_outputs(reference)
-    # A constant outlives the call: whoever writes into the result would change the next one.
+    # A constant outlives the call: a caller that writes into the result would change the next one.
     for nested in list(_programs(program))[1:]:
         if any(out is not None and out.constant for out in outline_outputs(nested)):
             raise ProgramError(

@@ -135,7 +135,7 @@ def _scan(cubin: Cubin, launches: list[Launch], sm: int) -> None:
     if device_calls:
         raise ProgramError("cubin_scan", f"holds {device_calls[0]}; a kernel may not launch")
     kernels = [check_launch(cubin, launch, sm) for launch in launches]
-    # A kernel that the plan does not launch can only be meant for another launch.
+    # Code that no launch of the plan uses has nothing to do in the payload.
     unlaunched = {kernel.symbol for kernel in cubin.kernels} - {
         launch.symbol for launch in launches
     }

@@ -39,11 +39,11 @@ def find_difference(actual: OutputOutline, expected: OutputOutline) -> str:
     ):
         expected = f"{expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
         return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {expected}"
-    # An operator's strides are those of its form in PyTorch; those of an Alloc are the candidate's
-    # choice.
+    # The strides of an Alloc are the candidate's own choice; those of operators are compared on
+    # real results (`fresh_output`).
     if actual.alloc and _real_strides(spec) != _real_strides(expected_spec):
         return f"is allocated with strides {list(spec.strides)}, expected {list(expected_spec.strides)}"
-    # Whoever writes into such a result changes the next call's.
+    # A caller that writes into such a result would change the next one.
     if actual.constant and not expected.constant:
         return "is memory of a constant, which outlives the call"
     # Eager may return views of its inputs: there a candidate may too.
@@ -74,7 +74,7 @@ def outline_outputs(program: Program) -> tuple[OutputOutline | None, ...]:
         *(TensorSpec.of(program.payloads[name]) for name in program.constants),
     )
     count = len(specs) + sum(len(step.writes) for step in program.steps)
-    # Constants become inputs, because fake mode refuses real tensors among fake ones.
+    # Constants become inputs, so that their memory is told apart from what a call allocates.
     opened = replace(program, inputs=specs, constants=(), outputs=tuple(range(count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         inputs = [
