@@ -63,8 +63,7 @@ def expand(target: str) -> tuple[str, ...]:
     folder = Path(target).expanduser()
     if not folder.is_dir():
         return (target,)
-    # Natural order, so that "2_x.py" comes before "10_x.py" in tables, as in KernelBench's own
-    # lists.
+    # Natural order, so that "2_x.py" comes before "10_x.py" in tables.
     files = sorted(
         (p for p in folder.rglob("*.py") if not _hidden(p.relative_to(folder))),
         key=lambda p: _natural_sort_key(str(p)),

@@ -22,7 +22,8 @@ from torch_cudal1.core.refusal import Refusal
 __all__ = ["Build", "build", "extension", "status"]
 
 _NAME = "torch_cudal1._native"
-# INTERFACE of csrc/module.cpp. An extension left over from other sources may lack what Python calls.
+# INTERFACE of csrc/module.cpp. An extension left over from other sources may lack functions that
+# Python calls.
 _INTERFACE = 6
 # Written by setup.py when it built no extension.
 _BUILD_NOTE = Path(__file__).parents[1] / "_native_build.txt"

@@ -212,7 +212,7 @@ def plain(value: Any) -> Any:
 
 
 def _object(record: Any) -> dict[str, Any]:
-    # Not dataclasses.asdict: that leaves tuples, mappings and floats as they are.
+    # Not dataclasses.asdict: that leaves tuples and infinite floats as they are.
     return {f.name: plain(getattr(record, f.name)) for f in fields(record)}
 
 

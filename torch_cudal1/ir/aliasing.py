@@ -1,4 +1,6 @@
-"""Whose memory a value of a Program is: made by which step, or an operand's of it."""
+"""Which step of a Program made the memory of a value, and which steps may return an operand's
+memory.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from torch_cudal1.ir.program import Alloc, Aten, Call, Program, Step
 
 __all__ = ["ValueOrigins", "is_view", "makes_fresh_memory", "may_return_operand"]
 
-_MAY_RETURN_OPERAND = frozenset(  # though their schemas do not say so
+# Operators that may return memory of an operand although their schemas do not say so: a reshape is a
+# view where the strides permit it, dropout without training returns its input, and pieces of an
+# unsafe split share one tensor.
+_MAY_RETURN_OPERAND = frozenset(
     f"aten.{name}"
     for name in (
         *(
@@ -46,6 +51,7 @@ class ValueOrigins:
         """
         position = self._maker.get(value)
         while position is not None and may_return_operand(self._steps[position]):
+            # The viewed operand is the first one of every view operator in ATen.
             viewed = next(iter(self._steps[position].reads), None)
             position = None if viewed is None else self._maker.get(viewed)
         return position
@@ -54,7 +60,9 @@ class ValueOrigins:
 def is_view(step: Step) -> bool:
     """Whether it moves nothing: an ATen operator whose result is its operand's memory."""
     return isinstance(step, Aten) and any(
-        result.alias_info is not None for result in overload(step.target)._schema.returns
+        # The schema marks a view: `Tensor(a)` among its results.
+        result.alias_info is not None
+        for result in overload(step.target)._schema.returns
     )
 
 
@@ -68,6 +76,7 @@ def makes_fresh_memory(step: Step) -> bool:
     a nested Program of such.
     """
     if isinstance(step, Call):
+        # A nested Program may hand its own operand on, so its outputs are followed back too.
         callee, makers = step.program, ValueOrigins(step.program)
         root_positions = [None if out is None else makers.root(out) for out in callee.outputs]
         return all(

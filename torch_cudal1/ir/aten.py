@@ -15,9 +15,13 @@ from torch_cudal1.ir.ops import bessel, grouped_mm, recurrent_ops
 
 __all__ = ["CUSTOM_OPERATORS", "is_functional", "is_random", "name_of", "overload"]
 
-_PROBABILITIES = ("dropout_p", "dropout")  # names of schema arguments
+# Names of schema arguments.
+_PROBABILITIES = ("dropout_p", "dropout")
+# An operator of another library is code that nothing here has checked, and a Program may come from
+# another machine.
 _NAMESPACES = ("aten", "prims")
-CUSTOM_OPERATORS = bessel.TARGETS | grouped_mm.TARGETS  # operators of ours that a Program may name
+# This package's own operators that a Program may name.
+CUSTOM_OPERATORS = bessel.TARGETS | grouped_mm.TARGETS
 
 
 @cache
@@ -25,10 +29,11 @@ def overload(target: str) -> Any:
     """The `torch._ops.OpOverload` called `target` ("aten.addmm.default"). Raises ProgramError if
     there is none.
 
-    Only the `aten` and `prims` namespaces exist for a Program, and what is in `CUSTOM_OPERATORS`: an operator
-    from another library is code we cannot vouch for. For a recurrent layer this is what stands for
-    it in Python (`recurrent.operator_of`), with the same schema and result.
+    A Program may name operators of `aten` and `prims`, and those in `CUSTOM_OPERATORS`. For a
+    recurrent layer the result is its stand-in (`recurrent_ops.operator_of`), which has the same
+    schema and result.
     """
+    # PyTorch decomposes a recurrent layer wherever it traces; the stand-in stays one step.
     if target in recurrent_ops.TARGETS:
         return recurrent_ops.operator_of(target)
     if target in bessel.TARGETS:
@@ -37,6 +42,7 @@ def overload(target: str) -> Any:
         return grouped_mm.operator_of(target)
     parts = target.split(".")
     if (
+        # Identifiers only: the name may come from a file, and getattr must not be led elsewhere.
         len(parts) != 3
         or parts[0] not in _NAMESPACES
         or not all(part.isidentifier() for part in parts)
@@ -57,17 +63,14 @@ def name_of(op: Any) -> str:
 @cache
 def is_functional(target: str) -> bool:
     """True when the schema writes to no argument."""
+    # By the schema, not by a trailing underscore: `out=` overloads write as well.
     return not overload(target)._schema.is_mutable
 
 
 def is_random(
     target: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> bool:
-    """True when a call with these arguments draws random numbers.
-
-    PyTorch tags whole operators; attention and recurrent operators draw nothing when their dropout
-    probability is 0 or they are not training, and that is how inference calls them.
-    """
+    """True when a call with these arguments draws random numbers."""
     if not _may_be_random(target):
         return False
     arguments = {
@@ -80,6 +83,8 @@ def is_random(
     }
     arguments = {**defaults, **arguments}
     return not (
+        # Attention and recurrent operators are tagged as random whatever their arguments. Inference
+        # calls them without training or with a probability of 0, and then they draw nothing.
         arguments.get("train", arguments.get("training")) is False
         or any(arguments.get(name) == 0 for name in _PROBABILITIES)
     )
@@ -88,6 +93,7 @@ def is_random(
 @cache
 def _may_be_random(target: str) -> bool:
     op = overload(target)
+    # Some operators that take a generator lack the tag.
     return torch.Tag.nondeterministic_seeded in op.tags or any(
         str(a.type).endswith("Generator") for a in op._schema.arguments
     )

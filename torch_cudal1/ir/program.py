@@ -3,8 +3,8 @@ payloads).
 
 A Program is a pure function from a list of tensors to a list of tensors. Values are numbered: first
 the inputs, then the constants, then what each step yields, in order. This file is the data and its
-JSON form; `check` decides whether a Program may run, `execute` runs it. Nothing here runs anything,
-and no Program ever holds Python code.
+JSON form; `check` decides whether a Program may run, `interpreter` and `runtime` run it. Nothing here
+runs anything, and no Program ever holds Python code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ __all__ = [
     "canonical_json",
 ]
 
-FORMAT = 1  # bump when a stored Program of the old form can no longer be read
+# Counted up when a stored Program of the old form can no longer be read.
+FORMAT = 1
 # Value | int | float | bool | None | str | dtype | device | layout | memory_format | tuple of these
 Arg: TypeAlias = Any
 
@@ -67,6 +68,7 @@ class TensorSpec:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The `torch.dtype` of that name."""
+        # The name may come from a file: torch has many other attributes.
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ProgramError("dtype", f"{self.dtype!r} is not a torch dtype")
@@ -203,6 +205,7 @@ class Program:
     steps: tuple[Step, ...]
     outputs: tuple[int | None, ...]
     constants: tuple[str, ...] = ()
+    # Tensors have no usable == or hash. `digest` covers their bytes.
     payloads: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, hash=False)
 
     @property
@@ -257,6 +260,9 @@ class Program:
         used_payloads: dict[str, torch.Tensor] = {}
         try:
             for name, digest in data["payloads"].items():
+                # A payload is machine code or a constant from a file. Its digest is part of the
+                # region's key, so altered bytes would run under a choice that was judged with
+                # others.
                 if name not in payloads or tensor_digest(payloads[name]) != digest:
                     raise ProgramError(
                         "payload", f"payload {name!r} is missing or its digest differs"
@@ -269,6 +275,7 @@ class Program:
                 outputs=tuple(data["outputs"]),
                 payloads=used_payloads,
             )
+        # A damaged or forged file fails anywhere in here; callers handle one exception.
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ProgramError("schema", f"{type(error).__name__}: {error}") from error
 
@@ -337,9 +344,13 @@ def renumber_arg(arg: Arg, numbers: Mapping[int, int] | Sequence[int]) -> Arg:
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """sha256 of dtype, shape and bytes of a tensor (copied to the CPU)."""
+    # By value, whatever the device and strides: equal constants have equal digests on every
+    # machine.
     flat = tensor.detach().cpu().contiguous()
+    # dtype and shape come first, because the same bytes mean other numbers in another type.
     body = hashlib.sha256(f"{flat.dtype}|{tuple(flat.shape)}|".encode())
     body.update(
+        # Not `.numpy()`, which does not know bfloat16.
         ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
         if flat.numel()
         else b""
@@ -351,6 +362,7 @@ def canonical_json(value: object) -> str:
     """One text for one value: sorted keys, no spaces, no NaN (floats outside JSON are encoded by
     `encode_arg`).
     """
+    # Every option here is part of all keys in all caches: another separator would be another key.
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True
     )
@@ -363,7 +375,8 @@ def encode_arg(arg: Arg) -> Any:
     if arg is None or isinstance(arg, (bool, str)) or type(arg) is int:
         return arg
     if isinstance(arg, float):
-        return {"float": arg.hex()}  # exact, and covers inf and nan
+        # Exact, and JSON has no word for inf and nan.
+        return {"float": arg.hex()}
     if isinstance(arg, Value):
         return {"v": arg.index}
     if isinstance(arg, (tuple, list)):
@@ -374,7 +387,8 @@ def encode_arg(arg: Arg) -> Any:
         if isinstance(arg, kind):
             return {kind.__name__: str(arg).removeprefix("torch.")}
     if isinstance(arg, torch.device):
-        return {"device": arg.type}  # the ordinal is the caller's, never the Program's
+        # Without the ordinal: a Program has to be the same on every GPU of a machine.
+        return {"device": arg.type}
     raise ProgramError(
         "argument", f"{arg!r} of type {type(arg).__name__} cannot be part of a Program"
     )
@@ -386,6 +400,7 @@ def decode_arg(data: Any) -> Arg:
         return tuple(decode_arg(item) for item in data)
     if not isinstance(data, dict):
         return data
+    # Exactly one entry: an object with more is no form of an argument.
     ((kind, value),) = data.items()
     if kind == "v":
         return Value(int(value))
@@ -395,6 +410,7 @@ def decode_arg(data: Any) -> Arg:
         return complex(*(float.fromhex(part) for part in value))
     if kind == "device":
         return torch.device(value)
+    # The type is checked below: a forged name could lead to any attribute of torch.
     named = getattr(torch, value, None) if kind in ("dtype", "layout", "memory_format") else None
     if named is None or type(named).__name__ != kind:
         raise ProgramError("argument", f"{data!r} is not a known value")
@@ -445,6 +461,7 @@ def _step_json(step: Step) -> dict[str, Any]:
 def _step_from(data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) -> Step:
     op = data["op"]
     if op == "aten":
+        # Sorted, so that the digest does not depend on the order of keys in a file.
         kwargs = tuple((name, decode_arg(value)) for name, value in sorted(data["kwargs"].items()))
         return Aten(
             data["target"],
@@ -461,6 +478,7 @@ def _step_from(data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) ->
         )
     if op != "launch":
         raise ProgramError("schema", f"unknown step {op!r}")
+    # Plain ints, whatever a file holds: a launch passes them to the driver as they are.
     x, y, z = map(int, data["grid"])
     return Launch(
         payload=data["payload"],

@@ -46,6 +46,7 @@ def compare_targets(
 
     Raises SettingError for bad prices, TargetError for a recording that cannot be read.
     """
+    # Bad prices are reported before a model is loaded.
     prices = read_prices(args.prices) if args.prices is not None else GpuPrices()
     recording = read_recording(args.recorded) if args.recorded is not None else None
     loads: list[Load] = []
@@ -54,6 +55,7 @@ def compare_targets(
             loads += (
                 [_load(loaded)] if recording is None else _loads_of_recording(loaded, recording)
             )
+        # One target that cannot be used must not cost the answer for the others.
         except TargetError as error:
             failed.append(error)
     return (
@@ -96,10 +98,12 @@ def _loads_of_recording(loaded: Loaded, recording: RecordingContents) -> list[Lo
     for call in list_recorded_calls(loaded, recording):
         if call.problem:
             raise TargetError(call.loaded.name, call.problem)
-        # by name, or by place
+        # Inputs are a dict by name, or a tuple by position.
         inputs: Any = call.loaded.inputs
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
         try:
+            # Autocast, train mode and gradients change the graph, and with it the key that is
+            # looked up.
             with in_mode(call), torch.set_grad_enabled(call.mode.grad):
                 loads.append(
                     Load(
@@ -127,8 +131,10 @@ def _read_decisions(settings: Settings) -> Iterator[Entry]:
     is used: nothing is run.
     """
     for file in cache_for(settings).entries():
+        # A revoked kernel's time is no time that a deployment will have.
         if isinstance(file, EntryFile) and not isinstance(file.standing, Forbidden):
             contract = file.entry.contract
+            # A decision under another contract may use kernels that this one does not allow.
             if (contract.precision, contract.assume_finite) == (
                 settings.precision,
                 settings.assume_finite,

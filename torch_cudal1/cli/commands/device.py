@@ -14,8 +14,10 @@ __all__ = ["choose", "without_cuda"]
 
 def without_cuda() -> str:
     """Empty when a CUDA device can be used, else the reason it cannot."""
+    # Asked first: such a torch gives no driver error that would explain anything.
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
+    # `is_available` asks the driver; it makes no context on a GPU.
     if not torch.cuda.is_available():
         return f"torch was built for CUDA {torch.version.cuda} but finds no usable driver or GPU (see nvidia-smi)"
     return ""
@@ -26,6 +28,7 @@ def choose(requested: str | None) -> str:
     device this machine lacks.
     """
     why = without_cuda()
+    # An explicit wish is never replaced in silence: the numbers would be of another machine.
     if requested == "cuda" and why:
         raise SettingError("device", requested, f"'cpu' on this machine: {why}")
     return requested or ("cpu" if why else "cuda")

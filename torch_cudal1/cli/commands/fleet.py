@@ -52,6 +52,7 @@ def warm_with_pool(
     """Warm single targets with the worker pool that was asked for. Raises SettingError for one that this
     machine cannot have.
     """
+    # Two contradicting wishes: neither is preferred in silence.
     if args.devices is not None and args.device == "cpu":
         raise SettingError(
             "devices",
@@ -60,7 +61,10 @@ def warm_with_pool(
         )
     chosen = device.choose("cuda" if args.devices is not None else args.device)
     order = WarmupOrder(
-        settings.but(cache_dir=settings.cache_dir.absolute()), args.training, chosen
+        # Absolute, because a worker may run in another folder.
+        settings.but(cache_dir=settings.cache_dir.absolute()),
+        args.training,
+        chosen,
     )
     unmatched: list[str] = []
     tasks = _tasks(targets, args.recorded, unmatched)
@@ -85,6 +89,7 @@ def _tasks(
     tasks: list[WarmupTask] = []
     for target in targets:
         try:
+            # Loaded here to match recorded lines with modules; workers load it again.
             (loaded,) = load(target)
             matches = [
                 WarmupTask(target, signature_of(line))
@@ -92,7 +97,7 @@ def _tasks(
                 if _matches_target(loaded, line)
             ]
             if not matches:
-                # which says why there are none
+                # Called for its error, which says why there are none.
                 list_recorded_calls(loaded, RecordingContents(lines, ()))
         except TargetError as error:
             unmatched.append(str(error))
@@ -110,11 +115,13 @@ def _matches_target(loaded: Loaded, line: CallRecord) -> bool:
 
 
 def _open_pool(args: argparse.Namespace, order: WarmupOrder) -> WorkerPool:
+    # The affinity, not `cpu_count`: a container or a job may be given fewer cores.
     cores = sorted(os.sched_getaffinity(0))
     if args.cluster is not None:
         return RayPool(order, args.cluster)
     if args.devices is not None:
         return LocalPool(order, gpu_slots(args.devices, torch.cuda.device_count(), cores))
+    # Workers that share a GPU would time each other.
     if order.device == "cuda":
         raise SettingError(
             "workers",
@@ -127,4 +134,5 @@ def _open_pool(args: argparse.Namespace, order: WarmupOrder) -> WorkerPool:
 def _result(answer: WarmupAnswer) -> WarmupResult:
     if answer.result is not None:
         return answer.result
+    # A dead worker is a result with an error, so that the table has a row for every target.
     return WarmupResult(answer.task.target, None, answer.died, 0.0, 0, 0)

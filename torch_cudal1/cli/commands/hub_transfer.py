@@ -40,13 +40,15 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     nothing is pushed in halves.
     """
     hub = open_hub(args.repo, settings)
+    # A commit cannot be pushed to.
     if hub.repo.is_pinned:
         raise SettingError("REPO", args.repo, "a branch to push to, not a commit")
     if screen.quiet:
-        # the library's own
+        # huggingface_hub draws its own bars, which --quiet must silence too.
         disable_progress_bars()
     with screen.progress() as progress:
         progress(f"reading {settings.cache_dir}", None)
+        # `own`: what came from elsewhere stays under its publisher's name, and is not pushed on.
         inventory, left_out = _select_usable(cache_for(settings).own)
         offers = list_offers(inventory, args.family or None)
         if not offers:
@@ -56,6 +58,7 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
                 "a cache with at least one whole entry to push",
             )
         progress(f"pushing {len(offers)} files to {hub.repo}", None)
+        # The circuit breaker is asked first: a Hub that failed a moment ago is not asked again.
         creation = hub.breaker.check() or (hub.client.create(hub.repo) if args.create else "")
         pushed = (
             creation
@@ -88,12 +91,17 @@ def pull(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     hub = open_hub(args.repo, settings)
     with screen.progress() as progress:
         pulled = pull_from(
-            hub, None if "all" in args.family else args.family or _families_here(), progress
+            # By default only what this machine can use: entries of other families would only take
+            # space.
+            hub,
+            None if "all" in args.family else args.family or _families_here(),
+            progress,
         )
     if isinstance(pulled, HubFailure):
         screen.json({"repo": str(hub.repo), "pulled": None, "problem": pulled.reason})
         screen.problem(f"nothing was pulled: {pulled.reason}")
         return _FOUND_WRONG
+    # What was refused is named, and the whole files that came are kept.
     for reason in pulled.refused:
         screen.problem(f"refused: {reason}")
     if pulled.problem:
@@ -126,6 +134,7 @@ def _select_usable(cache: LocalCache) -> tuple[Inventory, list[BrokenFile]]:
         if not isinstance(file.content, Entry):
             return None
         choice = file.content.choice
+        # A kernel that is not to run here must not reach other machines from here.
         return cache.check_revoked(choice.program) or quarantine.find_quarantine_reason(
             (cache.root,), file.cache_path.name, choice.digest
         )
@@ -140,5 +149,6 @@ def _select_usable(cache: LocalCache) -> tuple[Inventory, list[BrokenFile]]:
 
 
 def _families_here() -> list[str]:
+    # A host may have GPUs of different families.
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     return sorted({target_for(torch.device(device)).family for device in devices})

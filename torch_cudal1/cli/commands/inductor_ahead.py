@@ -27,7 +27,9 @@ from torch_cudal1.store.context import make_context
 
 __all__ = ["collect"]
 
+# Inductor's compilation of a whole model takes minutes; a process that hangs must end at last.
 MAX_START_S = 1800.0
+# A user's file may print anything to stdout: the answer is the last line that starts like this.
 _REGIONS_LINE = "regions of this target: "
 
 
@@ -39,7 +41,10 @@ def collect(targets: Sequence[str], order: WarmupOrder) -> dict[str, str]:
     for target in targets:
         with tempfile.TemporaryDirectory(prefix="cudal1-inductor-") as scratch:
             folder = Path(scratch) / "inductor"
+            # Empty, so that what lies there afterwards is exactly what this start compiled.
             folder.mkdir()
+            # A fresh process: this one has compiled things for other targets, whose files would not
+            # be written again.
             keys = _start_process(target, order, folder)
             if (
                 reason := keys
@@ -53,8 +58,10 @@ def collect(targets: Sequence[str], order: WarmupOrder) -> dict[str, str]:
 def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] | str:
     """The keys of the regions that a fresh process built, or why it did not."""
     environment = {**process_environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
-    # Inductor sets it too, but after Triton's own start
+    # Inductor sets this variable too, but later: Triton has built its own library by then,
+    # elsewhere.
     environment["TRITON_CACHE_DIR"] = str(folder / inductor_artifacts.TRITON_PREFIX)
+    # The child must import this very package, also from a source tree.
     environment["PYTHONPATH"] = ":".join(
         filter(None, [str(Path(cudal1.__file__).parent), environment.get("PYTHONPATH", "")])
     )
@@ -84,10 +91,16 @@ def main(target: str) -> int:
     (loaded,) = load(target, device=order.device)
     inputs: Any = loaded.inputs
     settings = order.settings.but(
-        on_miss="error", inductor_files=True, strictness="error", ranks_agree=False
+        # `on_miss="error"` and `strictness="error"`: files of a fallback must not be stored as the
+        # decision's. Without ranks, because this process is alone.
+        on_miss="error",
+        inductor_files=True,
+        strictness="error",
+        ranks_agree=False,
     )
     with torch.set_grad_enabled(order.training):
         module = cudal1.accelerate(loaded.module, inputs, settings=settings)
+        # The first call: what is compiled lazily is compiled now.
         module(*inputs)
         print(_REGIONS_LINE + json.dumps([region.key for region in cudal1.explain(module).regions]))
     return 0

@@ -36,6 +36,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     enough, 3 refused, 2 usage.
     """
     if args.release is not None:
+        # A file beside --release would be ignored in silence.
         if args.reference is not None:
             raise SettingError(
                 "REFERENCE",
@@ -47,15 +48,20 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         raise SettingError("REFERENCE CANDIDATE", None, "two Python files, or --release FILE.json")
     reference = _read(args.reference)
     candidate = _read(args.candidate)
+    # "own": the user wrote or chose the reference on the command line. The candidate is never
+    # trusted.
     job = evaluation_job(args, settings, torch.device(device.choose(args.device)), trust="own")
     try:
         with screen.progress() as progress:
             content = evaluation_document(
                 evaluate_source(reference, candidate, job, progress), job, reference=reference
             )
+    # A reference that cannot run says nothing about the candidate, so this is an outcome of its
+    # own.
     except ReferenceFailure as error:
         content = unusable_document(error, job, reference=reference, candidate=candidate)
     files = {"reference": str(args.reference), "candidate": str(args.candidate)}
+    # The names of the files are not part of what was evaluated: the digests are.
     content = {**content, "files": files}
     show_evaluation(screen, content)
     screen.json(content)

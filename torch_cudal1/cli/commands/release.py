@@ -39,6 +39,7 @@ from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 
 __all__ = ["read_release", "run", "summary"]
 
+# What a line needs to be recognised as a result of the same sources under the same job.
 _KEYS = frozenset({"profile", "device", "gradients", "contract", "line", "sha256"})
 
 
@@ -50,14 +51,17 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     chosen = [line for line in lines if args.level is None or line.level == args.level][
         : args.limit
     ]
+    # "foreign": both sources of a line were written by others, so the reference is confined too.
     job = evaluation_job(args, settings, torch.device(device.choose(args.device)), trust="foreign")
     out = args.json if isinstance(args.json, Path) else None
+    # A release has hundreds of lines and takes hours: a second run goes on after an interrupt.
     finished = _read_finished(out, job) if out else {}
     documents: list[dict[str, Any]] = []
 
     def step(activity: str, fraction: float | None) -> None:
         progress(f"{chosen[len(documents)].name}: {activity}", len(documents) / len(chosen))
 
+    # `ahead`: the next line is prepared while this one is evaluated.
     with screen.progress() as progress, SourceEvaluator(job, step, ahead=True) as evaluator:
         for line in chosen:
             content = finished.get(_identity(line))
@@ -68,7 +72,9 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
                     "level_id": line.level,
                     "task_id": line.task,
                 }
+                # The authors' own scores stand beside the measured ones and enter no decision.
                 content["published"] = dict(line.scores)
+                # Written before it is shown, and before the next line may end this process.
                 results.append(out, content)
                 screen.line(text.brief(f"{line.name}: {describe_outcome(content)}"))
             documents.append(content)
@@ -84,6 +90,7 @@ def read_release(path: Path) -> list[ReleaseLine]:
     """
     lines = []
     for line in read_lines(path):
+        # A line that is passed over would change every share of the summary.
         if isinstance(line, UnreadableLine):
             raise SettingError(
                 f"{path} line {line.number}", line.content, line.reason.removeprefix("expected ")
@@ -107,6 +114,7 @@ def summary(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         [
             name,
             str(counts[name]),
+            # Shares are of all lines, withdrawn and unusable ones included: nothing is dropped.
             f"{counts[name] / len(results):.1%}",
             _speeds(content for content in results if _row_name(content) == name),
         ]
@@ -124,6 +132,7 @@ def _speeds(results: Iterable[Mapping[str, Any]]) -> str:
     speeds = [float(content["timing"]["speedup"]) for content in results if content["timing"]]
     if not speeds:
         return text.ABSENT
+    # The geometric mean: of ratios, an arithmetic mean depends on which side is the denominator.
     return f"{text.speedup(math.exp(statistics.fmean(map(math.log, speeds))))}, {text.speedup(statistics.median(speeds))}"
 
 
@@ -154,6 +163,8 @@ def _read_finished(
     """
     documents = {}
     for entry in results.read(out, _KEYS):
+        # Another profile, device or contract may end otherwise, so only results of the same job
+        # count.
         same = (entry["profile"], entry["device"], entry["gradients"], entry["contract"]) == (
             *(job.profile, str(job.device), job.gradients),
             plain(job.contract),

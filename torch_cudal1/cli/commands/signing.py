@@ -83,13 +83,16 @@ def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     signed or no entry was named.
     """
     cache = cache_for(settings)
+    # A private key inside of a cache would travel with the cache to other machines.
     signer = load_signer(args.keyfile, keep_out_of=(cache.root, *cache.read_only))
     starts = tuple(args.key)
     revoked = read_revocations(settings.revoked)
+    # Without a readable list it is not known whether this key is revoked, so nothing is signed.
     if isinstance(revoked, Refusal):
         raise SettingError(
             "revoked", str(settings.revoked), f"a list that can be used: {revoked.reason}"
         )
+    # A signature by a revoked key is refused everywhere: signing would look like success.
     if reason := revoked.key.get(signer.public):
         raise SettingError("KEYFILE", str(args.keyfile), f"a key that is not revoked ({reason})")
     signing = cache.sign(
@@ -97,6 +100,7 @@ def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     )
     for failed in signing.failed:
         screen.problem(f"{failed.path} is not signed: {failed.reason}")
+    # A misspelt key must not end with exit code 0.
     if starts and not (signing.files or signing.unchanged or signing.failed):
         raise SettingError(
             "KEY", " ".join(starts), f"the start of a key of `cudal1 list` in {cache.root}"
@@ -120,6 +124,7 @@ def revoke(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Add records to the revocation list: a region's entries with their Programs, one digest, or a
     publisher's key.
     """
+    # There is no default path: a list that no process reads would protect against nothing.
     if settings.revoked is None:
         raise SettingError(
             "revoked",
@@ -132,6 +137,7 @@ def revoke(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         for argument in args.what
         for record in _records_of(argument, cache, read_publishers(settings.publishers))
     ]
+    # All arguments were resolved before the first record is written: a wrong one changes nothing.
     for kind, digest, name in records:
         append_revocation(settings.revoked, kind, digest, args.reason)
         screen.line(f"revoked {kind} {digest}{name}")
@@ -166,6 +172,8 @@ def list_bad_signatures(file: EntryFile) -> list[str]:
     return [
         f"{signature.key[:20]}…: {bad.reason}"
         for signature, bad in checked
+        # Without `cryptography` nothing is known of a signature, which is not the same as a bad
+        # one.
         if bad is not None and bad.reason != LIBRARY_MISSING
     ]
 
@@ -193,8 +201,11 @@ def _new(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         raise SettingError("NAME", None, "the publisher's name, such as 'platform-team'")
     path: Path = args.out or default_key_folder() / f"{args.name}.pem"
     cache = cache_for(settings)
+    # The key is never written below a cache folder, which is copied to other machines.
     public = new_key(args.name, path, keep_out_of=(cache.root, *cache.read_only))
     screen.line(
+        # Printed as TOML for an editor: adding a publisher is a decision of a person, not of this
+        # command.
         f'# The private key is {path}: keep it. For the list of publishers:\n[[publisher]]\nname = "{args.name}"\nkey = "{public}"'
     )
     screen.json({"name": args.name, "key": public, "private_key": path})
@@ -227,12 +238,14 @@ def _records_of(
             argument,
             "the start of a key of `cudal1 list`, entry:DIGEST, program:DIGEST, or a public key",
         )
+    # Entry and Program both: the same kernel may be in an entry of another machine.
     for file in files:
         name = (
             f" ({file.entry.region_name or file.entry.region_key[:12]}: {file.entry.choice.label})"
         )
         yield "entry", file.digest, name
-        # a region's own Program is the user's, not a kernel
+        # An entry for a baseline holds the region's own Program, which is the user's model and no
+        # kernel. Revoking it would refuse every decision for that region.
         if file.entry.choice.program.digest != file.entry.region_key:
             yield "program", file.entry.choice.program.digest, name
 

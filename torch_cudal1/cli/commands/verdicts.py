@@ -35,8 +35,11 @@ __all__ = [
     "withdrawn_document",
 ]
 
+# Scripts of users read these documents.
 SCHEMA = 1
 EXIT_CODES: Mapping[str, int] = MappingProxyType(
+    # 0 only for a kernel that is right and faster: `cudal1 judge ... && deploy` must be safe. 4,
+    # because 1 to 3 have the meaning that they have for other commands.
     {"accepted": 0, "not_faster": 4, "refused": 3, "reference_unusable": 2}
 )
 
@@ -84,8 +87,10 @@ def evaluation_outcome(evaluation: SourceEvaluation) -> str:
     decision = evaluation.decision
     if isinstance(decision, Accepted):
         return "accepted"
+    # The detector "inputs" runs the reference alone, before the candidate.
     if decision.detector == "inputs":
         return "reference_unusable"
+    # A verdict passes before the timing, so a candidate may be right and have no time.
     return "not_faster" if evaluation.verdict.passed and decision.timing is not None else "refused"
 
 
@@ -110,6 +115,8 @@ def withdrawn_document(job: SourceEvaluationConfig, *, reference: str) -> dict[s
 
 def sha256(text: str) -> str:
     """Digest of a source."""
+    # A source that is not UTF-8 was read with replaced bytes, and may hold lone surrogates, which
+    # `encode` refuses.
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -144,6 +151,7 @@ def _timing(timing: Timing | None) -> dict[str, Any] | None:
     fields: dict[str, Any] = {
         name: value
         for name, value in plain(timing).items()
+        # Both stand in the document already.
         if name not in ("verdict", "baselines_us")
     }
     return fields | {"saved_us": timing.saved_us}

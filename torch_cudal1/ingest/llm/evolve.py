@@ -109,7 +109,7 @@ class Budget:
         """What is used up, or would be by `ahead` more completions of the usual price; "" if
         nothing is.
         """
-        # Time is not estimated ahead: it depends on how many requests run at once.
+
         if self.seconds is not None and spent.seconds >= self.seconds:
             return f"{spent.seconds:.0f} of {self.seconds:g} seconds"
         # Completions cost what those so far cost on average. Before the first there is nothing to
@@ -232,6 +232,8 @@ class Evolution:
             i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is not None
         ]
         self._appraiser.appraise([self._asking(number, i, shown[i]) for i in answered])
+        # Seconds of this life of the round. The key counts the journal's records, so no two lives
+        # share one.
         self.journal.add(
             f"{self.task.id}/{number}/life {len(self.journal.keys())}",
             {"seconds": time.monotonic() - began},
@@ -273,8 +275,8 @@ class Evolution:
             telemetry.record(
                 "generate", "no_answer", self.task.id, prompts=len(silent), reason=silent[0].reason
             )
-        # One answer is enough to go on: prompts without one are asked again in the next life of the
-        # round. A server that answers none is down.
+        # One answer is enough: the round goes on with fewer samples. A server that answers no
+        # prompt at all is down.
         none_came = missing and len(silent) == len(missing)
         return (
             f"{self.writer.name} gave no answer to {len(missing)} prompts: {silent[0].reason}"

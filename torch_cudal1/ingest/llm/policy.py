@@ -280,7 +280,7 @@ class LanguageModel:
         prompt.
         """
         count = len(ids) // len(prompts)
-        # At least one column: a tensor without columns has no log-probabilities to gather.
+
         pad, width = self.tokenizer.pad_token_id, max(1, *map(len, ids))
         prompt_ids, prompt_mask = _pad_left(
             [row for p in prompts for row in [self.encoded(p)] * count], pad
@@ -332,7 +332,8 @@ class LanguageModel:
                 pad_token_id=self.tokenizer.pad_token_id,
                 eos_token_id=list(self.end_ids),
             )
-        # Out of `inference_mode` a clone is needed: training records operations on these ids.
+        # Cloned outside `inference_mode`: autograd refuses to save an inference tensor for the
+        # backward pass, and training gathers by these ids.
         ids = sequence[:, prompt_ids.shape[1] :].clone()
         return Rollout(prompt_ids, prompt_mask, ids, self.answered(ids))
 
@@ -380,8 +381,9 @@ def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Te
         logits_to_keep=logprobs + 1,
         use_cache=False,
     ).logits
-    # In float32: in bfloat16 the ratios of probabilities that training takes would be rounding
-    # noise. The logits at each position belong to the next token, so the last are dropped.
+    # In float32, because bfloat16 keeps under three decimal digits, too few for the differences of
+    # log-probabilities that training takes. The logits at a position belong to the next token, so
+    # the last are dropped.
     logs = torch.log_softmax(logits[:, :-1].float() / temperature, -1)
     entropy = -(logs.exp() * logs).sum(-1)
     return logs.gather(-1, rollout.ids.unsqueeze(-1)).squeeze(-1), entropy

@@ -142,8 +142,7 @@ class Islands:
     def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Programs of one island."""
         dice = _seeded_random("island", seed, task, view)
-        # Empty islands are left out before the draw: a prompt without an exemplar is no member of
-        # an island.
+        # Without the empty islands: a draw of one would show no exemplar.
         inhabited = [entries for entries in self.population(task, view) if entries]
         if not inhabited:
             return []
@@ -159,7 +158,7 @@ class Islands:
             # By digest: a program has the same home on every rank, without a record of where it was
             # made.
             homes[int(entry.digest, 16) % self.islands].append(entry)
-        # Only the last event matters: what earlier ones took from an island is replaced by it.
+        # Only the last such event is looked at, so a view is enough to know who lives where.
         reset = view.generation // self.period * self.period
         # Islands are compared by what they had at the event, so later successes do not move it.
         before = [[entry for entry in home if entry.since <= reset] for home in homes]

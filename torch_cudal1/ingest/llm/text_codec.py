@@ -108,7 +108,7 @@ class TextCodec:
             text = self._render(task, shown)
             if len(text) <= self.most_chars or not shown:
                 return text
-            # The slowest goes first: the fastest has most to teach.
+
             shown.remove(min(shown, key=lambda exemplar: exemplar.score))
 
     def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:

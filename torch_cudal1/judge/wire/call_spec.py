@@ -86,7 +86,7 @@ class CallSpec:
 
 
 def pack_arguments(value: Any, tensors: list[torch.Tensor] | None) -> Any:
-    """A nested argument as JSON. Tensors are appended to `tensors`, and their index stands for them.
+    """A nested argument as JSON. Tensors are appended to `tensors` and replaced by their index.
 
     Raises SandboxError for a value that is neither plain nor a tensor, and for a tensor where
     `tensors` is None.

@@ -87,6 +87,8 @@ class Channel:
                 "sending", f"a frame of {len(body)} bytes, at most {MAX_FRAME_BYTES}"
             )
         try:
+            # A child that does not read fills the socket's buffer; sendall would then wait without
+            # end.
             self._wait_until(deadline)
             self._sock.sendall(_HEADER.pack(len(body)) + body)
         except OSError as error:
@@ -336,6 +338,8 @@ def _read(file: BinaryIO, begin: int, place: Any, item: Any, device: torch.devic
     """One tensor, read directly into its storage."""
     spec, extent = _spec_of(item, device)
     first, end = map(int, place["data_offsets"])
+    # Header and layout must agree on the bytes, or part of the storage would stay uninitialised:
+    # old memory of the judge.
     size = extent * spec.torch_dtype.itemsize
     if (
         place["dtype"] != DTYPES.get(spec.torch_dtype)

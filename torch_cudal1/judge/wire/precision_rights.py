@@ -52,8 +52,11 @@ def _in_own_words(wanted: str) -> str:
 def apply(flags: Mapping[str, str | bool]) -> None:
     """Set the switches in this process, for good."""
     precision = "high" if flags["matmul"] == "tf32" else "highest"
+    # Only where it differs: setting it rewrites the newer switches, which are part of Inductor's
+    # cache keys.
     if torch.get_float32_matmul_precision() != precision:
         torch.set_float32_matmul_precision(precision)
+    # After the older switch, which rewrites this one.
     torch.backends.cuda.matmul.fp32_precision = str(flags["matmul"])
     parts: list[Any] = [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]  # type: ignore[attr-defined]
     for part in parts:
@@ -61,7 +64,7 @@ def apply(flags: Mapping[str, str | bool]) -> None:
         part.fp32_precision = str(flags["conv"])
     torch.backends.cudnn.benchmark = bool(flags["cudnn_benchmark"])
     deterministic = bool(flags["deterministic"])
-    # warn_only only where it is on: "off, but warn" is off too, under another cache key of Inductor.
+    # "Off, but warn" is off too, and has another cache key in Inductor.
     torch.use_deterministic_algorithms(deterministic, warn_only=deterministic)
     for name in _MATMUL:
         setattr(torch.backends.cuda.matmul, name, bool(flags[name]))

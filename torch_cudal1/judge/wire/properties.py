@@ -78,6 +78,7 @@ def _telling_strides(out: torch.Tensor) -> list[int]:
 def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.device != right.device:
         return False
+    # By address: two storage objects can be made over the same memory.
     a, b = left.untyped_storage(), right.untyped_storage()
     if not a.nbytes() or not b.nbytes():
         return False

@@ -37,6 +37,7 @@ def make_pattern(seed: int, size_bytes: int) -> torch.Tensor:
     """A uint8 tensor on the host: random bytes of a seed, or all bits set for a negative seed."""
     if seed < 0:
         return torch.full((size_bytes,), 0xFF, dtype=torch.uint8)
+    # On the host, whatever the device: parent and worker must draw equal bytes.
     return torch.randint(
         0, 256, (size_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
     )

@@ -24,6 +24,7 @@ def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
         return left is right
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
+    # As bytes: NaN differs from itself, and 0.0 equals -0.0.
     return _equal(_element_bytes(left), _element_bytes(right))
 
 

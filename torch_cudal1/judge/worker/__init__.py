@@ -1,1 +1,1 @@
-"""What runs inside a candidate's process. It holds no reference, no tolerance and no verdict."""
+"""The code that runs inside a candidate's process: no reference, no tolerance, no verdict."""

@@ -1,8 +1,8 @@
 """The fork server: a process that forks children of the judge. Started by
 `judge.sandbox.fork_server` as `python -m torch_cudal1.judge.worker.fork_server_main FD MODULE...`.
 
-It imports the modules, and then only forks and reaps: it runs nothing, touches no device and holds
-no result.
+It imports the modules, and from then on only forks and reaps. It runs no candidate, touches no
+device and holds no result.
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
             return
         request = json.loads(text)
         if request["verb"] == "fork":
-            importlib.import_module(request["worker"])  # once here, rather than in every child
+            # In the server: once for all children.
+            importlib.import_module(request["worker"])
             pid = os.fork()
             if not pid:
+                # The child must not be able to ask the server for processes.
                 channel.close()
                 _become_child(request, *fds)
+            # The child has its own copies; with these open, the judge would see no end of its
+            # stream.
             for fd in fds:
                 os.close(fd)
             answer = {"pid": pid}
@@ -70,6 +74,7 @@ def _become_child(request: Mapping[str, Any], channel: int, log: int) -> NoRetur
 
     Where the launcher would execute a new interpreter, this one goes on.
     """
+    # As Popen(start_new_session=True) does for a child that is not forked.
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -78,17 +83,23 @@ def _become_child(request: Mapping[str, Any], channel: int, log: int) -> NoRetur
     os.chdir(plan.scratch)
     replace_environment(request["variables"])
     folders = request["variables"].get("PYTHONPATH", "").split(os.pathsep)
+    # Appended: what was imported must come from the same folders as in the server.
     sys.path += [folder for folder in folders if folder and folder not in sys.path]
-    tempfile.tempdir = None  # an import may have cached the server's: the child has its own
+    # An import may have cached the server's folder; the child has its own.
+    tempfile.tempdir = None
+    # The launcher ends with execv. In a fork the worker runs there instead, in the confinement that
+    # the launcher has built.
     execute = os.execv
 
     def serve_instead(path: str, command: list[str]) -> None:
+        # The candidate must find the real function.
         os.execv = execute
         os.close(log)
         sys.argv = command
         try:
             session.main(channel, importlib.import_module(request["worker"]).HANDLERS)
         finally:
+            # Never return: the supervisor's code would run in the worker.
             os._exit(1)
         os._exit(0)
 

@@ -1,8 +1,7 @@
-"""Reads everything global that a candidate could change in this process, as plain JSON values.
+"""Reads the global state that a candidate could change in this process, as plain JSON values.
 
-Flags of torch and its libraries, random states, modes, the process, hooks of the interpreter.
-Functions used here are bound when this module is imported. The parent compares with what was read
-before the candidate came.
+Flags of torch and its libraries, random states, modes, the process, hooks of the interpreter. The
+parent compares them with the values from before the candidate was loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ from torch_cudal1.judge.worker.object_identity import (
 
 __all__ = ["read_global_state", "reseed_generators"]
 
-_BACKENDS = {  # torch.backends.<key>.<attribute>
+# torch.backends.<key>.<attribute>
+_BACKENDS = {
     "cuda.matmul": (
         *(
             "allow_tf32",
@@ -60,7 +60,8 @@ _BACKENDS = {  # torch.backends.<key>.<attribute>
     "quantized": ("engine",),
     "nnpack": ("enabled",),
 }
-_TORCH_GETTERS = (  # torch.<key>()
+# torch.<key>()
+_TORCH_GETTERS = (
     *(
         "get_float32_matmul_precision",
         "are_deterministic_algorithms_enabled",
@@ -109,12 +110,13 @@ _TORCH_GETTERS = (  # torch.<key>()
     ),
     *("_C._dispatch_tls_local_exclude_set", "_C._get_tracing_state", "jit.is_tracing"),
 )
-# what "none" means there
+# The meaning of "none" there: a switch set to it explicitly is no change.
 _UNSET_MEANS = {
     f"torch.backends.{part}.matmul.fp32_precision": "ieee" for part in ("cuda", "mkldnn")
 }
 _ABSENT = "absent"
-_TF32_PROBE = 1 + 2.0**-12  # TF32 and bfloat16 round it to 1
+# TF32 and bfloat16 round it to 1.
+_TF32_PROBE = 1 + 2.0**-12
 
 
 def _find_getter(path: str) -> Callable[[], Any] | None:
@@ -129,6 +131,7 @@ def _find_getter(path: str) -> Callable[[], Any] | None:
 _GETTERS: dict[str, Callable[[], Any]] = {
     name: read for name in _TORCH_GETTERS if (read := _find_getter(name)) is not None
 }
+# Bound at import, before any candidate, which may patch torch.
 _mm, _full, _to_list = torch.mm, torch.full, torch.Tensor.tolist
 _choose_attention = torch._fused_sdp_choice
 _cpu_random, _python_random = torch.random.get_rng_state, random.getstate
@@ -136,21 +139,22 @@ _sha = hashlib.sha256
 
 
 def reseed_generators(seed: int) -> None:
-    """Give every global generator another state, so that a seed set again by a candidate shows."""
-    torch.manual_seed(seed)  # CUDA's too
+    """Give every global generator another state, so that a candidate that sets a seed is noticed."""
+    # CUDA's generators too.
+    torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def read_global_state(device: torch.device, *, tables: bool = True) -> dict[str, Any]:
-    """Name -> JSON value, in groups. `device`: where the precision of a product is measured.
+    """Groups of name -> JSON value. `device`: where the precision of a product is measured.
 
-    `tables`: with the thousands of identities of modules and their members; the digests alone say
-    whether any of them differs from before.
+    `tables`: include the identities of modules and of their members, thousands of numbers. The
+    digests alone tell whether any of them changed.
     """
     _fix_attention_order(device)
-    # the product first: it starts CUDA, which has flags of its own
+    # The product first: it initialises CUDA, whose flags are read below only then.
     product = _measure_product(device)
     state: dict[str, Any] = {
         "flags": {"product": product} | _flags(),
@@ -208,15 +212,14 @@ def _flags() -> dict[str, str]:
 
 
 def _replaces(registered: str) -> bool:
-    """Whether "aten/add.Tensor/CPU" and the like is what really runs. Inductor adds to prims,
-    others shapes of fake tensors.
-    """
+    """Whether a registration such as "aten/add.Tensor/CPU" replaces the code of an operator."""
     library, _, rest = registered.partition("/")
+    # Inductor registers operators of prims, and other libraries shapes of fake tensors (Meta).
     return library == "aten" and not rest.endswith(("/Meta", "/AutogradMeta"))
 
 
 def _read_as_text(getter: Callable[[], Any]) -> str:
-    """The result as text. Not every version of torch has every getter."""
+    """The result as text, or that it is absent: not every version of torch has every getter."""
     try:
         return repr(getter())
     except (AttributeError, RuntimeError, TypeError, NotImplementedError) as error:
@@ -228,8 +231,9 @@ def _type_name(value: object) -> str:
 
 
 def _measure_product(device: torch.device) -> str:
-    """One element of a product whose factors have 12 bits after the point: the precision that a
-    matmul has now.
+    """One element of a matrix product whose factors need 12 bits after the point, as text.
+
+    It shows the precision of a matmul now, whatever the flags say.
     """
     with torch.no_grad():
         factor = _full((64, 64), _TF32_PROBE, device=device)
@@ -239,11 +243,11 @@ def _measure_product(device: torch.device) -> str:
 @cache
 def _fix_attention_order(device: torch.device) -> None:
     """Have torch choose among its attention kernels once, before any candidate."""
-    # the first choice of a process puts cuDNN first on some GPUs, for good (ATen's sdp_utils.cpp,
-    # `priority_order`): an honest candidate would seem to have changed it
+    # The first choice in a process puts cuDNN first on some GPUs, for good (ATen's sdp_utils.cpp,
+    # `priority_order`). An honest candidate would seem to have changed the order.
     if device.type == "cuda":
         query = _full((1, 1, 8, 64), 1.0, dtype=torch.float16, device=device)
-        # where the user allows no attention kernel, there is no first choice either
+        # Where the user allows no attention kernel, there is no first choice either.
         with suppress(RuntimeError):
             _choose_attention(query, query, query)
 
@@ -264,6 +268,7 @@ def _random_states() -> dict[str, str]:
 
 
 def _process() -> dict[str, str]:
+    # The umask can only be read by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return {
@@ -329,7 +334,7 @@ def _interpreter() -> dict[str, str]:
 
 
 def _hints() -> dict[str, str]:
-    """State that honest code changes too: recorded, never a reason to refuse."""
+    """State that honest code changes too: reported, but never a reason to reject."""
     return {
         "warning filters": repr(len(warnings.filters)),
         "sys.path": repr(sys.path),
@@ -343,18 +348,16 @@ def _hints() -> dict[str, str]:
 
 
 def _compilers() -> dict[str, str]:
-    """Settings of Dynamo, Inductor and Functorch that were set at run time, where these are loaded
-    at all.
-    """
+    """Options of Dynamo, Inductor and Functorch that were changed at run time."""
     changed: dict[str, str] = {}
     for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):
+        # No import: a process that does not compile does not load them.
         module = sys.modules.get(name)
         for option, entry in list(getattr(module, "_config", {}).items()):
             value = getattr(entry, "user_override", _ABSENT)
             value = value.get(_ABSENT) if isinstance(value, ContextVar) else value
             plain = isinstance(value, (bool, int, float, str, type(None))) and value != _ABSENT
-            if plain and value != getattr(
-                entry, "default", _ABSENT
-            ):  # a patch that was undone leaves the default behind
+            # A config.patch that has ended leaves the default as an override.
+            if plain and value != getattr(entry, "default", _ABSENT):
                 changed[f"{name}.{option}"] = repr(value)
     return changed

@@ -1,13 +1,12 @@
-"""Places tensors at the edge of mapped memory: the hardware refuses an access beyond them, be its
-value used or not.
+"""Places tensors at the edge of mapped memory, where the hardware refuses any access beyond them.
 
-A copy of a tensor lies at the end, or at the start, of pages of its own; the addresses on both
-sides are reserved and not mapped. On the host that is `mmap` with guard pages, on a GPU the
-driver's virtual memory management. A process that reads or writes there ends (SIGSEGV), on a GPU it
-loses its CUDA context (an illegal address). Only the child that runs the candidate pays for that.
+A copy of a tensor lies at the end, or at the start, of its own pages; the addresses on both sides
+are reserved and not mapped. On the host that is `mmap` with guard pages, on a GPU the driver's
+virtual memory management. A process that reads or writes there ends (SIGSEGV); on a GPU it loses
+its CUDA context (illegal address). Only the child that runs the candidate is affected.
 
-It does not see the up to 15 bytes between a tensor and the end of its pages, for tensors start at
-multiples of 16 (`redzones` watches those), nor what lies beyond the reserved addresses.
+Two kinds of access go unnoticed: to the up to 15 bytes between a tensor and the end of its pages,
+as tensors start at multiples of 16 (`redzones` covers those), and beyond the reserved addresses.
 """
 
 from __future__ import annotations
@@ -34,25 +33,26 @@ __all__ = ["HANDLERS", "OUT_OF_MEMORY", "SIDES", "Side", "at_edge"]
 Side: TypeAlias = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")
 _PAGE = mmap.PAGESIZE
-# reserved on either side: addresses only, but a limit of address space counts them
+# Reserved on either side: only addresses, but an address-space limit counts them on the host.
 _HOST_MARGIN_BYTES, _GPU_MARGIN_BYTES = 16 << 20, 1 << 30
-_NORESERVE = 0x4000  # MAP_NORESERVE in mman.h of Linux: untouched pages count for nothing
+# MAP_NORESERVE of Linux: untouched pages do not count as committed memory.
+_NORESERVE = 0x4000
 _PROT_NONE = 0
-# of cuda.h: CUmemAllocationType, CUmemLocationType, CUmemAllocationGranularity_flags,
+# From cuda.h: CUmemAllocationType, CUmemLocationType, CUmemAllocationGranularity_flags,
 # CUmemAccess_flags
 _PINNED, _ON_DEVICE, _MINIMUM, _READ_AND_WRITE = 1, 1, 0, 3
-# in the message of a DriverError where the GPU is full
+# Part of the message of a DriverError where the GPU is full.
 OUT_OF_MEMORY = "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"
-# bound before any candidate
+# Bound before any candidate, which may patch them.
 _map, _frombuffer, _as_tensor = mmap.mmap, torch.frombuffer, torch.as_tensor
 _empty_cache = torch.cuda.empty_cache
 
 
 def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
-    """A copy of `tensor`, strides and all, that ends where mapped memory ends, or starts where it
-    starts.
+    """A copy of `tensor`, with its strides, that ends where mapped memory ends, or starts where it
+    starts. An empty tensor is returned as it is.
 
-    Raises OSError, on a GPU DriverError, where there is no such memory to be had.
+    Raises OSError, on a GPU DriverError, where such memory cannot be had.
     """
     extent = storage_extent(tensor.shape, tensor.stride())
     if not extent:
@@ -72,7 +72,8 @@ def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
 
 
 def _place(size: int, mapped: int, side: Side) -> int:
-    """How far from the start of `mapped` bytes `size` of them begin."""
+    """The offset in `mapped` bytes at which a tensor of `size` bytes begins."""
+    # Aligned as tensors are, since kernels may load vectors; so up to 15 bytes stay behind the end.
     return 0 if side == "start" else (mapped - size) // ALIGNMENT * ALIGNMENT
 
 
@@ -81,7 +82,7 @@ def _round_up(size: int, granule: int) -> int:
 
 
 def _host_pages(size: int, side: Side) -> torch.Tensor:
-    """Bytes of the host. The tensor holds the mapping, which goes with it."""
+    """A uint8 tensor on the host. It owns the mapping, which is freed with it."""
     mapped = _round_up(size, _PAGE)
     memory = _map(
         -1,
@@ -117,7 +118,8 @@ def _gpu_pages(size: int, side: Side, device: torch.device) -> torch.Tensor:
     except DriverError as error:
         if OUT_OF_MEMORY not in str(error):
             raise
-        _empty_cache()  # PyTorch keeps freed memory, which the driver cannot use
+        # PyTorch keeps freed memory, which the driver cannot use.
+        _empty_cache()
         reserved = _ReservedPages(driver, driver.context(index), place, size, side)
     return _as_tensor(reserved, device=torch.device("cuda", index))
 
@@ -147,8 +149,8 @@ class _Access(ctypes.Structure):
 
 
 class _ReservedPages:
-    """Reserved GPU addresses of which only the middle is mapped; `size` bytes of that, by CUDA's
-    array interface.
+    """Reserved GPU addresses of which only the middle is mapped. `size` bytes of the middle are
+    offered by CUDA's array interface, through which a tensor keeps this object alive.
     """
 
     def __init__(
@@ -193,16 +195,17 @@ class _ReservedPages:
         }
 
     def __del__(self) -> None:
-        """Give back what was taken, last first."""
-        # after an illegal access the driver answers nothing but errors
+        """Unmap, release and free, in the reverse order."""
+        # After an illegal access every call of the driver fails.
         with contextlib.suppress(DriverError), self._driver.current(self._context):
+            # A kernel may still use the pages.
             self._driver.call("cuCtxSynchronize")
             while self._undo:
                 self._undo.pop()()
 
 
 def _move_to_edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a set like another, with the tensors at `positions` at the edge of their pages."""
+    """Make a copy of an input set with the tensors at `positions` at the edge of their pages."""
     tensors, chosen = session.sets[request["inputs"]], set(request["positions"])
     side: Side = request["side"]
     session.sets[request["name"]] = [

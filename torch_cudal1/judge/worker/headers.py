@@ -1,8 +1,8 @@
-"""Keeps Inductor's precompiled C++ headers in the folder of its other results.
+"""Keeps Inductor's precompiled C++ headers in Inductor's cache folder.
 
-Inductor keeps them below the folder for temporary files, which each child of the judge has to
-itself, so each compiled them anew (7 s on two cores, torch 2.13). In the other folder a child finds
-those of the children before it, and of the user's processes.
+By default they lie in the folder for temporary files, which is another one for each child, so each
+child compiled them again (7 s on two cores, torch 2.13). In the cache folder a child finds those of
+earlier children and of the user's processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def keep_headers() -> None:
     from torch._inductor import codecache
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    # a private name: in a version of torch that calls it otherwise, compiling takes longer
+    # A private name. In a version of torch without it, compiling takes longer, and no more.
     if hasattr(codecache, "_HEADER_DIR"):
         folder = Path(cache_dir()) / "precompiled_headers"
         codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(folder), str(folder / "locks")

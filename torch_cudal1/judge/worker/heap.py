@@ -1,7 +1,7 @@
-"""glibc's allocator in a child: what fresh memory holds, and whether freed memory stays. Another C
-library has no such switches.
+"""Switches of glibc's allocator: the contents of fresh memory, and whether freed memory is kept.
+Other C libraries have no such switches.
 
-It is the process's own state: for children only, never for a user's process.
+They change the whole process, so they are for children only, never for a user's process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import torch
 
 __all__ = ["fill_fresh", "keep_freed"]
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _PERTURB = -1, -3, -6  # malloc.h
-_MOST_FROM_HEAP = 32 << 20  # the largest value that glibc takes
+# M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_PERTURB of malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _PERTURB = -1, -3, -6
+# The largest M_MMAP_THRESHOLD that glibc accepts on 64-bit systems.
+_MOST_FROM_HEAP = 32 << 20
 
 
 @contextmanager
 def fill_fresh(byte: int) -> Iterator[bool]:
-    """Memory given out holds a byte meanwhile, memory taken back its complement. Yields whether
-    that is so.
+    """While the body runs, malloc fills fresh memory with `byte`, and free fills freed memory with
+    its complement. Yields whether fresh memory really holds the byte.
     """
+    # malloc fills with the complement of M_PERTURB (mallopt(3)).
     if not _set(_PERTURB, byte ^ 0xFF):
         yield False
         return
@@ -34,13 +37,11 @@ def fill_fresh(byte: int) -> Iterator[bool]:
 
 
 def keep_freed() -> bool:
-    """From now on what is freed stays in the process, up to 32 MiB a piece, for the next call to be
-    used without page faults.
-
-    How much of it stays otherwise depends on what a process has freed before: two processes with
-    the same code differed by a quarter for results of 1 MiB, of whose 240 us 100 were computing.
-    False where the C library cannot be told.
+    """From now on keep freed memory, of up to 32 MiB a block, in the process: the next call uses it
+    without page faults. False where the C library has no such switch.
     """
+    # Without it glibc adapts its thresholds to earlier frees: two processes with the same code
+    # differed by a quarter for results of 1 MiB (240 us a call, of which 100 us computing).
     return _set(_MMAP_THRESHOLD, _MOST_FROM_HEAP) and _set(_TRIM_THRESHOLD, 1 << 30)
 
 

@@ -1,9 +1,8 @@
-"""RPC handler of the check of 64-bit indexing: inputs too large to travel are generated here from a
-seed, and outputs are answered in pieces.
+"""RPC handler of the check of 64-bit indexing: generates inputs of over 2^31 elements from a seed,
+and answers pieces of the outputs.
 
-Two processes with one kind of device make the same numbers from the same seed, so the parent can
-compare pieces of the candidate's outputs with eager's. The memory is given back before the answer
-leaves.
+Two processes on the same kind of device make the same numbers from the same seed, so the parent can
+compare pieces of the candidate's outputs with eager's.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDLERS", "PIECE_ELEMENTS", "generate_tensor"]
 
-PIECE_ELEMENTS = 4096  # elements of an output
+# Of an output: gigabytes do not travel.
+PIECE_ELEMENTS = 4096
 
 
 def generate_tensor(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int, bound: int | None
 ) -> torch.Tensor:
-    """Standard normal numbers, integers below `bound` (2 if None), or booleans."""
+    """Standard normal floats, integers from 0 below `bound` (2 if None), or booleans."""
     generator = torch.Generator(device).manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
@@ -40,11 +40,11 @@ def generate_tensor(
 
 
 def _run_large(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Call a slot on a set whose tensors of `grown` ([position, shape, bound]) are generated from
-    `seed`.
+    """Call a slot on an input set in which the tensors of `grown` ([position, shape, bound]) are
+    generated from `seed`.
 
-    Answers the outputs' properties, and pieces of each output's memory: `pieces` names where they
-    begin, as fractions of the whole.
+    Answers the outputs' properties, and pieces of each output's memory, which begin at the
+    fractions `pieces` of the whole.
     """
     inputs = list(session.sets[request["inputs"]])
     outputs: list[torch.Tensor | None] = []
@@ -70,6 +70,7 @@ def _run_large(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
         layout = raw_tensors(pieces, Path(request["path"]))
         return {"layout": layout, "facts": describe(outputs, inputs, [])}
     finally:
+        # Before the answer: the parent next runs eager at this size, on the same GPU.
         outputs.clear()
         inputs.clear()
         gc.collect()

@@ -1,8 +1,8 @@
 """Has Triton compile the kernels that a call would launch, without launching them.
 
-Compiling needs no GPU, and a GPU that times something is not disturbed. For programs of our own
-templates only: what a call yields without its kernels is garbage, and must not be an address or an
-index.
+Compiling does not use the GPU, so it disturbs no benchmark there. For sources of this package's
+templates only: without its kernels a call computes garbage, which must not serve as an address or
+an index.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ __all__ = ["compile_ahead", "has_kernels", "skip_launches"]
 
 
 def has_kernels(source: str) -> bool:
-    """Whether a source of our templates holds kernels that Triton compiles."""
-    return "triton.jit" in source  # a comment with this text costs a useless call
+    """Whether a source of this package's templates has kernels that Triton compiles."""
+    # A comment with this text would only cost a useless call.
+    return "triton.jit" in source
 
 
 def compile_ahead(
@@ -27,7 +28,9 @@ def compile_ahead(
     like: Sequence[tuple[Sequence[int], torch.dtype]],
     device: torch.device,
 ) -> None:
-    """Call `run` on tensors of these shapes and dtypes, integers all 0. Raises what it raises."""
+    """Call `run` on tensors with these shapes and dtypes. Raises what `run` raises."""
+    # Integers are 0, as PyTorch's own operators still run, and an index out of range would fail.
+    # Floats are left uninitialised.
     inputs = [
         torch.empty(tuple(shape), dtype=dtype, device=device)
         if dtype.is_floating_point
@@ -40,9 +43,9 @@ def compile_ahead(
 
 @contextmanager
 def skip_launches() -> Iterator[None]:
-    """While the body runs, a launch of a Triton kernel compiles it and does no more.
+    """While the body runs, a launch of a Triton kernel only compiles it.
 
-    Where Triton was not imported, nothing changes.
+    Does nothing where Triton was not imported: no kernel was defined then.
     """
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:

@@ -95,7 +95,7 @@ def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Fores
         torch.zeros(_TREES, 1, dtype=torch.float64),
         prior=1e-9,
     )
-    # All trees at once: a loop over trees and nodes in Python would take longer than the timings.
+    # All trees at once, since a Python loop over trees and nodes would be slow.
     for level in range(_DEPTH):
         feature, cut = _choose_splits(bins, node, weights, values, 1 << level, dice)
         features.append(feature)
@@ -126,7 +126,6 @@ def _node_means(
     """Of each node, with the parent's mean as so many rows more: one that is empty has its
     parent's.
     """
-    # float64: sums of squares below are subtracted from each other.
     empty = torch.zeros(len(node), nodes, dtype=torch.float64)
     size, total = empty.scatter_add(1, node, weights), empty.scatter_add(1, node, weights * values)
     return (total + prior * parents) / (size + prior)

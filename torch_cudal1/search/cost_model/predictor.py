@@ -114,8 +114,8 @@ def fit_cost_model(timings: Sequence[KernelTiming], family: str) -> CostModel | 
         pairwise_rank_error(logs, bounds + forest.predict_out_of_bag(rows), groups),
         pairwise_rank_error(logs, bounds, groups),
     )
-    # With eleven products on record the model ordered 3 of 7 better than the bound and 2 worse: it
-    # has to prove itself on each machine.
+    # Timings of products on record: the order is better than the bound's in 3 of 7 cases, worse in
+    # 2. The model has to prove itself on each machine.
     if errors[0] > _MAX_ERROR_RATIO * errors[1] or not errors[1]:
         return Refusal(
             f"on unseen fusion groups its order is off by {errors[0]:.3f}, "

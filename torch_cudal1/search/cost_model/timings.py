@@ -77,7 +77,7 @@ class KernelTiming:
     @property
     def group(self) -> tuple[tuple[str, int], ...]:
         """What all timings of one fusion group have in common."""
-        # Sizes and not the key: equal sizes behave alike, whatever the element-wise steps are.
+        # Fusion groups of equal sizes have equal features, so a model cannot tell them apart.
         return tuple(sorted(self.sizes.items()))
 
 

@@ -65,7 +65,7 @@ class EvolutionarySearch:
         """Learn each kernel's time, and store it for later searches."""
         measured: dict[kernels.Proposal, float] = {}
         for candidate, us in times_us:
-            # A kernel that another search built.
+            # Built without a proposal on record, as after a time-out.
             if id(candidate) not in self._proposals:
                 continue
             proposal = self._proposals[id(candidate)][1]

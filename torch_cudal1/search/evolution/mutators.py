@@ -36,7 +36,7 @@ def make_child(
     `family` knows, half, or twice.
     """
     first = dice.choice(parents)
-    # A method decides which fields a config has, so parents of two methods do not mix.
+    # Configs with other fields, as of another method, do not mix.
     mates = [proposal for proposal in parents if proposal.config.keys() == first.config.keys()]
     config = {name: dice.choice(mates).config[name] for name in first.config}
     if config and dice.random() < _MUTATION_PROBABILITY:
