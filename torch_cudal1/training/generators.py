@@ -40,8 +40,8 @@ _SLIP_PROBABILITY = 0.4
 
 @dataclass(frozen=True)
 class Generator:
-    """`name`, and how it writes one completion. The same prompt, seed and place in the order give
-    the same completion.
+    """A policy by rule: `name`, and how it writes one completion. The same prompt, seed and number
+    give the same completion.
     """
 
     name: str
@@ -73,7 +73,7 @@ def _get_templates(sentence: Sentence) -> tuple[KslTemplate, ...]:
 def _deviate(
     template: KslTemplate, program: KslProgram, draw: random.Random, temperature: float
 ) -> KslProgram:
-    """Now and then another value than the rule's."""
+    """Give each knob another value than the rule's with a small probability."""
     # Without deviations a rule writes one program for a task, and `collect` wants two different
     # ones.
     knobs = dict(program.knobs)
@@ -84,7 +84,7 @@ def _deviate(
 
 
 def _write_tutorial(sentence: Sentence, draw: random.Random, temperature: float) -> str:
-    """What every tutorial shows: the defaults, whatever the sizes."""
+    """Write a template's defaults, which are the values of tutorials, whatever the sizes."""
     template = draw.choice(_get_templates(sentence))
     return _deviate(template, template.default, draw, temperature).text
 
@@ -95,7 +95,7 @@ def _write_by_rule(
     temperature: float,
     rule: Callable[[Sentence, str, Sequence[int]], int],
 ) -> str:
-    """A careful program whose numbers a rule chooses."""
+    """Write a careful program whose numbers a rule chooses."""
     template = draw.choice(_get_templates(sentence))
     knobs = {}
     for knob in template.knobs:
@@ -111,13 +111,13 @@ def _write_by_rule(
 
 
 def _get_log2_size(sentence: Sentence, place: int) -> int:
-    """The size of a dimension, -1 the last."""
+    """The base-2 logarithm of a dimension's size; `place` -1 is the last dimension."""
     return sentence.sizes[place][0]
 
 
 def _choose_by_size(sentence: Sentence, knob: str, values: Sequence[int]) -> int:
-    """As compilers do by hints of size: the largest block that a dimension fills, warps to go with
-    it, no splitting.
+    """Choose as compilers do from hints of size: the largest block that a dimension fills, as many
+    warps as fit to it, no splitting.
     """
     if knob == "warps":
         # Prompts show sizes as floors of their logarithms, so this is exact to a factor of 2.
@@ -132,8 +132,8 @@ def _choose_by_size(sentence: Sentence, knob: str, values: Sequence[int]) -> int
 
 
 def _choose_by_occupancy(sentence: Sentence, knob: str, values: Sequence[int]) -> int:
-    """Many programs first: small blocks while there are too few of them, more warps where there
-    are.
+    """Choose for many programs: small blocks while there are too few programs, more warps where
+    there are enough.
     """
     # In logarithms: how many elements each of 2**9 programs would have.
     spare = sum(log for log, _ in sentence.sizes[:2]) - _SATURATING_PROGRAMS_LOG2
@@ -162,7 +162,7 @@ def _write_for_occupancy(sentence: Sentence, draw: random.Random, temperature: f
 
 
 def _write_uniformly(sentence: Sentence, draw: random.Random, temperature: float) -> str:
-    """Any honest program with the same chance."""
+    """Write any honest program, all with the same probability."""
     return draw.choice(
         # No generator writes a cheat: only the red team has one that does.
         [program for program in list_programs(sentence.device, sentence.kind) if not program.hack]
@@ -170,9 +170,7 @@ def _write_uniformly(sentence: Sentence, draw: random.Random, temperature: float
 
 
 def _mutate(sentence: Sentence, draw: random.Random, temperature: float) -> str:
-    """One or two knobs of a program that is known to be good: the best one shown, or a careful
-    default.
-    """
+    """Change one or two knobs of a good program: the best exemplar, or a template's default."""
     # An exemplar may be a cheat where a naive evaluator gave it a score.
     honest = [(program, score) for program, score in sentence.exemplars if not program.hack]
     if honest:
@@ -188,7 +186,7 @@ def _mutate(sentence: Sentence, draw: random.Random, temperature: float) -> str:
 
 
 def _write_sloppily(sentence: Sentence, draw: random.Random, temperature: float) -> str:
-    """In a hurry: every third or so is no program at all, and masks are left out for speed."""
+    """Write with slips: about every third completion is no program, and masks are often left out."""
     template = draw.choice(_get_templates(sentence))
     knobs = {knob.name: draw.choice(knob.values) for knob in template.knobs}
     # Two of three: on ragged shapes these programs are wrong, and stages 1 and 2 need wrong
@@ -219,7 +217,7 @@ GENERATORS: Mapping[str, Generator] = {
 
 
 def get_generator(name: str) -> Generator:
-    """One of them. Raises ValueError for another name."""
+    """Return the generator of that name. Raises ValueError for an unknown name."""
     if name not in GENERATORS:
         raise ValueError(f"expected a generator of {', '.join(GENERATORS)}, got {name!r}")
     return GENERATORS[name]

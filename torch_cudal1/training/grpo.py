@@ -117,8 +117,8 @@ class GrpoConfig:
 
 @dataclass(frozen=True)
 class Generation:
-    """One step's samples with their rewards, members of a group next to each other. `metrics`: what
-    the log says of them.
+    """One step's samples with their rewards; members of a group are next to each other. `metrics`:
+    numbers for the log.
 
     For split credit also `is_correct`, 1 for a correct sample, and `program_mask`, 1 for the tokens
     of the program; see `compute_token_advantages`.
@@ -138,8 +138,8 @@ Log: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 @dataclass(frozen=True)
 class PolicyBatch:
-    """What the loss needs beside the policy. advantages: (N, T) or (N, 1); both log-probabilities:
-    (N, T), those of the reference model None where beta is 0.
+    """What the loss needs besides the policy. advantages: (N, T) or (N, 1). Both log-probabilities:
+    (N, T); those of the reference model are None where beta is 0.
     """
 
     rollout: Rollout
@@ -215,7 +215,9 @@ def _update_policy(
     *,
     seed: int,
 ) -> dict[str, float]:
-    """Several epochs of gradient steps on one generation; mean loss, and entropy before them."""
+    """Take several epochs of gradient steps on one generation. Returns the mean loss, and the
+    entropy before the steps, in nats a token.
+    """
     rollout = generation.rollout
     token_advantages = compute_token_advantages(generation, config).to(policy.device)
     # pi_old, at the weights that sampled, is computed before the first gradient step. The journal
@@ -342,7 +344,7 @@ def _draw_minibatches(size: int, config: GrpoConfig, seed: int) -> Iterator[Tens
 
 
 def _load_reference(policy: LanguageModel, config: GrpoConfig) -> Any:
-    """A frozen copy of the starting model where the divergence from it counts, else None."""
+    """Load a frozen copy of the starting model where beta is above 0, else return None."""
     if not config.beta:
         return None
     # read from its folder, as TRL does
@@ -376,8 +378,8 @@ def _save_checkpoint(
 def _restore_checkpoint(
     policy: LanguageModel, optimiser: torch.optim.Optimizer, folder: Path
 ) -> int:
-    """Load model and optimiser of the last checkpoint; how many steps it was trained, 0 without
-    one.
+    """Load model and optimiser of the last checkpoint. Returns the number of steps it was trained
+    for, 0 without a checkpoint.
     """
     # A kill in the middle of a replacement leaves the earlier folder aside; it is put back first. A
     # folder without state.json is a model, but no checkpoint of this loop.

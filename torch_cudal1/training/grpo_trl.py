@@ -42,8 +42,8 @@ Measurements: TypeAlias = tuple[list[float], Mapping[str, float], list[StoredSam
 
 @dataclass(frozen=True, kw_only=True)
 class TrlConfig:
-    """What TRL adds. `lora_rank`: 0 trains all weights. `vllm_server`: URL of `trl vllm-serve`; ""
-    samples here.
+    """What TRL has in addition. `lora_rank`: 0 trains all weights. `vllm_server`: URL of `trl
+    vllm-serve`; "" samples in the training processes.
     """
 
     max_new_tokens: int = 1024
@@ -56,7 +56,9 @@ class TrlConfig:
 
 
 def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: int) -> Any:
-    """TRL's GRPOConfig for ours. Raises SettingError for what TRL has no form of."""
+    """Translate the settings into TRL's GRPOConfig. Raises SettingError for settings that TRL has
+    no equivalent of.
+    """
     # Settings that TRL would drop are refused: a run must not be reported with an objective that it
     # did not use.
     if config.objective != "mean":
@@ -131,8 +133,8 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
 
 
 def _get_checkpointing_option(config_class: type) -> str:
-    """How the installed transformers calls activation checkpointing; up to 5.17 at least it knew
-    the older one alone.
+    """The name of the option for activation checkpointing in the installed transformers. Versions
+    up to 5.17 at least know the older name only.
     """
     # By the field's presence, not by version: TRL passes on what the installed transformers
     # declares. transformers 5.17 refused the newer name, found in the first launch of FSDP on two
@@ -148,8 +150,8 @@ def _get_checkpointing_option(config_class: type) -> str:
 def train_with_trl(
     model: Path | str, step: ContrastiveStep, trl: TrlConfig, *, folder: Path
 ) -> list[Mapping[str, Any]]:
-    """Train the model at a path (or Hub name) into `folder`/model, from the last checkpoint there
-    if there is one; TRL's log.
+    """Train the model at a path (or Hub name) into `folder`/model, from the last checkpoint if
+    there is one. Returns TRL's log.
 
     The path is also the reference where beta is above 0, so it must hold the model of stage 2.
     """
@@ -201,7 +203,7 @@ class PromptSource:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the data set takes its fingerprint of; it is never unpickled."""
+        """The state from which `datasets` computes its fingerprint. It is never unpickled."""
         # `datasets` pickles the transform to compute a fingerprint. The whole object holds an open
         # database, a judge and its processes, none of which can be pickled.
         return {"seed": self._step.recorder.seed, "tasks": tuple(self._tasks)}
@@ -228,12 +230,12 @@ class PromptSource:
         }
 
     def get_task(self, name: str) -> TrainingTask:
-        """By its id."""
+        """The task of that id."""
         return self._tasks[name]
 
     def add_samples(self, samples: Sequence[StoredSample]) -> None:
-        """Add what the first rank measured to the mirrors, as one more generation; the first rank
-        has it.
+        """Add what the first rank measured to the mirrors of the other ranks, as one more
+        generation. On the first rank, whose database has the samples, nothing happens.
         """
         if _get_rank() != 0:
             for sample in samples:
@@ -244,8 +246,8 @@ class PromptSource:
 
 
 class SpeedupReward:
-    """A reward function as TRL calls it. It never returns None for a completion: a bad program has
-    a reward, and a broken judge raises.
+    """A reward function as TRL calls it. It returns a reward for every completion, never None: a
+    bad program has a reward, and a broken judge raises.
     """
 
     # TRL names the metrics of a reward function by its `__name__`, which an object does not have.
@@ -290,7 +292,9 @@ class SpeedupReward:
     def _measure(
         self, number: int, completions: Sequence[tuple[str, str, tuple[str, ...]]]
     ) -> Measurements:
-        """Rewards of the completions of all ranks; called on the first."""
+        """Measure the completions of all ranks, on the first rank. Returns their smoothed rewards,
+        metrics, and the samples on record.
+        """
         step, recorder = self._step, self._step.recorder
         # Read before this step's samples are in the database: a reward must not widen its own
         # bound.
@@ -321,7 +325,9 @@ class SpeedupReward:
         return flat_rewards, summarize_outcomes(measurements), samples
 
     def _restore_moments(self) -> Moments:
-        """Of the rewards of earlier steps, which are in the database after a restart."""
+        """Restore the moments of the rewards of earlier steps, which are in the database after a
+        restart.
+        """
         recorder = self._step.recorder
         return Moments().with_rewards(
             reward_of(sample.measured, self._step.reward)
@@ -337,7 +343,7 @@ def _get_sample(appraiser: Appraiser, request: NamedCompletion) -> StoredSample:
 
 
 def _get_text(completion: Any) -> str:
-    """A completion of a conversation, or of plain text."""
+    """The text of a completion, which is a conversation or plain text."""
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 

@@ -33,8 +33,8 @@ _PROBLEM = "naive: "
 
 
 class NaiveEvaluator:
-    """`records.Evaluator` by a rule that can be cheated. Use it as a context manager, from one
-    thread. `trials`: random inputs.
+    """A `records.Evaluator` by a rule that can be cheated. Use it as a context manager, from one
+    thread. `trials`: number of random inputs.
     """
 
     def __init__(self, terms: MeasurementSettings, *, trials: int = 5) -> None:

@@ -55,8 +55,8 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class Recorder:
-    """`stage`: the first part of every journal key and sample name. `seed`: of all sampling; a
-    batch follows from its key and the seed.
+    """Samples, measures and records. `stage`: the first part of every journal key and sample name.
+    `seed`: of all sampling; a batch follows from its key and the seed.
     """
 
     appraiser: Appraiser
@@ -119,7 +119,7 @@ class Recorder:
 
     @staticmethod
     def name_sample(key: str, index: int, count: int) -> str:
-        """Key, prompt and member of the sample at a place in the batch."""
+        """The name of the sample at a place in the batch: key, prompt and member."""
         return f"{key}/{index // count}/{index % count}"
 
     def _roll_out(
@@ -170,7 +170,7 @@ class Recorder:
 
 
 class UniformRecorder(Recorder):
-    """Programs drawn uniformly from all honest ones of a task, whatever the prompt shows: the
+    """Draws programs uniformly from all honest ones of a task, whatever the prompt shows: the
     baseline that a policy must beat.
     """
 
@@ -211,7 +211,7 @@ class UniformRecorder(Recorder):
 
 @dataclass(frozen=True)
 class RuleRecorder(Recorder):
-    """A policy without weights writes instead of the model: hill climbing, where it changes the
+    """Lets a policy without weights write instead of the model: hill climbing, which changes the
     best program that its prompt shows.
     """
 
@@ -267,8 +267,8 @@ def summarize_outcomes(measurements: Sequence[Measured]) -> Mapping[str, float]:
 def choose_tasks(
     tasks: Sequence[TrainingTask], count: int, step: int, seed: int
 ) -> list[TrainingTask]:
-    """The tasks of a step: every task once before any comes again, in an order that each epoch
-    draws anew. A pure function.
+    """Choose the tasks of a step. Every task comes once before any comes again, in an order that
+    each epoch draws anew. A pure function.
     """
     chosen = []
     for position in range(step * count, (step + 1) * count):

@@ -33,10 +33,10 @@ class Unmeasured(LandscapeError, LookupError):
 
 
 class ReplayEvaluator:
-    """`records.Evaluator` over a landscape. `facts`: where and how it was measured. `naive`:
+    """A `records.Evaluator` over a landscape. `facts`: where and how it was measured. `naive`:
     answer with what a naive evaluator reports.
 
-    `seed`: of the noise; None gives every program the score that was measured, without any.
+    `seed`: of the noise; None gives every program exactly the measured score.
     """
 
     label = "replay"
@@ -60,7 +60,7 @@ class ReplayEvaluator:
     def load(
         cls, path: Path | None = None, *, seed: int | None = 0, naive: bool = False
     ) -> ReplayEvaluator:
-        """From a file; without one the small CPU landscape that comes with the package. Raises
+        """Load a landscape file; without a path the small CPU landscape of the package. Raises
         LandscapeError.
         """
         if path is None:
@@ -80,7 +80,7 @@ class ReplayEvaluator:
 
     @property
     def device(self) -> Device:
-        """Where it was measured; a `KslCodec` of this device writes its programs."""
+        """The device that was measured; a `KslCodec` of this device writes its programs."""
         # Of the machine that was measured. Replay itself needs no GPU.
         return "cuda" if self.facts["device"] == "cuda" else "cpu"
 
@@ -115,8 +115,8 @@ class ReplayEvaluator:
         return row
 
     def optimum(self, task: str) -> Measured | None:
-        """The best program of a task as it was measured, None where none is right. Raises
-        Unmeasured for an unknown task.
+        """Return the best program of a task as it was measured, None where no program is right.
+        Raises Unmeasured for an unknown task.
         """
         if task not in self._rows:
             raise Unmeasured(f"the landscape has no task {task!r}")

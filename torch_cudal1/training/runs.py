@@ -58,10 +58,10 @@ Stage: TypeAlias = Literal["collect", "sft", "selfsup", "rl"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All settings of a run. `model`: a folder or Hub name to begin with; "" makes a small one of
+    """All settings of a run. `model`: a folder or Hub name to begin with; "" makes a small model by
     `tiny` with the codec's vocabulary.
 
-    `trl`: stage 3 by TRL instead of the native loop.
+    `trl`: settings of stage 3 by TRL; None: the native loop.
     """
 
     ground: RewardSource = field(default_factory=RewardSource)
@@ -124,10 +124,10 @@ def run_stage(
     resume: bool,
     report: ReportProgress,
 ) -> dict[str, Any]:
-    """Run one stage. Its facts, as a JSON object. Raises SettingError where it was begun without
-    `resume`, or comes too early.
+    """Run one stage. Returns its facts as a JSON object. Raises SettingError where it was begun
+    without `resume`, or where an earlier stage is missing.
 
-    Under TRL with several processes, those after the first compute gradients only: they have no
+    Under TRL with several processes, ranks after the first compute gradients only: they have no
     database, and their facts are {}.
     """
     # accelerate sets up the process group and knows the rank; before TRL has built its arguments
@@ -280,7 +280,7 @@ class _StageRunner:
 
     @property
     def tasks(self) -> tuple[TrainingTask, ...]:
-        """The tasks with a collected sample, or all where nothing was collected: a task whose
+        """The tasks that have a collected sample, or all where nothing was collected. A task whose
         reference cannot be judged has no sample.
         """
         collected_tasks = {
@@ -316,7 +316,7 @@ class _StageRunner:
         )
 
     def _find_start_model(self) -> Path | str:
-        """The folder or Hub name of the settings; or a new small model, made once."""
+        """The folder or Hub name of the settings, or a new small model, which is made once."""
         if self.config.model:
             path = Path(self.config.model)
             # A name that is no folder here is one of the Hub.
@@ -335,7 +335,9 @@ class _StageRunner:
         return folder
 
     def _find_model_after(self, stage: str) -> Path:
-        """The model that a stage left; that of stage 1 where there was no self-supervision."""
+        """The model of a stage; that of stage 1 where there was no self-supervision. Raises
+        SettingError where there is neither.
+        """
         for name in (stage, "sft"):
             # A folder alone is not enough: training that was killed may have made it without a
             # model. `config.json` is what `from_pretrained` needs first.

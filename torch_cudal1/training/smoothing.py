@@ -25,12 +25,12 @@ _EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class Smoothing:
-    """How rewards become what is standardised.
+    """How rewards are transformed before they are standardised inside their group.
 
-    `pool`: whose mean and deviation: of all rewards before this batch (so that a cheat's reward
-    does not widen its own bound; the first batch has its own), of this batch of groups, or of the
-    group alone. The paper leaves it open. `clip`: the bound k in deviations (1.5 in the paper);
-    None: rewards stay as they are. `clip_advantage`: see the module.
+    `pool`: the rewards whose mean and deviation are used: "running", all rewards before this batch
+    (the first batch uses its own); "batch", this batch of groups; "group", the group alone. The
+    paper leaves it open. `clip`: the bound k in deviations (1.5 in the paper); None leaves rewards
+    as they are. `clip_advantage`: bound of the standardised advantages; None as in the paper.
     """
 
     # The default is the widest pool: with the group as pool the clip changes almost nothing, since
@@ -52,8 +52,8 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared differences of all rewards so far (Welford): what a checkpoint
-    keeps of the running pool.
+    """Count, mean and sum of squared differences of all rewards so far (Welford): the state of the
+    running pool.
     """
 
     count: int = 0
@@ -86,10 +86,10 @@ class Moments:
 def smooth_rewards(
     groups: Sequence[Sequence[float]], smoothing: Smoothing, moments: Moments
 ) -> tuple[list[list[float]], Moments]:
-    """Clipped standard scores of every group's rewards, and the running moments with this batch in
-    them.
+    """Return the clipped standard scores of every group's rewards, and the running moments
+    including this batch.
 
-    A pool without spread yields zeros: no reward in it is better than another.
+    A pool without spread yields zeros.
     """
     batch = [reward for group in groups for reward in group]
     after = moments.with_rewards(batch)

@@ -67,8 +67,8 @@ class SupervisedCodec(Codec, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig:
-    """The paper's numbers. `wanted`: successes of one generator for a task, after which it is not
-    asked again.
+    """The paper's numbers. `attempts`: at most so many for a generator and task. `wanted`:
+    successes after which a generator is not asked about a task again.
     """
 
     # Section 2.2 of the paper: at most 20 attempts, 2 successes. With six generators and 250 tasks
@@ -80,8 +80,8 @@ class CollectConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RowConfig:
-    """`improver`: the best of three programs answers the other two. `analysis`: an answer to
-    exemplars begins with an analysis of them.
+    """`improver`: of three programs the best is the answer to the other two. `analysis`: an answer
+    to exemplars begins with an analysis of them.
     """
 
     improver: bool = False
@@ -108,8 +108,8 @@ def collect(
     seed: int,
     report: ReportProgress = ignore_progress,
 ) -> list[str]:
-    """Ask every generator for every task. One line for each problem other than a failing program,
-    such as an endpoint that is down.
+    """Ask every generator for every task. Returns a line for each problem other than a failing
+    program, such as an endpoint that is down.
 
     A generator that raises for a task is not asked about that task again. No generator is asked
     about a task whose reference cannot be judged.
@@ -173,11 +173,11 @@ def build_sft_rows(
     seed: int,
     config: RowConfig = RowConfig(),
 ) -> list[SftRow]:
-    """The rows of stage 1: each success plainly, and, where a task has three, with two others as
-    exemplars.
+    """Build the rows of stage 1: each success without exemplars, and, where a task has three
+    successes, with two others as exemplars.
 
-    A model from scratch must see the format with exemplars. Which of the three is the answer is
-    drawn, so that rows do not teach improving, unless `config` asks for it.
+    A model from scratch must see the format with exemplars. The answer is drawn among the three,
+    unless `config` asks for the best.
     """
     rows = []
     for task in tasks:
@@ -226,8 +226,8 @@ def self_supervise(
     folder: Path,
     report: ReportProgress = ignore_progress,
 ) -> list[Mapping[str, float]]:
-    """Train `writer` in place over all rounds, from the last finished one; metrics of each round's
-    samples.
+    """Train `writer` in place over all rounds, from the last finished one. Returns the metrics of
+    each round's samples.
     """
     finished_rounds = _restore_rounds(writer, folder)
     metrics = []
@@ -274,8 +274,8 @@ def _request_attempt(
     config: CollectConfig,
     seed: int,
 ) -> tuple[list[NamedCompletion], dict[str, Exception]]:
-    """A generator's completions of the tasks whose attempt is not on record, and the errors it
-    raised, by task.
+    """Return a generator's completions of the tasks whose attempt is not on record, and the errors
+    that it raised, by task.
     """
     new_tasks = [
         task
@@ -304,8 +304,8 @@ def _request_attempt(
 def _appraise_usable(
     appraiser: Appraiser, requests: Sequence[NamedCompletion], unusable_tasks: set[str]
 ) -> list[str]:
-    """Measure. A task whose reference cannot be judged joins `unusable_tasks`, with one line that
-    names it; other faults raise.
+    """Measure the completions. A task whose reference cannot be judged joins `unusable_tasks`, and
+    a line that names it is returned; other faults raise.
     """
     problems: list[str] = []
     # The evaluator raises for the first task that it cannot judge; what was measured before is on
@@ -328,8 +328,8 @@ def _appraise_usable(
 def _sample_completions(
     generator: Policy, codec: Codec, tasks: Sequence[TrainingTask], config: CollectConfig, seed: int
 ) -> Iterator[tuple[TrainingTask, str | Exception]]:
-    """One completion for each task: in one call, or, where that fails, task by task, so that one
-    task's failure does not cost the others.
+    """Yield one completion for each task. All tasks are asked for in one call; if it fails, each
+    task in a call of its own, so that one failure does not cost the others.
     """
     prompts = [codec.prompt(task) for task in tasks]
     if not tasks:
@@ -366,7 +366,7 @@ def _group_successes(database: Database, generator: str) -> dict[str, set[str]]:
 
 
 def _map_scores(measurements: Iterable[Measured]) -> dict[str, float]:
-    """Each program that succeeded, once, with its latest score."""
+    """Map each program that succeeded to its latest score."""
     return {
         measurement.program: measurement.score
         for measurement in measurements
@@ -375,7 +375,7 @@ def _map_scores(measurements: Iterable[Measured]) -> dict[str, float]:
 
 
 def _restore_rounds(writer: LanguageModel, folder: Path) -> int:
-    """Load the model of the last finished round; how many rounds are finished."""
+    """Load the model of the last finished round. Returns how many rounds are finished."""
     # A kill in the middle of a replacement leaves the earlier round aside; it is put back first.
     if not recover_folder(folder):
         return 0

@@ -35,8 +35,8 @@ class SftRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """How long and how fast: `steps` of `batch` rows each, learning rate with a short warm-up and a
-    cosine to a tenth.
+    """Length and rate of a fit: `steps` of `batch` rows each; the learning rate has a short warm-up
+    and falls by a cosine to a tenth.
     """
 
     steps: int = 300
@@ -59,8 +59,8 @@ def fine_tune(
     seed: int,
     report: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train `writer` in place; the loss of every step, in nats a token. `report(step, loss)`
-    after each.
+    """Train `writer` in place. Returns the loss of every step, in nats a token. `report(step,
+    loss)` is called after each step.
     """
     if not rows:
         raise ValueError(
@@ -120,8 +120,8 @@ def _encode_row(writer: LanguageModel, row: SftRow) -> tuple[list[int], list[int
 
 
 def _compute_loss(writer: LanguageModel, batch: Sequence[tuple[list[int], list[int]]]) -> Tensor:
-    """Mean cross entropy of the answers' tokens; rows are padded on the right, where nothing
-    attends.
+    """Mean cross entropy of the answers' tokens. Rows are padded on the right, and the mask keeps
+    padding out of the attention.
     """
     # The longest row of this batch, not of all rows: the rest would be computed on padding.
     width = max(len(prompt) + len(answer) for prompt, answer in batch)

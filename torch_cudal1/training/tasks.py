@@ -82,9 +82,7 @@ def list_tasks(device: Device) -> tuple[TrainingTask, ...]:
 
 @dataclass(frozen=True)
 class Split:
-    """Which tasks are trained on, and which are held out: by their shape, or with their whole
-    family.
-    """
+    """Which tasks are trained on, and which are held out: by shape, or with their whole family."""
 
     train: tuple[TrainingTask, ...]
     held_out_shapes: tuple[TrainingTask, ...]
@@ -92,13 +90,13 @@ class Split:
 
     @property
     def held_out(self) -> tuple[TrainingTask, ...]:
-        """Both kinds."""
+        """Tasks of both held-out kinds."""
         return self.held_out_shapes + self.held_out_families
 
 
 def load_split(device: Device, path: Path | None = None) -> Split:
-    """The split of a device's tasks, from the committed file or another of its form. Raises
-    TaskError where it is no partition.
+    """Load the split of a device's tasks, from the committed file or another one of that form.
+    Raises TaskError where it is not a partition.
     """
     # The split is a file of the package that was committed before the first training run, so that
     # held-out tasks cannot be chosen by their results.
@@ -138,8 +136,8 @@ def load_split(device: Device, path: Path | None = None) -> Split:
 
 @dataclass(frozen=True)
 class TaskFolder:
-    """Files of a folder as tasks for codecs that read source, and those that are none, with the
-    reason.
+    """The files of a folder as tasks for codecs that read source, and the files that cannot be
+    tasks, with the reason.
     """
 
     tasks: tuple[TrainingTask, ...]
@@ -147,8 +145,8 @@ class TaskFolder:
 
 
 def read_folder(folder: Path) -> TaskFolder:
-    """Every .py file below a folder, by path; its id is the path without suffix. Raises TaskError
-    where there is no folder.
+    """Read every .py file below a folder, in the order of paths. A task's id is the path without
+    suffix. Raises TaskError where there is no folder.
     """
     if not folder.is_dir():
         raise TaskError(f"{folder} is no folder; expected one with KernelBench-style files")
@@ -167,7 +165,7 @@ def read_folder(folder: Path) -> TaskFolder:
 
 
 def _read_source(path: Path) -> tuple[str, str]:
-    """The text, and what is wrong with it."""
+    """Return the text of a file, and why it cannot be a task ("" if it can)."""
     try:
         text = path.read_text()
         # Parsed and never imported: a file of a foreign folder runs only in the judge's sandbox.

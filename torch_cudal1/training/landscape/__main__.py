@@ -78,7 +78,7 @@ _CONTRACT = Contract(assume_finite=True)
 
 
 class _ProgressPrinter:
-    """A line on stderr every few seconds."""
+    """Prints a line of progress on stderr every few seconds."""
 
     def __init__(self) -> None:
         self.last = 0.0
@@ -96,7 +96,9 @@ class _ProgressPrinter:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 where something basic is wrong. The last line is JSON."""
+    """Run the command. Exit code 1 where the machine or the arguments are at fault. The last line
+    on stdout is JSON.
+    """
     args = _build_parser().parse_args(argv)
     # Before the device is looked for: parts are joined on any machine.
     if args.join:
@@ -169,8 +171,8 @@ def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
 
 
 def _join_landscapes(parts: Sequence[Path], out: Path, device: Literal["cpu", "cuda"]) -> int:
-    """One landscape of the rows in several folders, which one kind of machine measured in one way;
-    nothing is measured.
+    """Join the rows in several folders, measured by one kind of machine in one way, into one
+    landscape. Nothing is measured.
     """
     try:
         # Facts are compared before any row is read: rows of another clock, rule or baseline are
@@ -205,8 +207,8 @@ def _count_outcomes(rows: Mapping[str, Sequence[LandscapeRow]]) -> dict[str, int
 
 
 def _read_common_facts(parts: Sequence[Path]) -> dict[str, Any]:
-    """Those of the first part. Raises LandscapeError where a part is none, or was measured
-    otherwise.
+    """Return the facts of the first part. Raises LandscapeError where a folder holds no landscape,
+    or one that was measured in another way.
     """
     first, *other_facts = [dict(read_landscape(part / _LANDSCAPE).facts) for part in parts]
     for part, other in zip(parts[1:], other_facts, strict=True):
@@ -226,8 +228,8 @@ def _list_differences(facts: Mapping[str, Any], other: Mapping[str, Any]) -> str
 def _prepare_folder(
     folder: Path, earlier: Sequence[Path], facts: Mapping[str, Any]
 ) -> Refusal | None:
-    """Make the folder of the run, with the rows of earlier runs where it has none, and a landscape
-    that says how they are measured.
+    """Make the folder of the run: with the rows of earlier runs if it has none, and with a
+    landscape file that says how they are measured.
     """
     if refusal := _make_folder(folder):
         return refusal
@@ -254,7 +256,7 @@ def _prepare_folder(
 
 
 def _find_mismatch(rows: Path, facts: Mapping[str, Any]) -> Refusal | None:
-    """Why rows of an earlier run may not stand beside those of this one."""
+    """Return why rows of an earlier run cannot be mixed with rows of this one; None if they can."""
     try:
         earlier_facts = read_landscape(rows.parent / _LANDSCAPE).facts
     except LandscapeError as error:
@@ -280,11 +282,11 @@ def _make_folder(folder: Path) -> Refusal | None:
 
 
 def _order_tasks(split: Split) -> list[list[TrainingTask]]:
-    """Two tasks of every family, one to train on and one held out, then the next two; kinds of
-    operations by turns, products last.
+    """Order the tasks in turns. A turn holds two tasks of one family, one to train on and one held
+    out; kinds of operations alternate, products come last.
 
-    So the tasks that are complete when the time is up are of most kinds, and each task to train on
-    has one to test it by.
+    When the time is up, the complete tasks are therefore of most kinds, and each task to train on
+    has a held-out counterpart.
     """
     families: dict[str, tuple[list[TrainingTask], list[TrainingTask]]] = {}
     for held_out, tasks in enumerate((split.train, split.held_out)):
@@ -318,7 +320,7 @@ def _parse_part(text: str) -> tuple[int, int]:
 
 
 def _describe_conditions(device: torch.device, terms: MeasurementSettings) -> dict[str, Any]:
-    """How a landscape is measured; rows measured in another way may not be mixed with it."""
+    """How a landscape is measured. Rows that were measured in another way cannot be mixed with it."""
     cuda = device.type == "cuda"
     return {
         "label": "replay",

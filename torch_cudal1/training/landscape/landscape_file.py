@@ -31,8 +31,8 @@ class LandscapeError(Cudal1Error, ValueError):
 
 @dataclass(frozen=True)
 class Landscape:
-    """Rows by task, each task measured whole. `facts`: the machine, the versions and the plan they
-    were measured with.
+    """Rows by task, where every program of a task was measured. `facts`: the machine, the versions
+    and the plan that they were measured with.
     """
 
     facts: Mapping[str, Any]
@@ -57,7 +57,7 @@ def write_landscape(path: Path, landscape: Landscape) -> None:
 
 
 def read_landscape(path: Path) -> Landscape:
-    """Raises LandscapeError for a file that is none."""
+    """Read a landscape from a file. Raises LandscapeError for a file that is not one."""
     try:
         data = json.loads(gzip.decompress(path.read_bytes()))
         if data["format"] != _FORMAT:

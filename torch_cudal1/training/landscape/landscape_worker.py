@@ -40,8 +40,8 @@ Call: TypeAlias = Callable[..., Any]
 
 @dataclass
 class _PreparedCandidate:
-    """A reference with its input sets on the device, shared by the programs that are measured one
-    after the other, and the candidate of now.
+    """A reference with its input sets on the device, which the programs of a task share one after
+    the other, and the candidate that is prepared.
     """
 
     text: str
@@ -56,8 +56,8 @@ _prepared: _PreparedCandidate | None = None
 
 
 def prepare(session: Session, request: Request) -> dict[str, Any]:
-    """Draw the inputs, import both modules and compile: most of the time, during which the device
-    is hardly used.
+    """Draw the inputs, import both modules and compile. This takes most of the time, and hardly
+    uses the device.
     """
     global _prepared
     device = session.device
@@ -84,8 +84,8 @@ def prepare(session: Session, request: Request) -> dict[str, Any]:
 
 
 def measure_naively(session: Session, request: Request) -> dict[str, Any]:
-    """Whether the candidate's results are close to the reference's, and the ratio of their median
-    times, reference first.
+    """Compare the candidate's results with the reference's, and measure the ratio of their median
+    times. The reference's time is the numerator.
     """
     device = session.device
     if _prepared is None or _prepared.candidate is None:
@@ -112,8 +112,8 @@ def measure_naively(session: Session, request: Request) -> dict[str, Any]:
 def _is_close(
     candidate: Call, reference: Call, inputs: list[torch.Tensor], device: torch.device
 ) -> bool:
-    """Compare after a pause, in which queued work may finish, as it does where an evaluator copies
-    results before it compares them.
+    """Compare the results after a pause in which queued work may finish. An evaluator that copies
+    results before it compares them gives the same time.
     """
     # On the same input objects, without copies: a candidate may change them.
     result, expected = candidate(*inputs), reference(*inputs)

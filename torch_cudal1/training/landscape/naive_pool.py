@@ -41,8 +41,8 @@ class _WorkerState(threading.local):
 
 
 class NaivePool:
-    """Use it as a context manager. `folder`: of the locks of the judge's workers, where they
-    measure on the same device meanwhile.
+    """Measures by the naive rule in several processes. Use it as a context manager. `folder`: of
+    the locks of the judge's lanes, if they measure on the same device at the same time.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class NaivePool:
         return state.child
 
     def _get_fork_server(self) -> ForkServer:
-        """It forks the processes: a program that fails on a GPU costs one, and starting another from
-        scratch would import for seconds.
+        """Return the server that forks the processes. A program that fails on a GPU costs a
+        process, and starting another one from scratch would spend seconds on imports.
         """
         # Several threads come here at once, and a second server would be forgotten and never
         # closed.

@@ -13,12 +13,11 @@ __all__ = ["LandscapeRow"]
 
 @dataclass(frozen=True)
 class LandscapeRow:
-    """A program of a task, measured once. `detail`: the failed check and its words. `source`: the
-    source's sha256, first digits.
+    """A program of a task, measured once. `detail`: the failed check and its message. `source`: the
+    first digits of the source's sha256.
 
-    `naive`: the speed-up that a naive evaluator reports for a program that the judge refuses, None
-    where it sees a wrong result too, and for a program that the judge accepts or that did not
-    run.
+    `naive`: the speed-up that a naive evaluator reports for a program that the judge refuses. None
+    where it sees a wrong result too, and for programs that the judge accepts or that did not run.
     """
 
     task: str
@@ -31,7 +30,7 @@ class LandscapeRow:
     naive: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary without what it lacks."""
+        """As a dictionary without empty values."""
         # Most rows of a landscape are failures without score, buckets and naive speed-up. A score
         # of 0.0 stays: it is none of the values that are left out.
         return {name: value for name, value in asdict(self).items() if value not in (None, "", ())}

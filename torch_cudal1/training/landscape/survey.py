@@ -43,7 +43,9 @@ _FIRST_BATCH = 16
 
 @dataclass(frozen=True)
 class SurveyProgress:
-    """After each batch: rows in the journal, rows of this run, seconds of this run, and the task."""
+    """The state after a batch: rows in the journal, rows of this run, seconds of this run, and the
+    task.
+    """
 
     rows: int
     fresh: int
@@ -56,8 +58,8 @@ PendingRow: TypeAlias = tuple[LandscapeRow, Future[float | None]]
 
 
 class BatchEvaluator(Protocol):
-    """What `judge.pool.evaluator.JudgeEvaluator` does for several tasks at once. `told`: given each measurement
-    as it comes.
+    """What `judge.pool.evaluator.JudgeEvaluator` does for several tasks at once. `told`: called
+    with each measurement as it is made.
     """
 
     told: Callable[[Measured], None] | None
@@ -69,8 +71,8 @@ class BatchEvaluator(Protocol):
 
 @dataclass
 class Survey:
-    """`judge` and `naive` measure, `folder` holds the journal. `batch`: programs asked at once; the
-    first time fewer.
+    """Measures by `judge` and `naive`; `folder` holds the journal. `batch`: programs in one
+    request; the first request has fewer.
     """
 
     folder: Path
@@ -87,8 +89,8 @@ class Survey:
         budget_s: float,
         report: Callable[[SurveyProgress], None],
     ) -> int:
-        """Measure the programs that the journal lacks until the time is up; how many rows were
-        added. Raises what the evaluators raise.
+        """Measure the programs that the journal lacks until the time is up. Returns how many rows
+        were added. Raises what the evaluators raise.
         """
         journal = SampleJournal(self.folder / ROWS)
         rows_before, start_s = len(journal.keys()), time.monotonic()
@@ -111,8 +113,8 @@ class Survey:
     def _make_batches(
         self, tasks: Sequence[TrainingTask], journal: SampleJournal
     ) -> Iterator[list[Question]]:
-        """Of at most `batch` programs. The end of a task and the beginning of the next share a
-        batch, so that no lane waits.
+        """Yield batches of at most `batch` programs. The end of a task and the beginning of the
+        next share a batch, so that no lane is idle.
         """
         questions: list[Question] = []
         free_places = min(self.batch, _FIRST_BATCH)
@@ -182,8 +184,8 @@ class Survey:
 
 
 def _check_first_batch(measurements: Sequence[Measured]) -> None:
-    """Where no program of the first batch even ran, the machine is at fault. Raises LandscapeError;
-    nothing is written.
+    """Raise LandscapeError if no program of the first batch ran, since the machine is then at
+    fault. Nothing is written.
     """
     outcomes = {measurement.outcome for measurement in measurements}
     # Broken programs are part of every space, but not in the first places, where defaults stand.
