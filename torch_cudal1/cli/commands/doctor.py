@@ -65,6 +65,7 @@ class HealthCheck:
 def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Print the findings. Exit code 1 if something needed does not work."""
     findings = examine(settings)
+    # Only what nothing works without makes the exit code 1: a CPU-only machine is no failure.
     broken = [f for f in findings if f.needed and f.ok is False]
     limited = [f for f in findings if not f.needed and f.ok is False]
     verdict = _verdict(broken, limited)
@@ -144,6 +145,7 @@ def _device() -> HealthCheck:
     memory = f"{text.size(free)} of {text.size(total)} free"
     here = target_for(torch.device("cuda"))
     details = f"{here.sku} ({here.arch}), driver {here.driver}, {memory}, {torch.cuda.device_count()} visible"
+    # The package's kernels need sm_80 or newer.
     if (major, minor) < (8, 0):
         return HealthCheck("device", False, details, "GPUs before sm_80 get baselines only")
     return HealthCheck("device", True, details)
@@ -162,7 +164,7 @@ def _extension() -> HealthCheck:
 
 
 def _inductor() -> HealthCheck:
-    # torch's own reading of CXX: the compiler Inductor would call
+    # torch's own reading of CXX, so this is the compiler that Inductor would call.
     configured = inductor_config.cpp.cxx
     compilers = [
         name for name in ((configured,) if isinstance(configured, str) else configured) if name
@@ -176,6 +178,7 @@ def _inductor() -> HealthCheck:
             details,
             "install g++: without it torch.compile fails on CPU and only eager is a baseline",
         )
+    # A compiler alone is not enough: Inductor's C++ includes Python.h, which slim images lack.
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         details = f"{_first_line(compiler)}, but {header} is missing"
@@ -190,6 +193,7 @@ def _triton() -> HealthCheck:
     if not version:
         return HealthCheck(
             "Triton",
+            # CUDA builds of torch bring Triton, so there its absence is a fault.
             False if torch.version.cuda else None,
             "not installed",
             "Triton kernels are not offered",
@@ -215,13 +219,16 @@ def _nvcc() -> HealthCheck:
 
 def _cache(folder: Path) -> HealthCheck:
     kernels = build_folder(folder)
+    # Kernels kept for later searches are files of the same kind, and no entries.
     entries = [path for path in files_under(folder, ".safetensors") if kernels not in path.parents]
     compiled = count_builds(folder)
     details = f"{folder}: {text.count_text(len(entries), 'entry', 'entries')}, {text.size(sum(map(size_of, entries)))}"
     if compiled.count:
         details += f"; {text.count_text(compiled.count, 'compiled kernel')} kept for later searches, {text.size(compiled.size_bytes)}"
     try:
+        # The folder may not exist yet; then the question is whether it can be made.
         nearest = next(p for p in (folder, *folder.parents) if p.exists())
+        # Tried, not read from permission bits: ACLs, read-only mounts and quotas are not in them.
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".cudal1-probe-"):
             pass
     except OSError as error:
@@ -229,6 +236,8 @@ def _cache(folder: Path) -> HealthCheck:
         return HealthCheck(
             "cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True
         )
+    # An entry decides what this user's processes run, so a user who may write one chooses what
+    # runs.
     open_to_all = [
         path
         for path in (folder, folder / "v1")
@@ -257,6 +266,8 @@ def _lists(settings: Settings) -> HealthCheck:
         )
     revoked_count = sum(map(len, (revoked.entry, revoked.program, revoked.key)))
     details = f"{text.count_text(len(publishers.names), 'publisher')} allowed, {text.count_text(revoked_count, 'record')} revoked"
+    # Without the library every signature counts as not verified: all signed entries would be
+    # refused.
     if publishers.names and not _version("cryptography"):
         return HealthCheck(
             "trust",
@@ -279,6 +290,7 @@ def _sandbox(settings: Settings) -> tuple[HealthCheck, HealthCheck]:
     way to the next.
     """
     here = torch.device("cpu" if device.without_cuda() else "cuda")
+    # Two kinds of children: code of this package needs less confinement than sources of others.
     kinds: tuple[tuple[str, Limits], ...] = (
         ("sandbox, own code", make_limits(settings, here)),
         ("sandbox, sources of others", make_limits(settings, here, trust="foreign", phase="run")),
@@ -288,6 +300,7 @@ def _sandbox(settings: Settings) -> tuple[HealthCheck, HealthCheck]:
 
 
 def _probe_sandbox(name: str, limits: Limits) -> HealthCheck:
+    # Tried in a child, act by act: a kernel may have Landlock and a container may forbid it.
     attempts = probe.find_levels(limits)
     choice = choose_level(limits.trust, attempts, unsafe=limits.unsafe)
     best = max(attempts, key=lambda probed: probed.level)
@@ -312,8 +325,10 @@ def _probe_sandbox(name: str, limits: Limits) -> HealthCheck:
         if probed.asked > level
     ]
     remedy = f"For level {level + 1} {REMEDIES[level + 1]}" if choice.missing and level < 3 else ""
+    # Below the least level foreign sources do not run at all, unless the setting says so.
     if not choice.level:
         remedy = f"Sources of others are refused here. {remedy}. The setting unsafe_sandbox allows them all the same"
+    # Said in the table, because the setting may have been made long ago and forgotten.
     elif limits.unsafe and limits.trust == "foreign" and level < MIN_LEVEL["foreign"]:
         remedy = f"Allowed all the same by the setting unsafe_sandbox. {remedy}"
     return HealthCheck(
@@ -334,6 +349,7 @@ def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
     rows = []
     for f in fields(Settings):
         value = getattr(settings, f.name)
+        # The command line wins over the environment, which wins over the default.
         if value != getattr(from_env, f.name):
             source = "command line"
         elif getattr(from_env, f.name) != getattr(default, f.name):
@@ -354,6 +370,7 @@ def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
 def _value_to_show(settings: Settings, name: str) -> Any:
     """A setting's value; of a key only whether there is one."""
     value = getattr(settings, name)
+    # Output of `doctor` is pasted into issues, so a key must not be in it.
     return ("(set, not shown)" if value else "") if name == "llm_key" else value
 
 
@@ -380,7 +397,12 @@ def _first_line(program: str, *, last: bool = False) -> str:
     """What `program --version` says first (nvcc: last), or why it says nothing."""
     try:
         process = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=20, check=False
+            # 20 seconds: a compiler on a network drive may be slow, and a wrapper may hang.
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program} does not run ({type(error).__name__})"

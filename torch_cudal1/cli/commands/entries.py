@@ -40,11 +40,13 @@ __all__ = ["list_entries", "purge", "show", "verify"]
 
 def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """One row an entry. Exit code 0, also for an empty cache."""
+    # All caches, also read-only ones: the user wants to see what a look-up would find.
     files = list(_cache(settings).entries())
     readable = [f for f in files if isinstance(f, EntryFile)]
     quarantined = _read_quarantine(settings)
     rows = [
         [
+            # Twelve digits are enough to name an entry; every command takes the start of a key.
             f.entry.region_key[:12],
             f.entry.region_name or text.ABSENT,
             f"{f.entry.target.sku} ({f.entry.target.arch})",
@@ -76,6 +78,7 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
         f"{text.count_text(len(rows), 'entry', 'entries')} in {settings.cache_dir}"
         + _broken_note(len(files) - len(readable))
     )
+    # Such an entry may be slower than torch.compile, which could not compile when it was tuned.
     if alone := [f for f in readable if f.entry.without_inductor]:
         screen.line(_without_inductor_note(len(alone)))
     kernels = count_builds(settings.cache_dir)
@@ -98,6 +101,7 @@ def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """
     entries = _matching(settings, args.key)
     keys = sorted({f.entry.region_key for f in entries})
+    # Several entries of one region are shown together; a start that fits two regions names neither.
     if len(keys) != 1:
         fits = (
             f"it fits {len(keys)}: {', '.join(key[:16] for key in keys[:6])}"
@@ -124,11 +128,13 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     cache = _cache(settings)
     with screen.progress() as progress:
         progress("reading entries", None)
+        # `verify` reads payloads and digests; listing reads no more than it shows.
         broken = cache.verify()
         readable = [f for f in cache.entries() if isinstance(f, EntryFile)]
     entry_count, refused = len(readable), _list_refused(readable)
     if refused:
         screen.table(("refused file", "why"), [[str(path), why] for path, why in refused])
+    # A revocation list that cannot be read means that nothing is known to be allowed.
     for problem in (problems := list_problems(settings)):
         screen.problem(problem)
     if broken:
@@ -156,6 +162,7 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             "problems": problems,
         }
     )
+    # Unsigned entries are no error: `trust` decides what they may do.
     return 1 if broken or refused or problems else 0
 
 
@@ -167,6 +174,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     the quarantine goes: the entries may run again. With --unused only folders that nothing leads
     to. Without --yes it says what would go. Exit code 1 if a file or a folder stayed.
     """
+    # The writable cache alone: read-only ones belong to others.
     cache = LocalCache(settings.cache_dir)
     starts = tuple(args.key)
     if args.quarantined:
@@ -174,6 +182,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if args.unused:
         return _purge_unused(args, settings, screen)
     purge_all = not starts and not args.broken
+    # Checked before anything is deleted.
     _require_known_keys(cache, starts)
 
     def is_selected(entry: Entry) -> bool:
@@ -187,10 +196,14 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         if purge_all
         else []
     )
+    # Deleting cannot be undone, and entries cost minutes of search each.
     if not args.yes:
         files = list(cache.entries())
         doomed = [
-            f.path for f in files if purge_all or isinstance(f, BrokenFile) or is_selected(f.entry)
+            # Broken files always go: no look-up can use them.
+            f.path
+            for f in files
+            if purge_all or isinstance(f, BrokenFile) or is_selected(f.entry)
         ]
         screen.line("\n".join(map(str, doomed)))
         screen.line(
@@ -201,7 +214,9 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             {"would_delete": [*doomed, *(folder.path for folder in folders)], "deleted": []}
         )
         return 0
+    # Entries first, then the quarantine: a candidate must not run again in between.
     purged = cache.purge(None if purge_all else is_selected)
+    # A quarantine without its entry would hold back a candidate that a later search validates anew.
     lift_quarantine(
         cache.root,
         lambda record: purge_all or (bool(starts) and record.region_key.startswith(starts)),
@@ -230,9 +245,11 @@ def _require_known_keys(cache: LocalCache, starts: Sequence[str]) -> None:
     if not starts:
         return
     region_keys = {
+        # A broken file still has its key as its name, so it can be purged by key.
         file.path.stem if isinstance(file, BrokenFile) else file.entry.region_key
         for file in cache.entries()
     }
+    # A key may be in quarantine only, its entry deleted before.
     region_keys |= {record.region_key for record in list_quarantined([cache.root])}
     for start in starts:
         if not any(key.startswith(start) for key in region_keys):
@@ -251,6 +268,7 @@ def _count_vouchers(entries: Sequence[EntryFile]) -> dict[str, int]:
     vouchers = {
         f"vouched for by {name}": names.count(name) for name in sorted(set(names) - {"REFUSED"})
     }
+    # Said apart: "not verified" must not read as "fits".
     unchecked = sum(map(count_unchecked_signatures, entries))
     more = (
         {"signatures not verified (`cryptography` is not installed)": unchecked}
@@ -277,6 +295,7 @@ def _lift_quarantine(
     for record in quarantined:
         screen.line(f"{record.region_key[:12]}: {record.reason} ({record.at or 'time unknown'})")
     lifted = lift_quarantine(cache.root, is_selected) if confirmed else ()
+    # A running process has read the quarantine once and does not look again.
     effect = (
         "lifted; processes that run keep them until they end"
         if confirmed
@@ -295,6 +314,7 @@ def _purge_unused(args: argparse.Namespace, settings: Settings, screen: Screen) 
     """Delete folders that nothing leads to any more; the line says what was freed. Exit code 1 if one
     stayed.
     """
+    # Folders hold entries of many keys, so a key beside --unused would be ignored.
     if args.key or args.broken:
         raise SettingError(
             "--unused",
@@ -324,6 +344,7 @@ def _remove_folders(
     removed = []
     for folder in folders:
         screen.line(f"{folder.path}: {folder.why} ({text.size(folder.size_bytes)})")
+        # A folder that cannot be deleted is named, and the others still go.
         if confirmed and (reason := remove_folder(folder)):
             screen.problem(f"{folder.path} stays: {reason}")
         else:

@@ -61,7 +61,8 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     def step(activity: str, fraction: float | None) -> None:
         progress(f"{chosen[len(documents)].name}: {activity}", len(documents) / len(chosen))
 
-    # `ahead`: the next line is prepared while this one is evaluated.
+    # `ahead`: the next candidate's process starts while this one is evaluated, never while it is
+    # timed.
     with screen.progress() as progress, SourceEvaluator(job, step, ahead=True) as evaluator:
         for line in chosen:
             content = finished.get(_identity(line))

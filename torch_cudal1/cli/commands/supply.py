@@ -1,5 +1,5 @@
-"""`cudal1 lock`, `export`, `import` and `coverage`: what a deployment is built with, carried and
-checked as files.
+"""`cudal1 lock`, `export`, `import` and `coverage`: pin, carry and check a deployment's entries as
+files.
 
 `lock` without `--check` and `coverage` of a TARGET trace the user's module to learn its regions;
 everything else reads and writes files only. Nothing here measures, builds or runs a kernel, and
@@ -59,6 +59,7 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     region that is not decided.
     """
     if args.check:
+        # The lock itself says what it is of; other targets beside it would be ignored.
         if args.target or args.family:
             raise SettingError(
                 "TARGET",
@@ -70,11 +71,15 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         inventory = _read_inventory(settings, screen, progress)
         targets = list(_regions_of(args.target, args, progress))
     keys = {key for row in targets for key in row.keys} if targets else None
+    # A lock of targets is of one precision: two entries of a region would not say which one is
+    # used.
     contract = contract_for(settings)
+    # Without targets everything in the cache is locked, under whatever contract it was made.
     chosen = inventory.only(keys, args.family or None, contract if targets else None)
     families = (
         args.family
         or sorted({file.cache_path.family for file in chosen.entries})
+        # An empty cache has no families, and a lock of nothing must be reported as missing.
         or [_family_here(args)]
     )
     rows = report_coverage(
@@ -82,6 +87,8 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     )
     missing = [row for row in rows if not row.served]
     screen.json({"lock": args.lock, "missing": missing, "written": not missing, **_summary(chosen)})
+    # A lock with holes would let a deployment start that searches, or runs baselines, in
+    # production.
     if missing:
         screen.table(_COLUMNS, [_row(row) for row in missing])
         screen.problem(
@@ -93,6 +100,7 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         args.lock,
     )
     screen.line(f"{args.lock}: {_count_text(chosen)}")
+    # The lock is whole, but a file was left out of the cache that it was made from.
     return _FOUND_WRONG if inventory.broken else 0
 
 
@@ -104,8 +112,10 @@ def export(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         inventory = _read_inventory(settings, screen, progress)
         pinned = read_lock(args.lock) if args.lock else None
         chosen = inventory.only(_select_keys(args.key, inventory), args.family or None)
+        # After the choice of keys and families: what the lock names must all be among them.
         if pinned is not None:
             chosen = _select_locked(pinned, args.lock, chosen)
+        # An empty bundle would be imported with success and serve nothing.
         if not chosen.entries:
             raise SettingError(
                 "KEY",
@@ -133,6 +143,7 @@ def import_(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     rule.
     """
     with screen.progress() as progress:
+        # Beside the cache, never into it: entries made here win over imported ones.
         imported = import_bundle(args.bundle, settings.cache_dir, progress)
     entries, records = (
         text.count_text(imported.entries, "entry", "entries"),
@@ -144,6 +155,7 @@ def import_(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
         else f"{entries}, {records}, {text.size(imported.size_bytes)}"
     )
     screen.line(f"{imported.root}: {how}; for {', '.join(imported.families)}")
+    # Said at once: the user would otherwise wonder why an imported entry is not used.
     if unsigned := _count_unsigned(imported.root, settings):
         count = text.count_text(unsigned, "entry", "entries")
         unsigned_entries = (
@@ -184,6 +196,7 @@ def coverage(args: argparse.Namespace, settings: Settings, screen: Screen) -> in
         screen.problem(
             f"{text.count_text(missing, 'region')} without a usable decision; run `cudal1 warmup` on such a machine"
         )
+    # For a build script: a deployment with holes must fail before it is shipped.
     return _FOUND_WRONG if missing else 0
 
 
@@ -228,6 +241,7 @@ def _read_inventory(settings: Settings, screen: Screen, progress: ProgressCallba
     """
     progress("reading entries", None)
     contents, rules = take_inventory(cache_for(settings)), Rules.of(settings)
+    # What was revoked is neither locked nor exported: it must not reach other machines.
     revoked = {
         file: reason
         for file in (*contents.entries, *contents.records)
@@ -249,6 +263,9 @@ def _revocation_reason(file: CacheFile, rules: Rules) -> str:
     """
     program = file.content.choice.program if isinstance(file.content, Entry) else None
     stands = standing(
+        # Signatures are left out: whether a publisher vouches for a file is a matter of the machine
+        # that uses it. A revocation holds everywhere. "alias" is the name on disk of a decision
+        # record.
         SignedContent("alias" if file.cache_path.is_record else "entry", file.digest, (), program),
         "own",
         rules,
@@ -262,11 +279,14 @@ def _regions_of(
     """The regions of each TARGET or of each recorded call of it, as `accelerate` would find them;
     one target in memory.
     """
+    # Only asked where something is traced: locks need no GPU.
     chosen = device.choose(args.device) if names else ""
     recording = read_recording(args.recorded) if args.recorded is not None else None
     for name in (single for target in names for single in targets.expand(target)):
         progress(f"tracing {name}", None)
+        # One target at a time, so that a folder of large models needs the memory of one.
         (loaded,) = targets.load(name, device=chosen)
+        # Inputs that do not fit are the target's problem, and are reported as such.
         targets.try_call(loaded)
         if recording is None:
             yield _trace_requirements(name, loaded.module, loaded.inputs, args.training)
@@ -275,8 +295,9 @@ def _regions_of(
         for call in list_recorded_calls(loaded, recording):
             if call.problem:
                 raise TargetError(call.loaded.name, call.problem)
-            # without the number of calls: a lock must not change with it
+            # The label has no number of calls: a lock must not change with the traffic.
             label = f"{name} ({_describe_call(call)})"
+            # Two recorded calls may have the same shapes and differ in a flag.
             met[label] += 1
             with in_mode(call):
                 label += f" #{met[label]}" if met[label] > 1 else ""
@@ -291,8 +312,10 @@ def _trace_requirements(
     """What one call of the module needs; `inputs` by place, or by name."""
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     try:
+        # A training step has other regions than inference, with keys of their own.
         with torch.set_grad_enabled(training):
             regions = capture_regions(module, args, kwargs)
+    # Such a call needs no decision: the module's own forward runs, and nothing is missing.
     except NotLowerableError as problem:
         return Requirement(name, (), left_out=f"the module's own forward runs: {problem.reason}")
     return Requirement(
@@ -322,6 +345,7 @@ def _find_requirements(
         pinned = read_lock(Path(name))
         all_keys = tuple(dict.fromkeys(entry.key for entry in pinned.entries))
         names = {entry.key: entry.region for entry in pinned.entries}
+        # A lock of a whole cache has no targets: it counts as one source.
         for source, keys in (pinned.targets or {name: all_keys}).items():
             yield Requirement(
                 source,
@@ -335,6 +359,7 @@ def _select_keys(starts: Sequence[str], inventory: Inventory) -> set[str] | None
     """The keys that `starts` name; None for all. Raises SettingError for a start that fits nothing."""
     region_keys = {file.cache_path.name for file in inventory.entries}
     for start in starts:
+        # A misspelt key must not end in a smaller bundle.
         if not any(key.startswith(start) for key in region_keys):
             raise SettingError("KEY", start, "the start of a key of `cudal1 list`; it fits none")
     return {key for key in region_keys if key.startswith(tuple(starts))} if starts else None
@@ -342,11 +367,14 @@ def _select_keys(starts: Sequence[str], inventory: Inventory) -> set[str] | None
 
 def _select_locked(pinned: Lock, path: Path, inventory: Inventory) -> Inventory:
     """What the lock names and nothing else. Raises SupplyError where the cache lacks some of it."""
+    # Entries beyond the lock are simply not exported; missing or changed ones would break its
+    # promise.
     lacking = [item for item in diff_lock(pinned, inventory) if item.kind != "extra"]
     if lacking:
         first = f"{lacking[0].kind}: {lacking[0].name} {lacking[0].key[:12]} on {lacking[0].family}"
         problem = f"{len(lacking)} of what it names cannot be exported ({first}); see `cudal1 lock --check`"
         raise SupplyError(path, "lock", problem)
+    # By digest, not by key: an entry that was replaced since has the same key.
     named = {item.digest for item in pinned.entries} | {item.digest for item in pinned.records}
     entries = tuple(file for file in inventory.entries if file.digest in named)
     return Inventory(

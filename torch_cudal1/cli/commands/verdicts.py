@@ -87,7 +87,7 @@ def evaluation_outcome(evaluation: SourceEvaluation) -> str:
     decision = evaluation.decision
     if isinstance(decision, Accepted):
         return "accepted"
-    # The detector "inputs" runs the reference alone, before the candidate.
+    # The detector "inputs" means that the reference refused the inputs made for it.
     if decision.detector == "inputs":
         return "reference_unusable"
     # A verdict passes before the timing, so a candidate may be right and have no time.

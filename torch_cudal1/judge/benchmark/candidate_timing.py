@@ -1,8 +1,8 @@
 """Times a candidate: samples of two slots of its child, and a comparison of what timed calls
 answered.
 
-The child takes the samples, which is enough for Programs: they are data, and nothing of theirs runs
-beside the clock. The slope over whole batches is checked on this process's clock all the same. For
+The child takes the samples, which is enough for Programs: they are data, and no Python of
+a candidate runs beside the clock. The slope over whole batches is checked on this process's clock all the same. For
 a source, whose Python could patch the clock, `judge.benchmark.cross_process` is the sampler. Which
 baseline, and what follows from it, is the evaluator's.
 """

@@ -144,6 +144,7 @@ def check_first_calls(trial: Trial, measurement: Measurement, sets: Sequence[str
         return check
     # A kernel that was compiled stays in the process, so a second instance starts fast. Work that
     # each instance does in its first call comes again.
+    # One right program was refused for a first call of over 250 ms, so a slow one is asked again.
     trial.load(_SECOND_INSTANCE, trial.candidate)
     again_us = (
         # One call, and its output is dropped: a new instance's first call is all that is asked

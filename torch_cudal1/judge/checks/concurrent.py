@@ -102,7 +102,7 @@ def check_stream_order(trial: Trial) -> list[CheckResult]:
     if trial.device.type != "cuda":
         return report_not_applicable("stream_order", _NO_STREAMS)
     first, _ = trial.first_two
-    # Compilation and set-up of the first call are none of what is asked here.
+    # Compilation and set-up happen in the first call, which may synchronise.
     trial.run(first)
     return summarise(
         "stream_order",

@@ -107,7 +107,7 @@ def _is_idle(
 def _matters_for_infinities(
     trial: Trial, sample: InputSet, fills: Sequence[int], number: int
 ) -> bool:
-    # Under such a contract what handles infinities is without an effect for good.
+    # The contract promises finite inputs, so a kernel that only handles infinities does nothing.
     if trial.contract.assume_finite:
         return False
     with closing(with_an_infinity(trial, sample)) as variants:

@@ -111,7 +111,7 @@ def _compare_states(
             f"; and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
         )
         return CheckResult("env_diff", False, float(len(changed)), 0.0, f"{stage} changed {shown}")
-    # Values that honest code may move are told and refuse nothing.
+    # Honest code may move these values: they are recorded and refuse nothing.
     hints = [name for name, value in before["hints"].items() if after["hints"].get(name) != value]
     noted = f"; noted: {', '.join(hints)}" if hints else ""
     return CheckResult("env_diff", True, 0.0, 0.0, f"{stage}: {compared} values as before{noted}")
@@ -128,8 +128,8 @@ def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
 
 
 def _list_replacements(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Names behind which another object stands, when a digest has said that there are some; one
-    whose owner put it back meanwhile is none of those that are allowed.
+    """Names that refer to another object than before, asked when a digest has changed. An object
+    that was put back between digest and tables counts as replaced.
     """
     names = [
         f"sys.modules[{name!r}]"

@@ -25,8 +25,8 @@ __all__ = ["CALL_HISTORY", "REPEAT", "check_call_history", "check_repeatability"
 
 _SOAK_S = {"fast": 0.5, "standard": 20.0, "strict": 300.0}
 _FLIPS = 4
-# `numerics` asks how exact results are, on many more numbers; here a result need only belong to this
-# input set and to no earlier one
+# `numerics` asks how exact results are, on many more numbers; here a result need only belong to
+# this input set and to no earlier one
 _SLACK = 4.0
 # by how much a single element moves: a cache may look at all, at some, or at roughly all
 _STEPS_IN_RMS = (8.0, 1e-1, 1e-3)
@@ -88,7 +88,7 @@ def _compare_alternated(trial: Trial, first: InputSet) -> list[Agreement | None]
 def _compare_at_same_address(trial: Trial, first: InputSet) -> list[Agreement | None]:
     """New values at the addresses of A, then the old ones again."""
     other = trial.derive_sibling(first)
-    # Whatever keeps results by address has those of A from here on.
+    # A cache of results by address holds those of A from here on.
     trial.run(first)
     new_values = [
         new if role == "input" else None

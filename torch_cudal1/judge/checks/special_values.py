@@ -37,6 +37,7 @@ _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in floa
 # of the infinities: numbers so near zero that rounding decides their sign
 _MAX_TURNED_FRACTION = 1e-5
 # of all elements: those that may differ, and those that rounding may decide at all
+# Fused ResNet blocks were refused for 29 of 32 million elements before this exception.
 _MAX_WRONG_FRACTION, _MAX_STIRRED_FRACTION = (1e-4, 1e-3)
 # what rounding decides changes sides in half of them: of six such numbers 12 would miss one in 700
 # trials

@@ -2,8 +2,8 @@
 error of another that may use it.
 
 Where convolutions may use TF32 and products may not (PyTorch's defaults), inputs that make the
-convolutions exact leave only the error of the products. TF32 exists on CUDA only. Which parameter
-belongs to which class is told by its rank.
+convolutions exact leave only the error of the products. TF32 exists on CUDA only. The rank
+of a parameter says which class it belongs to.
 """
 
 from __future__ import annotations

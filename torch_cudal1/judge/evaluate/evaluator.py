@@ -85,7 +85,7 @@ class EvaluationConfig:
     """How candidates for a region are evaluated. `examples`: real inputs in the order of the
     region's, parameters included.
 
-    `book` remembers the secret input sets and what eager and float64 yield on them, for all
+    `reference_cache` remembers the secret input sets and what eager and float64 yield on them, for all
     candidates evaluated with this config. `trust`: "foreign" for a Program without a trusted author: it
     runs confined as foreign source does, in a process of its own.
     """

@@ -216,8 +216,9 @@ def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[i
         }
     if name == "native_group_norm":
         bound = {
-            # Kernels of PyTorch fold weight and rstd into one factor, which turns an infinite
-            # weight into a difference of infinities.
+            # PyTorch's kernels fold mean, rstd and weight into a factor and an addend, which turns
+            # an infinite weight into a difference of infinities: NaN where the formula has an
+            # infinity.
             key: _widen_argument(arg, values, device)
             for key, arg in bound_arguments(step).items()
         }

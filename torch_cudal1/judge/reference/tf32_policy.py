@@ -2,8 +2,8 @@
 TF32 before they are multiplied.
 
 cuDNN uses that right for most convolutions and leaves it for some, by shape, layout and version.
-The contract grants the candidate the same rights, also where cuDNN leaves them unused: these are the
-results that such a candidate is compared with. It judges nothing.
+The contract grants the candidate the same rights, also where cuDNN leaves them unused: these are
+the results that such a candidate is compared with. It judges nothing.
 """
 
 from __future__ import annotations

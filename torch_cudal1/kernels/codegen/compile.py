@@ -1,8 +1,8 @@
 """Triton text, or CUDA C++, to a cubin, ahead of time and without a GPU.
 
 Runs in the judge's build process only: it writes the text to a temporary folder, imports it from
-there and leaves nothing behind. Refuses what the compiler accepts and no device can run (FACTS:
-shared memory is not checked ahead of time, some bodies are `trap`).
+there and leaves nothing behind. Refuses kernels that the compiler accepts and no device can run:
+shared memory is not checked ahead of time, and some bodies are a `trap`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _ALIGNED = [["tt.divisibility", 16]]
 def build(program: Program, proposal: Proposal, sm: int) -> Program:
     """The Program of cubins for `sm_{sm}`, with outputs exactly as the reference's.
 
-    Raises NotLowerableError when the fusion group is not covered, does not compile or needs more than the
-    device has, and ProgramError when the proposal does not fit the fusion group.
+    Raises NotLowerableError when the fusion group is not covered, does not compile or needs more
+    than the device has, and ProgramError when the proposal does not fit the fusion group.
     """
     lowered = lower(program, proposal)
     cubins: dict[str, CompiledKernel] = {}
@@ -234,8 +234,8 @@ def _check_resources(compiled: Any, symbol: str, sm: int) -> CompiledKernel:
 
 
 def _refuse_unwritten(cubin: bytes, symbol: str) -> None:
-    """Raises NotLowerableError for code with ptxas's error of uniform registers; that it cannot be
-    read is on record.
+    """Raises NotLowerableError for machine code with ptxas's error of uniform registers. Where the
+    code cannot be disassembled, telemetry has a record of that.
     """
     sass = disassemble(cubin)
     if sass is None:

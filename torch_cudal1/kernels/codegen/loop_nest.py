@@ -1,10 +1,10 @@
 """Turns output expressions into one loop nest: statements over rows (programs) and columns (inside
 a reduction).
 
-The iteration space is the source of the fusion group's first reduction, or the output of an element-wise
-fusion group. Every other reduction must fold as many columns; a reshape that cuts a loop variable refines
-the space and scheduling starts over. What does not fit one nest raises NotLowerableError. Printing
-Triton is `source`'s work.
+The iteration space is the source of the fusion group's first reduction, or the output of an
+element-wise fusion group. Every other reduction must fold as many columns. A reshape that cuts a
+loop variable refines the space, and scheduling starts over. Expressions that do not fit one nest
+raise NotLowerableError. `triton_text` prints the nest.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Statement:
     """One assignment (or store) of the kernel.
 
     `kind`: "load", "store", "position", "constant", "map", "reduce", "scan" or "product" (the
-    element of a Dot at its own place). `text` is the template over `operands`, or the literal, or the
-    kind of reduction or scan. `level` counts the reductions that must be finished before it;
-    `rows`, `columns`: what it varies over.
+    element of a Dot at its own place). `text`: the template over `operands`, the literal, or the
+    kind of the reduction or scan. `level`: how many reductions must be finished before it. `rows`,
+    `columns`: whether it varies over rows and over columns.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Nest:
 
     @property
     def reduces(self) -> bool:
-        """Whether there is any reduction or scan: something that asks for whole rows."""
+        """Whether there is any reduction or scan, which needs whole rows."""
         return any(s.kind in ("reduce", "scan") for s in self.statements)
 
     @property
@@ -180,10 +180,10 @@ def build_nest(outputs: tuple[Output, ...]) -> Nest:
 
 
 def build_epilogue_nest(outputs: tuple[Output, ...], dot: Dot) -> Nest:
-    """What follows a product, element by element: rows are its batch and rows in order, columns its
-    columns; none is merged.
+    """The nest of the element-wise steps after a product. Its rows are the product's batch and rows
+    in order, its columns the product's columns; no loop variables are merged.
 
-    Of a convolution the columns are the channels, the rows everything else.
+    Of a convolution the columns are the channels, and the rows everything else.
 
     Raises NotLowerableError when an output needs the product at another place than its own, or has
     another number of elements.
@@ -200,8 +200,8 @@ def build_epilogue_nest(outputs: tuple[Output, ...], dot: Dot) -> Nest:
 
 
 def build_operand_nest(operand: Output) -> Nest:
-    """A matrix that is made for each tile of a product: its rows are k, its columns the product's;
-    none is merged.
+    """The nest of a matrix that is computed for each tile of a product. Its rows are k, its columns
+    the product's columns; no loop variables are merged.
 
     Raises NotLowerableError where making it takes a reduction or a scan.
     """
@@ -413,7 +413,7 @@ def _renumber_atoms(nest: Nest, groups: list[list[Atom]]) -> Nest:
 
 
 def _rewrite_over(form: AffineExpr, new_atoms: Mapping[Atom, Atom]) -> AffineExpr:
-    """The form over other atoms, each as its last old one moved."""
+    """The form over other atoms: each steps as the last of the old atoms that it replaces."""
     return AffineExpr(
         form.offset,
         tuple(

@@ -41,9 +41,9 @@ COUNTER_STRIDE = 32
 # of a group run at once: without a bound a GPU that holds fewer would wait for ever.
 _MAX_BARRIER_POLLS = 4096
 
-# The polls only acquire. With a fence for each poll, exponentials computed twice and a branch for each
-# division a group was slower than a loop over the row (0.57 of a copy against 0.65); without them it
-# is at 0.84 (benchmarks/LOG.md, 2026-11-26).
+# The polls only acquire. With a fence for each poll, exponentials computed twice and a branch for
+# each division a group was slower than a loop over the row (0.57 of a copy against 0.65); without
+# them it reached 0.84 (benchmarks/LOG.md, 2026-11-26).
 _GRID_BARRIER = f"""
 @triton.jit
 def all_met(arrivals, team: tl.constexpr):
@@ -76,8 +76,8 @@ def quotients(x, by):
 
 
 def max_registers(tile: Tile, warps: int) -> int:
-    """Of a thread, at most: as many again as its elements take. With more, fewer programs run, and
-    a row waits for them.
+    """The most registers of a thread: twice what its elements take. With more registers, fewer CTAs
+    would run at the same time, and a row would wait for those that do not.
     """
     # 255 is the architecture's limit for a thread.
     return min(255, max(64, 2 * tile.columns // (32 * warps)))
@@ -102,8 +102,8 @@ def _partial_names(s: Statement) -> tuple[str, ...]:
 
 
 class CtaGroupPrinter(TritonPrinter):
-    """Prints a nest whose tile is a part of a row. `member` is the program's number in its group, `piece`
-    what it has in registers.
+    """Prints a nest whose tile is a part of a row. In the text `member` is the program's number in
+    its group, and `piece` the number of the tile that it has in registers.
     """
 
     def __init__(self, nest: Nest, tile: Tile) -> None:
@@ -209,8 +209,8 @@ class CtaGroupPrinter(TritonPrinter):
     def _reduce_tiles(
         self, level: int, folds: list[Statement], live: list[tuple[str, str]]
     ) -> list[str]:
-        """A loop that stores the own tile's partials and, where not all CTAs have arrived, those of all
-        pieces, the own one last.
+        """A loop that stores the partials of the CTA's own tile and, where not all CTAs have
+        arrived, those of all tiles, its own last.
         """
         size, count = (
             self.cta_group.size,
@@ -273,8 +273,8 @@ class CtaGroupPrinter(TritonPrinter):
         return f"tl.minimum({self.nest.column_count} - piece * {size}, {size}).to(tl.float32)"
 
     def _combine_partials(self, s: Statement) -> list[str]:
-        """Lines that load all partials of a reduction and combine them to the row's value: a number, which has no layout that
-        would have to be changed.
+        """Lines that load all partials of a reduction and combine them to the row's value: a
+        number, which has no layout that would have to be changed.
         """
         # `tl.arange` takes powers of two only: lanes beyond the group read the neutral element.
         lanes, size = next_power_of_two(self.cta_group.size), self.tile.columns

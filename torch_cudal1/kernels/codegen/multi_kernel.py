@@ -1,10 +1,12 @@
 """Plans a fusion group's expressions as loop nests in launch order: one where that is enough, several
 where programs must wait for others.
 
-    split      few long rows: per level of reductions, partial results of `split` pieces of each row, then their combination; the
-               outputs last
-    team       long rows, many or few: CTAs of one launch share a row (`multi_cta`); the counters of its barriers are cleared before
-    nested     a reduction of what other reductions yield, row by row (the mean of losses): the rows' results first, in memory
+    split      few long rows: for each level of reductions, partial results of `split` pieces of each
+               row, then their combination; the outputs last
+    team       long rows, many or few: CTAs of one launch share a row (`multi_cta`); a launch before
+               it clears the counters of its barriers
+    nested     a reduction of what other reductions yield, row by row (the mean of losses): the rows'
+               results go to memory first
 
 Partial results go through scratch values, and are put together in a fixed order. Text and machine
 code are made elsewhere.
@@ -60,7 +62,7 @@ def find_first_nest(outputs: tuple[Output, ...]) -> Nest:
 def plan_stages(
     outputs: tuple[Output, ...], proposal: Proposal, specs: dict[int, TensorSpec], first: int
 ) -> tuple[Stage, ...]:
-    """The nests of a proposal. `specs` learns the scratch values, numbered from `first` on.
+    """The nests of a proposal. Scratch values, numbered from `first` on, are added to `specs`.
 
     Raises NotLowerableError when the expressions do not fit nests, ProgramError when the proposal
     is nonsense for them.
@@ -131,9 +133,7 @@ def _choose_outputs(outputs: tuple[Output, ...], *, online: bool) -> tuple[Outpu
 def _find_row_results(
     outputs: tuple[Output, ...], specs: dict[int, TensorSpec], first: int
 ) -> tuple[Output, ...]:
-    """What must be in memory before anything is folded over it: results of rows that another
-    reduction reads.
-    """
+    """The results of rows that another reduction reads: they must be in memory before it starts."""
     sources: dict[Node, None] = {}
     for outer in find_reductions(tuple(o.node for o in outputs)):
         inner = find_reductions((outer.source,))

@@ -58,7 +58,7 @@ def print_mean(mean: Statement, squares: Statement) -> list[str]:
 
 
 def print_init(s: Statement, shape: str) -> list[str]:
-    """Before the loop: nothing seen."""
+    """The lines before the loop: partials of lanes that have seen no element."""
     n, zeros = s.name, f"tl.zeros({shape}, tl.float32)"
     if s.text == "expsum":
         return [f"top_{n} = tl.full({shape}, {_MINUS_INFINITY}, tl.float32)", f"acc_{n} = {zeros}"]
@@ -66,7 +66,7 @@ def print_init(s: Statement, shape: str) -> list[str]:
 
 
 def print_step(s: Statement, columns: int, masked: bool) -> list[str]:
-    """One tile further."""
+    """The lines in the loop: the partials after one more tile."""
     n, x = s.name, s.operands[0].name
     if s.text == "expsum":
         # Minus infinity adds nothing to the sum and raises no maximum.
@@ -148,14 +148,14 @@ def print_tile_partials(s: Statement, masked: bool, size: str) -> list[str]:
 
 
 def print_share(s: Statement, top: str) -> str:
-    """The factor of a tile's own exponentials, `exp_` less its own maximum `top`, are to be times: then
-    each is over the row's sum.
+    """The factor that turns a tile's exponentials, which are relative to the tile's maximum `top`,
+    into shares of the row's sum.
     """
     return f"tl.div_rn(libdevice.exp({top} - {_finite_top(f'row_{s.name}')}), {s.name})"
 
 
 def _maximum(text: str, axis: int = 1) -> str:
-    """NaN if there is any."""
+    """Text of the maximum along `axis`; NaN where any element is."""
     return f"tl.reduce({text}, {axis}, nan_max{', keep_dims=True' * axis})"
 
 

@@ -1,4 +1,6 @@
-"""What every kernel's text begins with: imports, the functions that it calls, and the types of its arguments."""
+"""What every kernel's text begins with: imports, the functions that it calls, and the types of its
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ POINTERS = {
 
 
 def add_prelude(body: str, functions: str = "") -> str:
-    """A kernel's text from its arguments on, with the head that every kernel has, the special functions that it calls and its own
-    `functions`.
+    """The complete text of a kernel, of its text from the arguments on: the head that every kernel
+    has, the special functions that it calls, and its own `functions`.
     """
     head, entry = _HEADER.split(_ENTRY)
     called = {"log_bessel_": bessel_formulas.FUNCTIONS, "nearest_tf32": _NEAREST_TF32}

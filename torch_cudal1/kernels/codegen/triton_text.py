@@ -39,9 +39,9 @@ _INT32_REACH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class CtaGroup:
-    """Programs that share a row: `size` of them; scratch values: the count of those that have
-    arrived (int32, zero before the launch, one a row and level of reductions), and for each partial of
-    each reduction, in the nest's order, one value a program.
+    """The `size` programs that share a row, and their scratch values. `arrivals`: how many of them
+    have arrived (int32, 0 before the launch, one count for each row and level of reductions).
+    `partials`: for each partial of each reduction, in the nest's order, one element a program.
     """
 
     size: int
@@ -51,9 +51,8 @@ class CtaGroup:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`rows` x `columns` elements a program (powers of two; columns 0: element-wise), `loop`:
-    columns in several steps, `cta_group`: a row's columns are shared out, a tile for each program of the
-    team.
+    """`rows` x `columns` elements a program, powers of two; 0 columns: element-wise. `loop`: a row
+    takes several steps of `columns`. `cta_group`: the programs that share a row, a tile for each.
     """
 
     rows: int
@@ -127,8 +126,8 @@ class TritonPrinter:
         return lines + self.index_lines("column", True) + self.uniform_lines(start)
 
     def _find_uniform(self) -> frozenset[Atom]:
-        """Loop variables of columns that are one number all over a tile and that loads ask for: the
-        channel of pixels.
+        """The loop variables of columns that have a single value in each tile, such as the channel
+        of pixels, where a load is addressed by them.
         """
         atoms = self.nest.columns
         if self.flat or self.tile.columns >= self.nest.column_count:
@@ -151,7 +150,7 @@ class TritonPrinter:
         return frozenset(uniform & used)
 
     def is_uniform(self, s: Statement) -> bool:
-        """Whether a load is of one number for each row of a tile, though it varies over columns."""
+        """Whether a load reads one element for each row of a tile, though it varies over columns."""
         return s.kind == "load" and _varies_only_over(s, self.uniform)
 
     def uniform_lines(self, start: str) -> list[str]:
@@ -203,8 +202,8 @@ class TritonPrinter:
         return [line for s in self.nest.statements for line in self.line(s)]
 
     def print_loops(self) -> list[str]:
-        """A loop over column tiles per level; values of earlier loops are computed again rather
-        than kept.
+        """A loop over column tiles for each level of reductions. Each loop computes again what it
+        needs of the values of earlier loops.
         """
         lines: list[str] = []
         printed: set[str] = set()
@@ -355,8 +354,8 @@ class TritonPrinter:
     def offset(self, form: AffineExpr, before_column: str = "") -> str:
         """Text of an address: empty for 0. `before_column` is put before the names of columns.
 
-        What runs through all rows or columns in their order is addressed by their number, which a
-        compiler knows to be contiguous.
+        An access that runs through all rows or columns in their order is addressed by their number,
+        which the compiler knows to be contiguous.
         """
         parts: list[tuple[str, int]] = []
         for base, atoms in (("row", self.nest.rows), ("column", self.nest.columns)):
@@ -416,8 +415,8 @@ class TritonPrinter:
 
 
 def _common_stride(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
-    """How far it is from one number of the row-major order over `atoms` to the next; 0 if that
-    varies or they are not several.
+    """The stride from one number of the row-major order over `atoms` to the next; 0 if it varies,
+    or if there are fewer than two atoms.
     """
     strides = row_major(tuple(a.extent for a in atoms))
     steps = dict(terms)
@@ -442,7 +441,7 @@ def _varies_only_over(s: Statement, atoms: Collection[Atom]) -> bool:
 
 
 def neutral_element(s: Statement) -> str:
-    """What changes nothing in the reduction or scan."""
+    """The literal that changes nothing in the reduction or scan, such as 0 in a sum."""
     compute = s.node.compute
     if s.text in ("sum", "prod"):
         return "0" if s.text == "sum" else "1"
@@ -456,8 +455,8 @@ def _combine_template(s: Statement) -> str:
 
 
 def reduce_text(s: Statement, text: str, axis: int = 1) -> str:
-    """A reduction along rows of `text`, other than those of `streams`. `axis` 0: of one dimension,
-    to a number.
+    """A reduction of `text` along `axis`, of a kind that `online` does not print. `axis` 0: of one
+    dimension, to a number.
     """
     keep = ", keep_dims=True" * axis
     # `tl.max` and `tl.min` drop NaN, and Triton has no product: those go through a function of the

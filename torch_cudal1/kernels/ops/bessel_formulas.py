@@ -32,8 +32,8 @@ _TERMS = "\n".join(
     for line in (f"    gamma += {coefficient!r} * power", "    power = power / (y * y)")
 )
 _PRODUCT = " * ".join(f"(1.0 + {number}.0 / z)" for number in range(1, 8))
-# Everything is computed in float64, as in `ir.ops.bessel`: steps and limits are chosen for float64's
-# round-off.
+# Everything is computed in float64, as in `ir.ops.bessel`: steps and limits are chosen for
+# float64's round-off.
 FUNCTIONS = f"""
 @triton.jit
 def log_bessel_i(order, x):

@@ -74,7 +74,8 @@ def _logical(kind: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
-        # Truth is folded as 0 and 1: the printer has neutral elements for int32, int64 and fp32 only.
+        # Truth is folded as 0 and 1: the printer has neutral elements for int32, int64 and fp32
+        # only.
         truth = cast(cast(args[0], torch.bool), torch.int32)
         folded = reduce(kind, truth, _read_dims(truth, args[1] if len(args) > 1 else None))
         return (reshape(cast(folded, torch.bool), outs[0].shape),)
