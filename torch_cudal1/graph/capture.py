@@ -257,10 +257,11 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> TracedModule:
 
 @contextmanager
 def _enter_fake_mode(inputs: Sequence[Any]) -> Iterator[FakeTensorMode]:
-    """The fake mode of the inputs, or one of our own.
+    """The fake mode of the inputs, or a new one.
 
-    A mode keeps weak references to the weights for as long as anything fake lives, and
-    `torch.utils.swap_tensors` refuses weights that have one: ours lets go of them.
+    A mode keeps weak references to the weights for as long as a fake tensor lives, and
+    `torch.utils.swap_tensors` refuses weights that have a weak reference. A new mode drops them at
+    the end.
     """
     detected_mode = detect_fake_mode(list(inputs))
     mode = detected_mode or FakeTensorMode()

@@ -45,7 +45,7 @@ class UnprovenError(Exception):
 
 
 class RecordCollector:
-    """The records of a walk over the module, and those that are added for Dynamo's guards."""
+    """Collects records for Dynamo's guards beside the records of a walk over the module."""
 
     def __init__(self, walked: GuardRecords) -> None:
         self.walked = walked

@@ -230,7 +230,7 @@ class SourceReader:
 
 
 def steps_of(source: Any) -> Iterator[Any]:
-    """The sources from the last step to the first; the root is not among them."""
+    """The sources from the last step to the first, without the root."""
     while (base := getattr(source, "base", None)) is not None:
         yield source
         source = base

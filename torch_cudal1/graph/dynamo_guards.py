@@ -1,4 +1,4 @@
-"""Divides Dynamo's guards of a captured call among those that check them: none twice, all in C++.
+"""Divides Dynamo's guards of a captured call among its checkers: none is checked twice, all in C++.
 
         Dynamo's guards ──> implied by the arguments' signature and the state of the process: dropped
                         ├─> implied by the identity of a chain of objects: records for ModuleGuard, 5 ns each
@@ -178,8 +178,9 @@ class GuardSplit:
 
 
 def forgotten_classes(entries: Entries) -> list[type]:
-    """The classes that a frame names whose bodies Dynamo does not look at again, those that they
-    inherit from included.
+    """The classes that a frame names and whose attributes Dynamo does not guard, with their bases.
+
+    Empty from torch 2.13 on, which guards them. Classes of torch itself are left out.
     """
     if not _FORGETS_CLASSES:
         return []

@@ -53,8 +53,8 @@ def enter_compilation() -> Iterator[None]:
 
 @contextmanager
 def quiet_dynamo() -> Iterator[None]:
-    """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more: what it
-    says of a forward that nobody asked it to compile is a reason in `explain`.
+    """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more. The
+    user did not ask for a compilation, and finds the reason of a refusal in `explain`.
     """
     # Dynamo logs as well as warns.
     loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -74,7 +74,9 @@ def quiet_dynamo() -> Iterator[None]:
 
 @contextmanager
 def dynamo_errors() -> Iterator[None]:
-    """Dynamo's refusals as ours."""
+    """Turn Dynamo's errors into this package's: GraphBreakError where the user's code cannot be one
+    graph, NotLowerableError for the rest.
+    """
     from torch._dynamo.exc import TorchDynamoException, Unsupported, UserError
 
     try:
@@ -101,8 +103,8 @@ def _summarise(error: BaseException) -> str:
 
 
 def settle_dynamo() -> None:
-    """Have Dynamo put its own `__init__` into `nn.Module`, as it does when something is first
-    compiled: what is recorded of that class before would differ after.
+    """Install Dynamo's `nn.Module.__init__` now, which it would otherwise do at the first compilation:
+    a guard record of the class that was taken before would no longer match.
     """
     from torch._dynamo.mutation_guard import install_generation_tagging_init
 
@@ -110,10 +112,10 @@ def settle_dynamo() -> None:
 
 
 def guard_environment() -> None:
-    """Have Dynamo guard which environment variables there are, where it read any: a name that it
-    did not find it forgets.
+    """Add a guard on the names of the environment variables where the frame reads `os.environ`:
+    Dynamo does not guard the absence of a variable.
 
-    To be called by a backend, while Dynamo compiles.
+    A backend calls it while Dynamo compiles.
     """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import AttrSource

@@ -285,8 +285,8 @@ def _random(node: fx.Node) -> bool:
 
 
 def _find_unread(node: fx.Node, count: int) -> frozenset[int]:
-    """Positions of results that nobody takes: those of fused attention for its backward are numbers
-    among them.
+    """Positions of results that no live node reads. Some operators return plain numbers there, such
+    as fused attention, which returns a seed for its backward.
     """
     read_indices = {
         # A getitem that is itself unread counts as no reader.

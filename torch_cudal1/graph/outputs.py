@@ -68,10 +68,10 @@ def learn_outputs(
 ) -> OutputTemplate:
     """The template of what `run` makes of `count` graph outputs.
 
-    `arguments` are the tensors that the user passed, `guarded` those that a guard holds to be the same
-    in every call, by identity. `fixed` are outputs that are such a tensor themselves: `run` may put
-    them anywhere, and they are what is there already. Raises NotLowerableError for a result that is
-    made of something else.
+    `arguments`: the tensors that the user passed. `guarded`: by id, the tensors whose identity a
+    guard compares in every call. `fixed`: by number, the outputs that are an argument or a guarded
+    tensor itself; they have no marker. Raises NotLowerableError for a result that holds anything
+    else.
     """
     markers = [
         # Two sets of empty tensors: only their identity is read, and equal results of two runs show

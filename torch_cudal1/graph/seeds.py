@@ -44,7 +44,7 @@ def remove_undefined_seeds(joint: fx.GraphModule) -> None:
 
 
 def _place(node: fx.Node, name: str) -> int:
-    """The position of an argument in the operator's schema."""
+    """The position of the argument `name` in the schema of the operator that `node` calls."""
     assert isinstance(node.target, torch._ops.OpOverload)
     return next(
         place
@@ -54,7 +54,9 @@ def _place(node: fx.Node, name: str) -> int:
 
 
 def _insert_zeros(node: fx.Node) -> fx.Node:
-    """A new node with a single zero, where `node` runs: of any type, since nobody reads it."""
+    """A new node before `node`: a 0-dim int64 zero on its device. Without dropout no kernel reads it,
+    so its type does not matter.
+    """
     query = node.args[_place(node, "query")]
     assert isinstance(query, fx.Node)
     like = query.meta["val"]

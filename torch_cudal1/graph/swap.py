@@ -1,8 +1,8 @@
-"""Puts a choice where a graph's callable stands, with the reference behind it.
+"""Replaces a graph's callable by the chosen candidate, with the reference as its fallback.
 
-A drop-in must take the graph's inputs in the graph's order, give its outputs in the graph's order,
-and never leave the caller with less than the baseline would give: `Swapped` checks the kill switch
-at every call and runs the reference when ours fails.
+A replacement takes inputs and returns outputs in the graph's order. A failing candidate must not
+fail the call: `Swapped` checks the kill switch at every call, and runs the reference when the
+candidate raises.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _listeners: list[weakref.WeakMethod[Callable[[str, str], None]]] = []
 
 
 class _OursFirst:
-    """Ours runs; what stands behind it runs under the kill switch, and for the life of the process
-    after a failure of ours.
+    """Runs a candidate, or its fallback while the kill switch is on. After a failure of the candidate
+    the fallback runs for the rest of the process.
     """
 
     def __init__(self, strictness: str, region: str = "") -> None:
         self._strictness, self._key = strictness, region
-        self.quarantined = ""  # the reason, once ours has failed
+        self.quarantined = ""  # the reason, once the candidate has failed
 
     def _first(
         self, candidate_call: Positional, compiled_call: Positional, inputs: Sequence[Any]
@@ -93,7 +93,9 @@ class _OursFirst:
 
 
 class Swapped(_OursFirst):
-    """Callable on a region's inputs in canonical order, with the reference behind it."""
+    """A region's candidate as a callable: takes the inputs in canonical order, and falls back to the
+    reference.
+    """
 
     candidate = ""  # the digest of what runs
 
@@ -105,7 +107,7 @@ class Swapped(_OursFirst):
         self._reference: Runner | None = None
 
     def put_in_front(self, around: Around) -> None:
-        """Let what `around` makes of the callable run instead of it."""
+        """Replace the callable by `around(self, callable)`."""
         self._runner = around(self, self._runner)
 
     @property
@@ -129,10 +131,10 @@ class Swapped(_OursFirst):
 
 
 class GraphedLater(_OursFirst):
-    """What Inductor made of a pure inference graph, from the second call on as a CUDA graph: the
-    first answer waits for no capture.
+    """Inductor's callable for a pure inference graph. The first call runs it directly, later calls run
+    it as a CUDA graph.
 
-    Takes the graph's inputs one by one, as Dynamo passes them; `compiled` stands behind it.
+    Takes the graph's inputs as separate arguments, as Dynamo passes them; falls back to `compiled`.
     """
 
     def __init__(
@@ -188,8 +190,8 @@ def swap(
 
 
 def withdraw(candidate: str, reason: str) -> int:
-    """Let everything in this process that runs the candidate of that digest run its reference from
-    now on; how many did run it.
+    """Make every `Swapped` of this process that runs the candidate with the digest `candidate` run its
+    reference from now on. Returns how many there were.
     """
     with _lock:
         withdrawn_swaps = [swapped for swapped in _in_use if swapped.candidate == candidate]

@@ -9,8 +9,8 @@ from torch_cudal1.ir.program import Alloc, Aten, Call, Program, Step
 
 __all__ = ["ValueOrigins", "is_view", "makes_fresh_memory", "may_return_operand"]
 
-# Operators that may return memory of an operand although their schemas do not say so: a reshape is a
-# view where the strides permit it, dropout without training returns its input, and pieces of an
+# Operators that may return memory of an operand although their schemas do not say so: a reshape is
+# a view where the strides permit it, dropout without training returns its input, and pieces of an
 # unsafe split share one tensor.
 _MAY_RETURN_OPERAND = frozenset(
     f"aten.{name}"
@@ -51,7 +51,7 @@ class ValueOrigins:
         """
         position = self._maker.get(value)
         while position is not None and may_return_operand(self._steps[position]):
-            # The viewed operand is the first one of every view operator in ATen.
+            # View operators of ATen take the viewed tensor as their first operand.
             viewed = next(iter(self._steps[position].reads), None)
             position = None if viewed is None else self._maker.get(viewed)
         return position

@@ -93,7 +93,7 @@ def is_random(
 @cache
 def _may_be_random(target: str) -> bool:
     op = overload(target)
-    # Some operators that take a generator lack the tag.
+    # An operator that takes a generator draws from it, whether it has the tag or not.
     return torch.Tag.nondeterministic_seeded in op.tags or any(
         str(a.type).endswith("Generator") for a in op._schema.arguments
     )

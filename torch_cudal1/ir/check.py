@@ -16,15 +16,14 @@ from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, Te
 
 __all__ = ["MAX_BLOCK_SHARED_BYTES", "check_program", "is_random_program"]
 
+# A Program may come from a file: neither its length nor a size in it may fill the memory.
 _MAX_STEPS = 100_000
 _MAX_BYTES = 1 << 40
-_GRID_LIMITS = (
-    2**31 - 1,
-    65_535,
-    65_535,
-)  # CUDA C++ Programming Guide, technical specifications per compute capability
+# CUDA C++ Programming Guide, technical specifications per compute capability.
+_GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
 # Opt-in shared memory of a block on sm_90 and sm_100, the largest of `device.specs.GPU_SPECS`.
 MAX_BLOCK_SHARED_BYTES = 232_448
+# ctypes and C++ would wrap an integer beyond these silently.
 _ARG_RANGES = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 _DEVICES = ("cpu", "cuda")
 
@@ -39,22 +38,27 @@ def check_program(program: Program) -> None:
         if (
             len(spec.shape) != len(spec.strides)
             or min(spec.shape, default=0) < 0
+            # PyTorch has no negative strides.
             or min(spec.strides, default=0) < 0
         ):
             raise ProgramError("inputs", f"impossible sizes {spec}")
         if spec.device not in _DEVICES:
             raise ProgramError("inputs", f"device {spec.device!r}, expected one of {_DEVICES}")
+        # Raises for a name that is no dtype.
         _ = spec.torch_dtype
     for name in program.constants:
         if name not in program.payloads:
             raise ProgramError("constants", f"no payload {name!r}")
     value_count = len(program.inputs) + len(program.constants)
     allocated: set[int] = set()
-    memory: dict[int, int] = {}  # value -> the alloc whose memory it is
+    # Value -> the Alloc whose memory it is.
+    memory: dict[int, int] = {}
     for position, step in enumerate(program.steps):
         _check_step(step, program, value_count, allocated, position)
         _check_overlap(step, memory, position)
         for out in step.writes:
+            # Values are numbered in order, so that two equal Programs have one form and every step
+            # can read only what exists.
             if out != value_count:
                 raise ProgramError(
                     "numbering", f"step {position} yields value {out}, expected {value_count}"
@@ -93,6 +97,7 @@ def _check_step(
         if not 0 <= index < value_count:
             raise ProgramError("order", f"step {position} uses value {index} before it exists")
     if isinstance(step, Aten):
+        # A write to an argument could reach a weight or the caller's input.
         if not is_functional(step.target):
             raise ProgramError("aten", f"step {position}: {step.target} writes to its arguments")
         if not step.outs:
@@ -107,6 +112,7 @@ def _check_step(
             or _extent_bytes(step.spec) > _MAX_BYTES
         ):
             raise ProgramError("alloc", f"step {position}: impossible size {step.spec}")
+        # Two threads would write one address, and which value stays is a race.
         if _overlaps_itself(step.spec):
             raise ProgramError(
                 "alloc",
@@ -117,12 +123,13 @@ def _check_step(
 
 
 def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
-    """A launch gets no two values in the memory of one alloc: it would read what it writes.
-    `memory` learns the step's views.
+    """Raises ProgramError where a launch gets two values in the memory of one Alloc: it would read
+    what it writes. Adds the step's views to `memory`.
     """
     if isinstance(step, Alloc):
         memory[step.out] = step.out
     elif isinstance(step, Aten):
+        # By the schema: the results of a view are in its viewed operand's memory.
         arguments = zip(overload(step.target)._schema.arguments, step.args, strict=False)
         viewed = [
             index
@@ -134,6 +141,8 @@ def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
     elif isinstance(step, Launch):
         first_by_memory: dict[int, int] = {}
         for index in dict.fromkeys(step.reads):
+            # A value outside every Alloc has a negative key of its own: it is compared with no
+            # other.
             first = first_by_memory.setdefault(memory.get(index, -1 - index), index)
             if first != index:
                 conflict = f"values {first} and {index} are the same memory"
@@ -173,6 +182,7 @@ def _check_call(step: Call, position: int) -> None:
             "call",
             f"step {position}: {len(step.args)} arguments and {len(step.outs)} results do not fit the callee",
         )
+    # A nested Program is an operator that returns Tensor[], which holds no None.
     if any(out is None for out in step.program.outputs):
         raise ProgramError(
             "call", f"step {position}: a nested program must yield a tensor for every output"
@@ -185,6 +195,7 @@ def _check_launch(step: Launch, program: Program, allocated: set[int], position:
         raise ProgramError("launch", f"{where}: no payload {step.payload!r}")
     if any(not 1 <= size <= limit for size, limit in zip(step.grid, _GRID_LIMITS, strict=True)):
         raise ProgramError("launch", f"{where}: grid {step.grid}, expected 1 to {_GRID_LIMITS}")
+    # 1024 threads a block is the limit of every GPU; Triton launches whole warps of 32.
     if not 1 <= step.block <= 1024 or step.block % 32:
         raise ProgramError(
             "launch", f"{where}: {step.block} threads a block, expected a multiple of 32 up to 1024"
@@ -194,10 +205,12 @@ def _check_launch(step: Launch, program: Program, allocated: set[int], position:
             "launch",
             f"{where}: {step.shared_bytes} bytes of shared memory, at most {MAX_BLOCK_SHARED_BYTES}",
         )
+    # 16 is the non-portable maximum of sm_90 (CUDA C++ Programming Guide, thread block clusters).
     if not 1 <= step.cluster <= 16:
         raise ProgramError("launch", f"{where}: cluster of {step.cluster}, expected 1 to 16")
     for arg in step.args:
         _check_argument(arg.kind, arg.value, where)
+    # A kernel that may only write to inputs or constants has an effect outside of the call.
     if not any(isinstance(a.value, Value) and a.value.index in allocated for a in step.args):
         raise ProgramError(
             "launch",

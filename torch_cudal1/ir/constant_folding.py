@@ -1,10 +1,11 @@
-"""Computes what depends on none of a Program's inputs once, when the Program is made ready, instead
-of at every call.
+"""Computes the steps of a Program that depend on none of its inputs once, when the Program is
+prepared, instead of at every call.
 
-Masks, positions, tables: steps whose operands are constants or nothing. Nothing can change them
-afterwards. What a step makes without naming a dtype has PyTorch's default one, which is in a
-region's key and guarded at every call; Programs write to no value; and what may reach the caller,
-who could write to it, is made anew at every call. Nothing that depends on a weight is kept.
+Such steps make masks, positions and tables: their operands are constants, or they have none. Their
+values cannot change later. Programs write to no value, and a value that may reach the caller, who
+could write to it, is made again at every call. A step that names no dtype uses PyTorch's default
+dtype, which is in a region's key and guarded at every call. Nothing that depends on a weight is
+kept.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ _MakeRunner: TypeAlias = Callable[
     [Program, torch.device], Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]
 ]
 
-MAX_FOLDED_BYTES = 16 << 20  # of all that is kept for one Program
+# Of all values that are kept for one Program: they hold memory for as long as it may be called.
+MAX_FOLDED_BYTES = 16 << 20
 
 
 def fold_constants(program: Program, device: torch.device, run: _MakeRunner) -> Program:
     """The Program with such values as constants, on `device`; the Program itself where there are
-    none, or more than MOST_BYTES.
+    none, or more than MAX_FOLDED_BYTES.
 
     `run` makes a Program callable there.
     """
     if any(isinstance(step, (Alloc, Launch)) for step in program.steps):
-        return program  # a kernel's own Program: what it allocates it fills
+        # A kernel's own Program: its launches fill what it allocates at every call.
+        return program
     folded_positions = _find_constant_steps(program)
     folded_values = {out for position in folded_positions for out in program.steps[position].writes}
     rest = [step for position, step in enumerate(program.steps) if position not in folded_positions]
     read = sorted(folded_values & {index for step in rest for index in step.reads})
+    # A capture would record these steps into the user's graph in place of running them.
     if not read or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return program
     values = _compute_values(program, sorted(folded_positions), read, device, run)
@@ -54,6 +58,7 @@ def _find_constant_steps(program: Program) -> frozenset[int]:
     """Positions of the steps that depend on no input, but for those whose memory may be an
     output's.
     """
+    # The caller may write to a result. As a constant it would be changed for every later call.
     handed_out = _find_output_steps(program)
     constant_values = set(range(len(program.inputs), len(program.inputs) + len(program.constants)))
     positions = set()
@@ -72,6 +77,7 @@ def _is_plain(step: Step) -> bool:
     return (
         isinstance(step, Aten)
         and is_functional(step.target)
+        # A random step draws new numbers at each call.
         and not is_random(step.target, step.args, dict(step.kwargs))
     )
 
@@ -86,6 +92,7 @@ def _find_output_steps(program: Program) -> set[int]:
             continue
         positions.add(position)
         step = program.steps[position]
+        # Its result may be an operand's memory, so the steps that made the operands count as well.
         if may_return_operand(step) or not makes_fresh_memory(step):
             waiting += step.reads
     return positions
@@ -108,23 +115,26 @@ def _compute_values(
         (), body, tuple(numbers[index] for index in read), program.constants, program.payloads
     )
     try:
-        with (
-            no_dispatch(),
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):  # whatever is being traced, these are real
+        # This may run while a model is traced or in inference mode. The values have to be real
+        # tensors, and plain ones that every later call can use.
+        with no_dispatch(), torch.inference_mode(False), torch.no_grad():
             tensors = [
                 tensor for tensor in run(folded, device)([]) if isinstance(tensor, torch.Tensor)
             ]
             if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # they will be read on any stream
+                # Later calls may read them on any stream, which would not wait for this one.
+                torch.cuda.current_stream(device).synchronize()
     except RuntimeError:
+        # The step then fails when it is called, as it does in eager
+        # (test_what_fails_fails_when_it_is_called).
         return None
+    # By storage: an expanded or sliced value keeps all of it.
     fits = sum(tensor.untyped_storage().nbytes() for tensor in tensors) <= MAX_FOLDED_BYTES
     return (
         tensors
         if len(tensors) == len(read)
         and fits
+        # A constant is moved to the Program's device, but this value belongs elsewhere.
         and all(tensor.device.type == device.type for tensor in tensors)
         else None
     )

@@ -53,6 +53,7 @@ def interpret_steps(
     program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher
 ) -> Runner:
     """The same for a checked Program with `steps` in the place of its own."""
+    # Moved once, not at every call.
     constants = [program.payloads[name].to(device) for name in program.constants]
     actions = [_action(step, program, device, launcher) for step in steps]
     dying = _find_last_uses(program)
@@ -61,9 +62,12 @@ def interpret_steps(
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         values: Values = [*inputs, *constants]
+        # One slot for each value: numbers of values are positions in this list.
         values += [None] * (size - len(values))
         for action, dead in plan:
             action(values)
+            # Released at the last use, so that PyTorch's allocator can give the memory to the next
+            # steps.
             for index in dead:
                 values[index] = None
         return [None if index is None else values[index] for index in outputs]
@@ -74,7 +78,7 @@ def interpret_steps(
 def skip_launch(
     cubin: torch.Tensor, launch: Launch, device: torch.device
 ) -> Callable[[Values], None]:
-    """A launcher that launches nothing: with fake tensors it tells the shapes a Program yields."""
+    """A launcher that launches nothing. With fake tensors a Program then yields its shapes."""
     return lambda values: None
 
 
@@ -139,10 +143,12 @@ def _filler(arg: Any, device: torch.device) -> Callable[[Values], Any]:
         index = arg.index
         return lambda values: values[index]
     if isinstance(arg, torch.device):
-        return lambda values: device  # the Program names a device type; the ordinal is the caller's
+        # The Program names a device type; the ordinal is the caller's.
+        return lambda values: device
     if isinstance(arg, tuple) and any(True for _ in _iter_nested_values(arg)):
         parts = [_filler(item, device) for item in arg]
         return lambda values: [part(values) for part in parts]
+    # Schemas of operators take lists; a Program holds tuples, which can be hashed.
     constant = list(arg) if isinstance(arg, tuple) else arg
     return lambda values: constant
 
@@ -163,9 +169,11 @@ def _find_last_uses(program: Program) -> list[tuple[int, ...]]:
     for position, step in enumerate(program.steps):
         for index in (*step.reads, *step.writes):
             last[index] = position
+    # Inputs are the caller's, and constants serve every later call.
     live_values = {out for out in program.outputs if out is not None} | set(
         range(len(program.inputs) + len(program.constants))
     )
+    # A value that no step reads dies in the step that makes it.
     dying: list[list[int]] = [[] for _ in program.steps]
     for index, position in last.items():
         if index not in live_values:

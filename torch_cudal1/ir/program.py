@@ -3,8 +3,8 @@ payloads).
 
 A Program is a pure function from a list of tensors to a list of tensors. Values are numbered: first
 the inputs, then the constants, then what each step yields, in order. This file is the data and its
-JSON form; `check` decides whether a Program may run, `interpreter` and `runtime` run it. Nothing here
-runs anything, and no Program ever holds Python code.
+JSON form; `check` decides whether a Program may run, `interpreter` and `runtime` run it. Nothing
+here runs anything, and no Program ever holds Python code.
 """
 
 from __future__ import annotations

@@ -34,19 +34,20 @@ __all__ = [
     "Verdict",
 ]
 
-DIFFERS_FROM_EAGER = "its result is not eager's"  # why a baseline is out of a race although it runs
+# Why a baseline is left out of the comparison although it runs. Stored in entries as this text.
+DIFFERS_FROM_EAGER = "its result is not eager's"
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]
-TOLERANCE_VERSION = (
-    4  # bump when judge.validate changes what it accepts: entries of an older version are re-judged
-)
+# Counted up when the judge changes what it accepts. It is part of a contract's digest, so entries of
+# an older version are evaluated again.
+TOLERANCE_VERSION = 4
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an entry was judged. `family` decides whether it may be used; the rest decides whether
-    it must be re-validated.
+    """The machine on which an entry was evaluated. `family` decides whether the entry may be used;
+    the other fields decide whether it must be evaluated again.
     """
 
     device: str  # "cpu" or "cuda"
@@ -76,6 +77,7 @@ class Contract:
     @property
     def digest(self) -> str:
         """Short digest, part of the cache path."""
+        # Sorted, so that the order in which rights were found is no part of a path.
         data = [self.precision, sorted(self.rights), self.assume_finite, self.version]
         return hashlib.sha256(canonical_json(data).encode()).hexdigest()[:12]
 
@@ -97,6 +99,8 @@ class Region:
     name: str = ""
 
     def __post_init__(self) -> None:
+        # Roles say which inputs a CUDA graph reads in place: a shifted list would freeze an input
+        # of the caller.
         if len(self.roles) != len(self.program.inputs):
             raise ValueError(f"{len(self.roles)} roles for {len(self.program.inputs)} inputs")
 
@@ -105,6 +109,7 @@ class Region:
         """sha256 of the canonical reference Program: ops, attributes, dtypes, layouts, shapes,
         constants. No names, no weights.
         """
+        # Names and weights are left out, so that equal layers of different models share an entry.
         return self.program.digest
 
 
@@ -161,6 +166,7 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """True when there is at least one check and none failed."""
+        # Without any check nothing was shown: `all` of an empty list is True.
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     @property
@@ -206,6 +212,8 @@ class Timing:
 
     def __post_init__(self) -> None:
         if not self.verdict.passed:
+            # Enforced where a Timing is made, so no later code can quote the speed of a wrong
+            # candidate.
             raise ValueError("a Timing needs a passed Verdict: a wrong candidate has no speed")
         if not 0 < self.low <= self.speedup <= self.high:
             raise ValueError(
@@ -263,14 +271,17 @@ class Entry:
         """Conservative speed-up over the best baseline: the lower bound; 1.0 for a baseline, or a
         kernel never timed alone.
         """
+        # A kernel of a fusion group is checked alone and timed only inside the whole graph, so its
+        # entry has no timing.
         if self.choice.origin == "baseline" or self.evidence.get("granularity") == "island":
             return 1.0
+        # The lower bound, so that a noisy measurement promises less.
         return float(self.evidence["timing"]["low"])
 
     @property
     def without_inductor(self) -> str:
-        """Why Inductor was not in the race of baselines that this choice won, "" if it was or there
-        was no race.
+        """Why Inductor was not among the baselines that this choice was compared with; "" if it was,
+        or if there was no comparison.
         """
         baselines_us, failures = (
             self.evidence.get("baselines_us"),

@@ -1,9 +1,9 @@
 """How a Program is run: step by step or through Inductor, with or without a CUDA graph around it.
 
-    Schedule("inductor", cuda_graph=True)  ==  Schedule.parse("inductor+graph")  ==  "inductor+graph"
+    Schedule("inductor", cuda_graph=True) == Schedule.parse("inductor+graph") == "inductor+graph"
 
-A schedule is the text that entries, evidence and tables hold, and is compared, hashed and written to
-JSON as that text. It runs nothing: `runtime.runner` makes a Program callable under one.
+A schedule is the text that entries, evidence and tables hold. It is compared, hashed and written
+to JSON as that text. It runs nothing: `runtime.runner` makes a Program callable under one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Schedule(str):
     autotuning) and whether a CUDA graph replays it. Raises ValueError for any other base.
     """
 
+    # A str without attributes of its own: base and graph are read from the text, so they cannot
+    # differ from it.
     __slots__ = ()
 
     def __new__(cls, base: str, cuda_graph: bool = False) -> Self:
@@ -31,6 +33,7 @@ class Schedule(str):
     @classmethod
     def parse(cls, text: str) -> Self:
         """The schedule that a stored text names. Raises ValueError if it names none."""
+        # A Schedule is a str itself; records parse at every construction.
         if isinstance(text, cls):
             return text
         try:

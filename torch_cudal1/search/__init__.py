@@ -1,6 +1,6 @@
-"""What is tried for a region, and in which order: rewrites, kernels, schedules, a budget, a cost
-model.
+"""Searches candidates for a region: rewrites, kernels and schedules, within a budget, ordered by a
+cost model.
 
-`tune` is the whole flow on one page. May import the rooms before it; it asks `judge` about every
-candidate and never says of one that it is right. Read `tune`, `strategy`, `group_kernels`.
+`tune` is the whole flow on one page. Imports from every room except `ingest`, `api`, `cli` and
+`training`. `judge` decides whether a candidate is correct. Read `tune`, `strategy`, `group_kernels`.
 """

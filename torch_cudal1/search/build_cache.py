@@ -1,9 +1,9 @@
-"""A cache of built kernels: what compiling a proposal yielded, found again by what was compiled.
+"""A cache of compiled kernels, keyed by the inputs of the compilation.
 
-The key is of the fusion group's Program, the proposal and the architecture, in the folder of the
-compilers' versions and sources. No kernel in it was run: it is checked and timed like one that was
-compiled now. Only the user's own cache is read, whose writers are trusted; what `purge`
-deletes meanwhile is compiled again.
+The key covers the fusion group's Program, the proposal and the architecture; the folder is named by
+the compilers' versions and sources. A cached kernel was never run: it is checked and timed like a
+new one. Only the user's own cache is read, whose writers are trusted. What `purge` deletes meanwhile
+is compiled again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Kernels for the fusion groups of a model: which to take, how much is asked of each, and what the cache
-remembers of it.
+"""Finds kernels for the fusion groups of a model: proposes, compiles, checks and stores them.
 
-Whether a kernel pays is asked of the whole model, where it will run: alone, a fusion group's time is its
-launch, and inside a model Inductor may have fused it with its neighbours. Of a matrix product's or
-a convolution's kernels the fastest is taken, which a heat tells.
+Whether a kernel pays is measured in the whole model: timed alone, a small fusion group takes as long
+as its launch, and inside a model Inductor may have fused it with its neighbours. Among the kernels of
+a matrix product or a convolution a prescreen finds the fastest.
 """
 
 from __future__ import annotations
@@ -260,8 +259,8 @@ def collect_techniques(replacements: Replacements) -> tuple[str, ...]:
 
 
 def _most_expensive_first(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
-    """The groups, those of the kind that takes most of the model's time by a rough estimate first;
-    equal ones together.
+    """The groups by the estimated time of all groups of their kind, longest first; equal groups stay
+    together.
     """
     # A single kind has no order, and the estimate is not free.
     if len({group.region.key for group in groups}) < 2:

@@ -70,8 +70,8 @@ sys.stderr.buffer.write(base64.b64decode(told[1]))
 
 
 def inductor_options(place: TuneContext) -> dict[str, Any] | None:
-    """What Inductor must be told where files compiled ahead are used or made: a precompiled header
-    is looked up by a compiler.
+    """Inductor options for making or using files compiled ahead: no precompiled headers, which only a
+    compiler can look up. None where the defaults will do.
     """
     return (
         # Inductor looks a precompiled header up by calling the compiler, which the starting machine

@@ -1,11 +1,9 @@
-"""The environment that a policy is trained in: a codec, tasks, generators, and the evaluator that
-rewards programs.
+"""The environment in which a policy is trained: a codec, tasks, generators, and the evaluator that
+rewards programs. `replay` is the kernel-schedule language over a landscape of measurements, without
+a device or a judge. `live` is the judge on this machine, with the language's tasks or a folder of
+KernelBench-style files for a language model.
 
-    replay   the kernel-schedule language over a landscape of measurements; no device, no judge
-    live     the judge, on this machine: the language's tasks, or a folder of KernelBench-style
-             files for a language model
-
-A replay of a machine is not a measurement of this one: the label says which it is.
+A replay of a machine is not a measurement of this one; the label says which of the two it is.
 """
 
 from __future__ import annotations

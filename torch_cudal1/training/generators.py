@@ -1,9 +1,9 @@
-"""Six independent ways to write programs by rule: the first authors of successful programs where no
-language model is asked.
+"""Six independent policies that write programs by rule: the first authors of successful programs
+where no language model is used.
 
-Each is a `records.Policy` over prompts of the kernel-schedule language and knows what the prompt
-says, nothing else: sizes by their logarithm and divisor, and the exemplars if it shows some. They
-differ on purpose, as models do; none has seen a measurement.
+Each is a `records.Policy` over prompts of the kernel-schedule language and knows only what the
+prompt says: the logarithm and divisor of each size, and exemplars if there are any. They differ on
+purpose, as language models do; none was made from measurements.
 """
 
 from __future__ import annotations

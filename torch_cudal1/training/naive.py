@@ -1,10 +1,10 @@
-"""The evaluator that can be cheated, for the red-team comparison only: a policy that it rewards
-learns to.
+"""The evaluator that can be cheated, for the red-team comparison only: a policy that is rewarded by
+it learns to cheat.
 
 Its rule is that of public benchmarks before they were attacked: the reference first and in the same
-process, the same input objects for both, some random inputs, `torch.allclose` at 1e-2, events on
-the current stream. Candidates are confined exactly as the judge's are. Nothing it says may be
-stored, shown as a result, or believed.
+process, the same input objects for both, a few random inputs, `torch.allclose` at 1e-2, events on
+the current stream. Candidates are confined exactly as the judge's are. Its scores may not be
+stored, shown as results, or believed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The child's loop of the naive evaluator, `python -m torch_cudal1.training.naive_worker FD`: the
-judge's worker, one verb more.
+"""The child process of the naive evaluator, `python -m torch_cudal1.training.naive_worker FD`: the
+judge's worker with one more request, `naive`.
 
-That verb judges here, beside the candidate, by the rule that public benchmarks had: everything that
-`judge` exists to avoid. Its answers are for the red-team comparison and for nothing else.
+That request is measured in this process, beside the candidate, by the rule of early public
+benchmarks, with the weaknesses that `judge` exists to avoid. Its answers are for the red-team
+comparison only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Samples a policy and keeps a record: draw, write to the journal, measure, write to the database,
-in this order.
+"""Samples a policy and records it in this order: draw, write to the journal, measure, write to the
+database.
 
-A batch that is on record is answered from there, token by token and score by score, so every stage
-that samples through a recorder goes on after a kill as if it had not been interrupted. A recorder
-does not learn and does not choose exemplars.
+A batch that is on record is answered from there, token by token and score by score. Every stage
+that samples through a recorder therefore goes on after a kill as if it had not been interrupted. A
+recorder does not train and does not choose exemplars.
 """
 
 from __future__ import annotations

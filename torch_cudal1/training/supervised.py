@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on (prompt, answer) rows: the loss is over the answer's tokens. Stages 1
+"""Supervised fine-tuning on (prompt, answer) rows, with the loss over the answer's tokens. Stages 1
 and 2 call it with different rows.
 
 A plain loop for models that fit one device. It keeps no state: the same rows, settings and seed

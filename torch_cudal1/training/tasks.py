@@ -1,9 +1,9 @@
-"""The closed set of tasks that the language can write about, how it is split, and any folder of
+"""The closed set of tasks of the kernel-schedule language, its split, and any folder of
 KernelBench-style files as tasks.
 
-Tasks are (operation, shape) pairs; their references are made from `ksl.ops`. Which of them are
-trained on is a committed file that was written before the first training run. A file of a folder is
-read, never executed: what it computes only the judge finds out.
+Tasks are (operation, shape) pairs; their references are made from `ksl.ops`. The split into
+training and held-out tasks is a committed file that was written before the first training run. A
+file of a folder is read and never executed here: only the judge finds out what it computes.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ from torch_cudal1.judge import pool_scope
 __all__ = ["run"]
 
 _SEED = 0
-# of the planned time, however late it is: on a busy machine the demo overruns, up to twice its
-# budget
+# The least part of a model's planned time that it gets, however late it is: on a busy machine the
+# demo overruns, up to twice its budget, rather than skipping models.
 _LEAST_SHARE = 0.8
-# of a model's progress
+# The part of a model's progress bar that is its search.
 _SEARCHED = 0.75
-# of a model's time; the rest is the gate, and compiling for the comparison
+# Parts of a model's time. The rest is the end-to-end check, and compiling for the comparison.
 _SEARCH_SHARE, _TIMING_SHARE = (
     0.65,
     0.1,
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     where = device.choose(args.device)
     started = time.monotonic()
     with ExitStack() as stack:
+        # An empty cache: every number of the page is made now, on this machine.
         cache_dir = args.cache_dir or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-"))
         )
@@ -76,9 +77,9 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             progress,
         )
         stack.enter_context(warnings.catch_warnings())
-        # torch's own, about torch's own code
+        # torch warns about its own code, which a user of the demo cannot change.
         warnings.simplefilter("ignore", FutureWarning)
-        # one model's judge processes serve the next
+        # Processes that have imported torch for one model serve the next one too.
         stack.enter_context(pool_scope())
         stories = [_story(models, i, job) for i in range(len(models))]
     environment = doctor.as_environment(settings)
@@ -128,6 +129,7 @@ def _story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
     model, left_s = models[index], job.deadline - time.monotonic()
     before, rest = (sum(m.weight for m in part) for part in (models[:index], models[index:]))
     empty = Explanation(target=model.name, device=job.device)
+    # Twice the budget is used up.
     if left_s <= -job.total_s:
         return Story(
             explanation=empty,
@@ -146,6 +148,7 @@ def _story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
         planned_s = job.total_s * model.weight / (before + rest)
         share_s = max(_LEAST_SHARE * planned_s, left_s * model.weight / rest)
         return _measure_model(model, share_s, job, progress)
+    # A model that fails stays on the page with its reason; the others still run.
     except (Cudal1Error, RuntimeError) as error:
         return Story(
             explanation=empty,
@@ -157,13 +160,16 @@ def _story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
 def _measure_model(
     model: Model, share_s: float, job: _DemoJob, progress: ProgressCallback
 ) -> Story:
+    # One seed: the same weights and inputs at every run and on every machine.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         module, inputs = move_to_device(*model.build(), job.device)
+    # Before `accelerate`, which works in place; and on a copy, because `double()` does too.
     reference = end_to_end_measurement.run_in_float64(module, inputs)
-    # what is prepared holds for the grad mode it is prepared in
+    # A binding holds for the grad mode in which it was prepared.
     with torch.no_grad():
         accelerated = cudal1.accelerate(
+            # `accelerate` works in place, and the original is the eager side of the comparison.
             copy_module(module),
             inputs,
             settings=job.settings.but(
@@ -180,6 +186,7 @@ def _measure_model(
         ]
     explanation = replace(cudal1.explain(accelerated), target=model.name)
     progress("timing it against eager and torch.compile", _SEARCHED)
+    # Where eager itself runs there is nothing to measure: it is 1x by construction.
     served = None if explanation.untouched else accelerated
     timed = end_to_end_measurement.time_end_to_end(
         module, served, inputs, budget_s=share_s * _TIMING_SHARE
@@ -218,6 +225,7 @@ def _closing_line(stories: list[Story]) -> str:
     speedups = [s.explanation.end_to_end.vs_eager for s in stories if s.explanation.end_to_end]
     if not speedups:
         return "Nothing was measured."
+    # In float64 through logarithms: the geometric mean is the right one for ratios.
     mean = torch.tensor([i.value for i in speedups], dtype=torch.float64).log().mean().exp().item()
     slower = sum(i.high < 1 for i in speedups)
     return f"Geometric mean {text.speedup(mean)} vs eager over {len(speedups)} models; {slower} slower than eager."

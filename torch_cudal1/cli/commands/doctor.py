@@ -397,7 +397,6 @@ def _first_line(program: str, *, last: bool = False) -> str:
     """What `program --version` says first (nvcc: last), or why it says nothing."""
     try:
         process = subprocess.run(
-            # 20 seconds: a compiler on a network drive may be slow, and a wrapper may hang.
             [program, "--version"],
             capture_output=True,
             text=True,

@@ -41,12 +41,16 @@ def time_end_to_end(
         _call(eager, inputs),
         _call(eager if accelerated is None else accelerated, inputs),
     )
+    # Compiled before the clock starts: `budget_s` is for timing alone.
     run_compiled = _compile_module(eager, inputs)
     against_inductor = against_eager = None
     if run_compiled is not None:
         against_inductor = summarise(
+            # Paired with torch.compile, too: a quotient of two medians of different minutes says
+            # little.
             sample_pairs(run_compiled, run_accelerated, device, budget_s=budget_s / 2, margin=1.0)
         )
+    # Eager is timed even where it is what runs, if nothing else gave a time per call.
     if accelerated is not None or against_inductor is None:
         against_eager = summarise(
             sample_pairs(run_eager, run_accelerated, device, budget_s=budget_s / 2, margin=1.0)
@@ -69,6 +73,7 @@ def time_end_to_end(
 
 def run_in_float64(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any | None:
     """What a float64 copy of the module answers; None where an operator has no float64 form."""
+    # A copy, because `double()` converts the module in place.
     float64_copy = copy_module(module).double()
     try:
         with torch.no_grad():
@@ -92,14 +97,18 @@ def compute_scaled_error(outputs: Any, reference: Any | None) -> float | None:
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             continue
         output = output.detach().double()
+        # NaN compares as unequal to everything, so a maximum of differences would pass over it.
         if not torch.equal(output.isnan(), expected.isnan()):
             return float("inf")
         difference = (
+            # Equal infinities would give NaN as their difference.
             torch.where(output == expected, 0.0, output - expected)
             .abs()
             .nan_to_num(nan=0.0, posinf=float("inf"))
         )
         scale = (
+            # Scaled by the rms of the output: a single large element would hide errors in all
+            # others.
             expected[expected.isfinite()].square().mean().sqrt().item()
             if expected.isfinite().any()
             else 0.0
@@ -127,8 +136,8 @@ def _compile_module(
     try:
         run()
     except RuntimeError:
-        # torch's compiler errors are RuntimeErrors; the page then shows no number against
-        # torch.compile
+        # torch's compiler errors are RuntimeErrors. The page then shows no number against
+        # torch.compile.
         return None
     return run
 

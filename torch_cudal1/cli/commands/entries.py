@@ -128,7 +128,7 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     cache = _cache(settings)
     with screen.progress() as progress:
         progress("reading entries", None)
-        # `verify` reads payloads and digests; listing reads no more than it shows.
+
         broken = cache.verify()
         readable = [f for f in cache.entries() if isinstance(f, EntryFile)]
     entry_count, refused = len(readable), _list_refused(readable)
@@ -196,7 +196,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         if purge_all
         else []
     )
-    # Deleting cannot be undone, and entries cost minutes of search each.
+    # Deleting cannot be undone, and each entry costs a search to make again.
     if not args.yes:
         files = list(cache.entries())
         doomed = [

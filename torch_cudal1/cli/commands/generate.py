@@ -51,7 +51,10 @@ from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["run", "tasks_of"]
 
+# 4 as for `judge`: right, and not faster enough.
 _STORED, _FAILED, _NOT_FASTER = 0, 1, 4
+# A score in training is one short measurement: below 1 % it is noise, and not worth a full
+# evaluation.
 _SUCCESS = 1.01
 
 
@@ -72,6 +75,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     failed or the writer was silent.
     """
     tasks = [task for target in args.target for task in tasks_of(target)][: args.limit]
+    # Without prices every call costs 0, and a limit on money would never be reached.
     if args.money is not None and not (args.price_prompt or args.price_completion):
         raise SettingError(
             "--money",
@@ -79,7 +83,9 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             "--price-prompt and --price-completion with it: a server tells tokens, not money",
         )
     place = make_context(torch.device(device.choose(args.device)), settings)
+    # The server or the model is opened before any process starts: a wrong URL should fail at once.
     writer, plan = _writer(args, settings, place), _plan(args)
+    # Known ways of cheating: what was found in one task is looked for in the next ones.
     cases = CaseBase.shipped(args.out / "cheats.jsonl")
     terms = MeasurementSettings(
         settings, place.contract, place.device, settings.cache_dir / "locks"
@@ -87,6 +93,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     rows: list[dict[str, Any]] = []
     with (
         screen.progress() as progress,
+        # One pool for all tasks: its processes have imported what programs need.
         JudgeEvaluator(terms, lanes=args.lanes or _lanes(place)) as judge,
     ):
         for task in tasks:
@@ -101,6 +108,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             _show(screen, rows[-1])
     _table(screen, rows)
     screen.json(rows)
+    # A writer that was silent is a failure of the run, even if earlier programs were stored.
     if any(row["problem"] or row["stopped"].startswith(writer.name) for row in rows):
         return _FAILED
     return _STORED if any(row["stored"] for row in rows) else _NOT_FASTER
@@ -123,6 +131,7 @@ def tasks_of(target: str) -> Iterator[TrainingTask]:
             raise TargetError(
                 target, "a language model is shown a KernelBench-style file, and this is none"
             )
+        # Text only: the target is never imported here, so it may be code of other people.
         content = file.read_text(encoding="utf-8", errors="replace")
         missing = [name for name in NAMES if f"{name}" not in content]
         if missing:
@@ -136,7 +145,7 @@ def _writer(args: argparse.Namespace, settings: Settings, place: TuneContext) ->
         return Endpoint.from_settings(
             args.llm, settings, model=args.llm_model, max_tokens=args.max_tokens, prices=prices
         )
-    # needs the extra `train`; a server does not
+    # A local model needs transformers, of the extra `train`. A server does not.
     from torch_cudal1.ingest.llm import (
         policy as policy_module,
     )
@@ -154,6 +163,7 @@ def _writer(args: argparse.Namespace, settings: Settings, place: TuneContext) ->
 
     def render_prompt(prompt: str) -> str:
         turns = [{"role": "user", "content": prompt}]
+        # A base model has no chat template, and is given the plain prompt.
         return (
             str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
             if tokenizer.chat_template
@@ -173,6 +183,8 @@ def _plan(args: argparse.Namespace) -> EvolutionPlan:
 
 
 def _lanes(place: TuneContext) -> int:
+    # Half of the cores, because each program is compiled too. On a CPU one: programs would time
+    # each other.
     return min(8, max(1, (os.cpu_count() or 2) // 2)) if place.device.type == "cuda" else 1
 
 
@@ -180,6 +192,7 @@ def _checker(
     args: argparse.Namespace, writer: CompletionSource, cases: CaseBase
 ) -> RuleChecker | ModelChecker:
     def ask(prompt: str) -> str:
+        # A low temperature: a checker should answer the same question alike.
         (answer,) = writer.ask_all([(prompt, 0)], temperature=0.2)
         return answer.text if isinstance(answer, Completion) else ""
 
@@ -190,6 +203,8 @@ def _evolve_task(
     task: TrainingTask, job: _EvolutionJob, progress: ProgressCallback
 ) -> dict[str, Any]:
     """One task's row. A problem is reported with the task's name, and the next task is done."""
+    # A task's name may be a path. Cut from the left: the end tells tasks apart, and file systems
+    # allow 255 bytes.
     folder = job.out / "".join(c if c.isalnum() or c in "-_." else "_" for c in task.id)[-120:]
     name = (
         torch.cuda.get_device_name(job.place.device)
@@ -198,9 +213,12 @@ def _evolve_task(
     )
     try:
         with Evolution(task, job.writer, TextCodec(name), job.evaluator, folder) as evolution:
+            # A run that goes on has samples of earlier ones: jumps of a score are seen against
+            # those.
             job.evaluator.learn(list(evolution.database.samples()))
             evolved = evolution.run(job.plan, progress)
         adopted = _adopt_winners(task, evolved, job, progress)
+    # A sandbox that cannot work ends the run; a target or an answer costs its own task only.
     except (TargetError, EndpointError) as error:
         return _row(Evolved(task.id, 0, None, (), {}, Spent()), [], str(error))
     return _row(evolved, adopted, "")
@@ -235,10 +253,12 @@ def _adopt_winners(
             )
             try:
                 adopted.append(adoption.adopt(published))
+            # This machine cannot evaluate anything, so the next program would fail too.
             except SandboxError:
                 raise
             except (RuntimeError, ValueError, TypeError) as error:
                 adopted.append(AdoptionOutcome("failed", f"{type(error).__name__}: {error}"))
+            # The winners come best first, so the next one could only be slower.
             if adopted[-1].stored:
                 break
     return adopted

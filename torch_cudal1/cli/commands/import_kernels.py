@@ -40,12 +40,16 @@ from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["export_kernels", "import_kernels"]
 
+# Raised when a key of a result changes its meaning: scripts of users read these lines.
 SCHEMA = 1
 _FOUND_WRONG = 1
+# What a line needs to be recognised as the result of a task.
 _KEYS = frozenset({"where", "sha256", "terms", "outcome", "reason"})
+# These outcomes say something of this machine at that time, so a second run tries them again.
 _AGAIN = ("not_judged", "failed")
 _UNWELL = ("reference_unusable", "unreadable", *_AGAIN)
 _ORDER = ("accepted", "not_faster", "rejected", "not_lowerable", "withdrawn", *_UNWELL)
+# The codes of `cudal1 judge`, so that a script can treat both alike.
 _CODES: Mapping[str, int] = {
     **EXIT_CODES,
     "rejected": 3,
@@ -61,6 +65,7 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
     """Validate, lower and store every task. Exit code for one task as `judge`'s; for several 0, or 1 if
     something could not be read.
     """
+    # All paths are looked at before the first task, which may take minutes.
     absent = [path for path in args.path if not path.exists()]
     if absent:
         raise SettingError(
@@ -74,7 +79,14 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
         )
     place = make_context(torch.device(device.choose(args.device)), settings)
     job = SourceEvaluationConfig(
-        settings, place.contract, place.device, gradients=False, trust="foreign", drop_in=False
+        # Published kernels are for inference, by other people, and need not have the reference's
+        # parameters: `drop_in=False`.
+        settings,
+        place.contract,
+        place.device,
+        gradients=False,
+        trust="foreign",
+        drop_in=False,
     )
     tasks = list(
         _select_tasks(
@@ -101,6 +113,8 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
         or "nothing to import"
     )
     screen.json(outcomes)
+    # One task is a question with an answer, as for `judge`. Of many, some are always refused: that
+    # is no failure of the import.
     if len(outcomes) == 1:
         return _CODES[outcomes[0]["outcome"]]
     return _FOUND_WRONG if not outcomes or any(counts[name] for name in _UNWELL) else 0
@@ -149,6 +163,7 @@ def _import_all(
         [
             result
             for result in results.read(out, _KEYS)
+            # Another machine, contract or cache may end otherwise: such a result does not count.
             if result["terms"] == terms and result["outcome"] not in _AGAIN
         ]
         if out
@@ -172,6 +187,8 @@ def _import_all(
             result = finished.get(_identity(head))
             if result is None:
                 result = {**head, **_import_task(task, adoption)}
+                # Written as soon as it is known: an interrupt loses the task under way and nothing
+                # else.
                 results.append(out, result)
                 screen.line(
                     text.brief(
@@ -183,6 +200,7 @@ def _import_all(
 
 
 def _import_task(task: PublishedTask | UnreadableTask, adoption: Adoption) -> dict[str, Any]:
+    # Unreadable files are rows of the result: a folder with damage must not look complete.
     if isinstance(task, UnreadableTask):
         return {
             "name": task.where,
@@ -193,8 +211,9 @@ def _import_task(task: PublishedTask | UnreadableTask, adoption: Adoption) -> di
     try:
         adopted = adoption.adopt(task)
     except SandboxError:
-        # this machine cannot evaluate anything: the next task would fail too
+        # This machine cannot evaluate anything, so the next task would fail too.
         raise
+    # A published kernel that cannot be lowered in an unforeseen way costs its own row only.
     except (RuntimeError, ValueError, TypeError) as error:
         adopted = AdoptionOutcome("failed", f"{type(error).__name__}: {error}")
     return {
@@ -212,9 +231,11 @@ def _select_tasks(
     for task in tasks:
         if (
             args.level is None
+            # A file that cannot be read has no level, and is reported in any case.
             or isinstance(task, UnreadableTask)
             or task.labels.get("level_id") == args.level
         ):
+            # Tasks are read one by one, so the files behind the limit are not opened.
             if args.limit is not None and count >= args.limit:
                 return
             count += 1
@@ -224,6 +245,7 @@ def _select_tasks(
 def _terms(place: TuneContext) -> dict[str, Any]:
     """Under what a result was made: another machine, contract, threshold or cache makes it none."""
     rules = {
+        # What decides between accepted and not faster enough.
         "margin": place.settings.margin,
         "min_saving_us": place.settings.min_saving_us,
         "budget_s": place.settings.budget_s,
@@ -233,6 +255,7 @@ def _terms(place: TuneContext) -> dict[str, Any]:
 
 
 def _identity(result: Mapping[str, Any]) -> tuple[str, str]:
+    # By digest of both sources: after an edit of either the task is done again.
     return str(result["where"]), json.dumps(result["sha256"], sort_keys=True)
 
 
@@ -259,10 +282,13 @@ def _regions(
     place = make_context(torch.device(device.choose(args.device)), settings)
     for target in args.target:
         try:
+            # One target at a time, so that a folder of large models needs the memory of one.
             for single in targets.expand(target):
                 progress(single, None)
                 (loaded,) = targets.load(single, device=place.device.type)
                 targets.try_call(loaded)
+                # FlashInfer-Trace describes inference kernels, so the inference regions are looked
+                # up.
                 with torch.no_grad():
                     yield from (
                         (region, place) for region in capture_regions(loaded.module, loaded.inputs)
@@ -274,7 +300,9 @@ def _regions(
 
 
 def _export_region(region: Region, place: TuneContext) -> ExportedEntry | Refusal:
+    # The own cache alone: kernels of other publishers are theirs to export.
     hit = resolve(region, (place.cache,), place.target, place.contract).hit
+    # A stale entry was measured under other versions: its numbers would be false in the trace.
     if hit is None or hit.stale is not None:
         return Refusal(
             hit.stale if hit is not None and hit.stale else "the cache holds no decision for it"
@@ -286,6 +314,7 @@ def _write_files(root: Path, export: ExportedEntry) -> list[str]:
     """The three files, below the folder that FlashInfer-Trace expects them in."""
     name = export.definition.name
     trace = json.dumps(plain(export.trace.to_json()), allow_nan=False) + "\n"
+    # FlashInfer-Trace has a workload as a trace without solution and evaluation.
     workload = json.dumps({**export.trace.to_json(), "solution": None, "evaluation": None}) + "\n"
     files = {
         f"definitions/{export.definition.op_type}/{name}.json": json.dumps(

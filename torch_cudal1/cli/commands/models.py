@@ -33,6 +33,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Fill the cache for every target. Exit code 1 if one failed, 2 if a TARGET cannot be loaded;
     the others are still done.
     """
+    # A recorded call has other shapes than the target's own inputs, so other files.
     if args.with_inductor and args.recorded is not None:
         raise SettingError(
             "--with-inductor",
@@ -43,6 +44,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     results: list[Any] = []
     resumed: tuple[str, ...] = ()
     lacking: list[str] = []
+    # Folders become single targets, so that progress counts and a bad file costs its own row.
     names = [name for target in args.target for name in _expand_target(target, failed)]
     with screen.progress() as progress:
         if fleet.wants_pool(args):
@@ -55,7 +57,12 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             _warm_serially(args, names, settings, progress, results, failed)
         if args.with_inductor:
             lacking = _store_inductor_files(
-                args, [r.target for r in results if not r.error], settings, progress
+                # Only targets whose decisions are stored: the collecting process starts with
+                # on_miss="error".
+                args,
+                [r.target for r in results if not r.error],
+                settings,
+                progress,
             )
     _show_results(results, resumed, screen)
     for problem in lacking:
@@ -86,6 +93,7 @@ def _store_inductor_files(
 ) -> list[str]:
     """Store what Inductor compiles for these targets; what could not be, by target."""
     order = WarmupOrder(
+        # The process that collects may run in another folder.
         settings.but(cache_dir=settings.cache_dir.absolute()),
         args.training,
         device.choose(args.device),
@@ -158,6 +166,7 @@ def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         return _report_failures(screen, failed)
     with screen.progress() as progress:
         for loaded in _load_each(args.target, chosen, progress, failed):
+            # As the module is served: with gradients the capture would hold a backward graph.
             with torch.no_grad():
                 plans.append(
                     replace(cudal1.plan(loaded.module, loaded.inputs, settings), target=loaded.name)
@@ -175,13 +184,14 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     chosen = device.choose(args.device)
     explanations: list[Explanation] = []
     failed: list[TargetError] = []
+    # A counter of the process, which other targets may have raised before.
     missed_before = _misses()
     with screen.progress() as progress:
         for loaded in _load_each(args.target, chosen, progress, failed):
             try:
                 explanations.append(_explain_target(loaded, settings, progress))
             except TargetError as error:
-                # its inputs do not fit it
+                # The inputs do not fit the module.
                 failed.append(error)
     missed = _misses() - missed_before
     for explanation in explanations:
@@ -206,7 +216,7 @@ def _explain_target(
     loaded: targets.Loaded, settings: Settings, progress: ProgressCallback
 ) -> Explanation:
     targets.try_call(loaded)
-    # what is prepared holds for the grad mode it is prepared in
+    # A binding holds for the grad mode in which it was prepared, and explanations are of inference.
     with torch.no_grad():
         module = cudal1.accelerate(
             loaded.module, loaded.inputs, settings=settings, progress=progress
@@ -231,6 +241,8 @@ def _load_each(
             try:
                 yield loaded
             finally:
+                # The generator's own reference would keep the module alive while the next one is
+                # loaded.
                 del loaded
 
 

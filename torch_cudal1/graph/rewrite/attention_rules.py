@@ -36,9 +36,10 @@ _MOST_SCORES = 2**28  # 1 GiB in fp32, beside the operands
 def attention_in_products(gm: fx.GraphModule) -> int:
     """Fused attention of fp32 heads over 128 -> product, scale, softmax, product.
 
-    PyTorch's kernel computes it without tensor cores, and a tile of such heads does not fit ours;
-    products have kernels of fp32's accuracy on tensor cores. The scores then pass the memory. Not
-    with a mask or dropout, and only where nothing but the result is read. Rounding: the softmax is
+    PyTorch's kernel computes it without tensor cores, and this package's attention kernel has no
+    room for a tile of such heads; products have kernels of fp32's accuracy on tensor cores. The
+    scores are then written to memory. Not with a mask or dropout, and only where no other result is
+    read. Rounding: the softmax is
     taken of whole rows.
     """
     sites = 0
@@ -82,8 +83,8 @@ def attention_in_products(gm: fx.GraphModule) -> int:
 
 
 def _erase_unread(node: fx.Node) -> None:
-    """Without dropout it draws nothing, but its schema says that it might: nobody else would remove
-    it.
+    """Erase the attention call once its result is unread. The clean-up keeps it, because the operator
+    is tagged as random although it draws nothing without dropout.
     """
     for user in [user for user in node.users if not user.users]:
         node.graph.erase_node(user)

@@ -61,7 +61,7 @@ class _Norm:
 
 def _norm(node: fx.Node) -> _Norm | None:
     """`node` as an inference batch norm of one float32 or float64 dtype whose statistics outputs
-    nobody uses.
+    are unread.
     """
     # The operator yields statistics too, and a reader of them needs it.
     if not uses_once(node):

@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was asked, what differs ("" if nothing), and the worst error ratio with its limit."""
+    """A comparison by name, what differs ("" if nothing), and the worst error ratio with its limit."""
 
     question: str
     problem: str = ""
@@ -62,8 +62,8 @@ def compare_call(
 
 
 def disagree_on_error(trial: Trial, question: str, ask: Callable[[], Agreement]) -> Agreement:
-    """An error of the candidate is a disagreement; a lost child says more than that. Raises
-    CandidateFailure for it.
+    """An error of the candidate is a disagreement. Raises CandidateFailure when the child is lost, a
+    limit is exceeded, or its answer breaks the protocol.
     """
     try:
         return ask()
@@ -75,7 +75,7 @@ def disagree_on_error(trial: Trial, question: str, ask: Callable[[], Agreement])
 
 
 def tolerate_error(trial: Trial, question: str, ask: Callable[[], Agreement]) -> Agreement:
-    """An error of the candidate is a refusal, which is told. Raises CandidateFailure as
+    """An error of the candidate is no disagreement: the question records it. Raises CandidateFailure as
     `disagree_on_error` does.
     """
     try:
@@ -167,7 +167,7 @@ def find_form_problem(result: Result, expected: Result) -> str:
 def summarise(
     name: str, agreements: Sequence[Agreement | None], nothing_to_ask: str
 ) -> list[CheckResult]:
-    """One check for all that was asked: the first disagreement, else the worst ratio.
+    """One check for all comparisons: the first disagreement, else the worst ratio.
     `nothing_to_ask`: why nothing could be asked.
     """
     answered = [each for each in agreements if each is not None]

@@ -129,6 +129,8 @@ def _run_without(trial: Trial, sample: InputSet, content: Content, *, skip: int)
     """The outputs with one launch left out (-1: none), fresh memory filled so that what it would
     have written differs.
     """
+    # Memory that an earlier launch of the same call has freed may hold what the omitted launch
+    # would write (row sizes of the layer before): it is filled within the call as well.
     instrument(trial, skip=skip, fill=content)
     byte = _BESIDE_NOISE if content == "noise" else content
     _, outputs = trial.fetch(

@@ -133,9 +133,7 @@ def _compare_in_train_mode(
 def _take_step(
     reference: SourceReference, outputs: Outputs, inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """The buffers that a call in train mode left, which come last among its outputs, in place of
-    those that it was given.
-    """
+    """Inputs of the next step: the buffers that a call in train mode left, None for all others."""
     places = [place for place, role in enumerate(reference.roles) if role == "buffer"]
     # In train mode the buffers follow the results, in the order of the state.
     after = dict(zip(places, outputs[len(outputs) - len(places) :], strict=True))

@@ -127,16 +127,15 @@ def _limit_growth_bytes(calls: int) -> int:
 
 
 def _growth_limits(trial: Trial) -> dict[str, int]:
-    """By how much each number may grow. What the whole GPU holds says nothing where other processes
-    of this package allocate there meanwhile.
-    """
+    """By how much each number may grow over a stretch of calls."""
     # An allocator may keep some memory of each call without a leak.
     allowed = _limit_growth_bytes(trial.profile.resource_calls)
     # Threads, descriptors and files must not grow at all.
     limits = {**dict.fromkeys(_COUNTS, 0), "resident_bytes": allowed, "data_bytes": allowed}
     if trial.device.type == "cuda":
         limits |= {"gpu_bytes": _GPU_BYTES} | (
-            # Other processes' allocations would look like growth of this one.
+            # The driver's count is of the whole GPU: allocations of other processes of this package
+            # would look like growth of this one.
             {"gpu_used_bytes": _GPU_SLACK_BYTES} if trial.is_alone_on_device else {}
         )
     return limits
@@ -151,10 +150,11 @@ def _find_growth(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str
 
 
 def _find_leftovers(usage: Mapping[str, Any], *, source: bool) -> str:
-    """Processes that are no helpers of an installed library, and threads of Python. A Program runs
-    no Python, so it starts none: what is there beside one is the pool of Inductor's compiler.
+    """Processes that are no helpers of an installed library, and threads of Python; ""
+    if there are none.
     """
-    # A Program starts no Python threads: those beside it are Inductor's.
+    # A Program runs no Python and starts no threads: those in its process are the pool of
+    # Inductor's compiler.
     threads = [str(stack) for stack in usage.get("python_threads", ())] if source else []
     compiling = any(part in stack for stack in threads for part in _COMPILERS)
     foreign = [

@@ -198,8 +198,8 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
 
 
 def _move_to_edge(trial: Trial, sample: InputSet, side: Side, positions: Sequence[int]) -> str:
-    """Why that cannot be done on this machine, "" if it was. Raises CandidateFailure when the
-    process is lost.
+    """Copy the inputs to the edge of mapped memory: why this machine cannot, "" if it did. Raises
+    CandidateFailure when the process is lost.
     """
     try:
         trial.child.call(
@@ -214,13 +214,14 @@ def _move_to_edge(trial: Trial, sample: InputSet, side: Side, positions: Sequenc
 
 
 def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> CheckResult | None:
-    """Why the candidate may not pass, None if it may. On a GPU the process is of no more use after
-    a fault.
+    """Call the candidate on inputs at the edge: a check that ends the question, None if the result
+    is right.
     """
     try:
         outputs = trial.call_slot(slot, _EDGE_SET).outputs
     except CandidateFailure as error:
         # the judge places a Program's Allocs itself; a source could say anything
+        # A driver without memory for an edge was once taken for a stray access of the candidate.
         if slot == SLOT and OUT_OF_MEMORY in error.found:
             return CheckResult(
                 "guard_page",

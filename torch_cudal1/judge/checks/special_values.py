@@ -37,7 +37,7 @@ _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in floa
 # of the infinities: numbers so near zero that rounding decides their sign
 _MAX_TURNED_FRACTION = 1e-5
 # of all elements: those that may differ, and those that rounding may decide at all
-# Fused ResNet blocks were refused for 29 of 32 million elements before this exception.
+# Before this exception fused ResNet blocks were refused for 29 elements out of 32 million.
 _MAX_WRONG_FRACTION, _MAX_STIRRED_FRACTION = (1e-4, 1e-3)
 # what rounding decides changes sides in half of them: of six such numbers 12 would miss one in 700
 # trials
@@ -276,18 +276,21 @@ def _stir(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _draw_uniform(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As many numbers in [0, 1), none of them from the user's generators."""
+    """As many uniform numbers in [0, 1), from a generator of their own."""
+    # The user's sequence of random numbers stays as it is.
     generator = torch.Generator(flat.device).manual_seed(secrets.randbits(63))
     return torch.rand(flat.shape, dtype=dtype, device=flat.device, generator=generator)
 
 
 def _run_without_cudnn(trial: Trial, sample: InputSet, position: int) -> torch.Tensor | None:
-    """One output of eager in kernels of PyTorch's own, None where that cannot be had. Sums over
-    taps of a transposed convolution are over those that exist there.
+    """One output of eager in kernels of PyTorch's own, None where there is no such kernel or
+    no memory for it.
     """
     if trial.device.type != "cuda" or not torch.backends.cudnn.enabled:
         return None
     # The flag is the process's own: `finally` sets it back whatever happens.
+    # PyTorch's own transposed convolution adds up only taps that exist, where cuDNN may multiply
+    # padding.
     torch.backends.cudnn.enabled = False
     try:
         return sample.eager(sample.inputs).outputs[position]

@@ -28,6 +28,8 @@ from torch_cudal1.judge.sandbox.worker_pool import acquire
 __all__ = ["PrescreenResult", "prescreen"]
 
 _BUDGET_S = 1.5
+# Eager takes a pass for each element-wise step, Inductor one for all: four groups of VGG that beat
+# eager made the model 0.79 times as fast as Inductor's.
 _EAGER, _ONE_PASS = "eager", "one pass"
 # A prescreen takes tenths of seconds: float64 copies of a whole output would take 8 bytes an
 # element of memory that timed calls may need.

@@ -154,8 +154,8 @@ class Trial(CandidateCalls):
         region = isinstance(self.reference, RegionReference)
         if region and tensor_bytes(tensors.values()) > max_cached_bytes(self.device.type):
             for sample in samples.values():
-                # With float64 results of two sets kept, the process held up to 18 times a tensor of
-                # 8 GB.
+                # With the float64 results of two sets kept, this process held up to 18 times a
+                # tensor of 8 GB (counted on a CPU, sizes scaled down).
                 sample.forget_computed()
             self.accepted_outputs.clear()
 

@@ -139,7 +139,7 @@ _sha = hashlib.sha256
 
 
 def reseed_generators(seed: int) -> None:
-    """Give every global generator another state, so that a candidate that sets a seed is noticed."""
+    """Seed every global generator, so that a candidate that sets a seed of its own is noticed."""
     # CUDA's generators too.
     torch.manual_seed(seed)
     random.seed(seed)

@@ -70,7 +70,7 @@ def _run_large(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
         layout = raw_tensors(pieces, Path(request["path"]))
         return {"layout": layout, "facts": describe(outputs, inputs, [])}
     finally:
-        # Before the answer: the parent next runs eager at this size, on the same GPU.
+        # Before the answer leaves: the reference's process needs as much memory of the same GPU.
         outputs.clear()
         inputs.clear()
         gc.collect()

@@ -29,8 +29,7 @@ def compile_ahead(
     device: torch.device,
 ) -> None:
     """Call `run` on tensors with these shapes and dtypes. Raises what `run` raises."""
-    # Integers are 0, as PyTorch's own operators still run, and an index out of range would fail.
-    # Floats are left uninitialised.
+    # Integers are 0: PyTorch's own operators run, and would read far away at a garbage index.
     inputs = [
         torch.empty(tuple(shape), dtype=dtype, device=device)
         if dtype.is_floating_point

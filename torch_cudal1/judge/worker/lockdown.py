@@ -30,7 +30,7 @@ def lock_down(request: Mapping[str, Any], device: torch.device) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory,) * 2)
     if not request["own"]:
-        # If memory runs out all the same, Linux kills this process first. Some containers forbid it.
+        # If memory runs out all the same, this process is killed first. Some containers forbid it.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
     if request["gpu_fraction"] < 1.0:

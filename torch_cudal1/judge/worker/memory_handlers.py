@@ -1,8 +1,7 @@
-"""RPC handlers of the checks of memory: what fresh memory holds, redzones, guard blocks, launches
-left out, and what the process uses.
+"""RPC handlers of the checks of memory: contents of fresh memory, redzones, guard blocks, omitted
+launches, and resource usage.
 
-They instrument a call and answer outputs and digests; the parent compares them. torch functions and
-file functions used here are bound at import, before any candidate.
+They instrument a call and answer its outputs and digests; the parent compares them.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ __all__ = ["HANDLERS", "fill_free_blocks"]
 
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
-_SMALL_BYTES = 1 << 20  # PyTorch's caching allocator: kSmallSize
-# far from any result, and far from infinity in every floating type of 16 bits and more
+# kSmallSize of PyTorch's caching allocator.
+_SMALL_BYTES = 1 << 20
+# Far from any result, and far from infinity in every floating type of 16 bits and more.
 _NOISE_STD = 1_000.0
 _NOISE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _ASYNC_COMPILE_MODULE, _ASYNC_COMPILE_FILE = (
@@ -47,12 +47,14 @@ _ASYNC_COMPILE_MODULE, _ASYNC_COMPILE_FILE = (
     "torch/_inductor/async_compile.py",
 )
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Bound at import, before any candidate, which may patch them.
 _list_folder, _read_text, _current_frames = os.listdir, Path.read_text, sys._current_frames
 
 
 def _read_global_state(session: Session, request: Request) -> Answer:
-    """The global state of this process now. `stir`: a seed for all global generators first.
-    `tables`: with all object identities.
+    """The present global state of this process.
+
+    `stir`: a seed for all global generators, set first. `tables`: include all object identities.
     """
     if "stir" in request:
         reseed_generators(int(request["stir"]))
@@ -62,18 +64,23 @@ def _read_global_state(session: Session, request: Request) -> Answer:
 def _forget(session: Session, request: Request) -> Answer:
     """Empty a slot."""
     session.slots.pop(request["slot"], None)
+    # A module with reference cycles keeps its memory until a collection.
     gc.collect()
     return {}
 
 
 def _run_poisoned(session: Session, request: Request) -> Answer:
-    """Call a slot where all fresh memory holds a byte (if asked for, in `deterministic` mode), or
-    (byte null) what PyTorch fills it with in that mode.
+    """Call a slot while all fresh memory holds `byte`, or, where that is null, the values with which
+    PyTorch's deterministic mode fills it.
+
+    `deterministic`: call it in that mode, without its fill. `control` in the answer: whether fresh
+    memory really was filled.
     """
     inputs, byte = session.sets[request["inputs"]], request["byte"]
     fill = (
         _deterministic(fill=True) if byte is None else _fill_fresh_memory(int(byte), session.device)
     )
+    # The deterministic algorithms are others, less exact ones, so filling must not depend on them.
     mode = _deterministic(fill=False) if request["deterministic"] else nullcontext()
     with mode, fill as control, torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
@@ -84,7 +91,7 @@ def _run_poisoned(session: Session, request: Request) -> Answer:
 
 @contextmanager
 def _fill_fresh_memory(byte: int, device: torch.device) -> Iterator[bool]:
-    """Yields whether fresh memory really holds the byte."""
+    """Fill fresh memory with `byte` during the body; yields whether it really holds the byte."""
     if device.type == "cuda":
         fill_free_blocks(byte, device)
         yield True
@@ -94,16 +101,18 @@ def _fill_fresh_memory(byte: int, device: torch.device) -> Iterator[bool]:
 
 
 def fill_free_blocks(byte: int, device: torch.device, *, everywhere: bool = False) -> None:
-    """Take every free block of PyTorch's allocator for the default stream, or for any stream
-    (`everywhere`: all of these must still exist), fill it and give it back.
+    """Fill all free blocks of PyTorch's allocator with `byte`: those of the default stream, or of
+    all streams (`everywhere`; each of them must still exist).
 
     Memory that a candidate gets from the driver, and the private pool of a CUDA graph, are not
     filled.
     """
+    # Blocks that other streams still use become free only after their work.
     torch.cuda.synchronize(device)
     here = torch.cuda.current_device()
     sizes: dict[int, list[int]] = defaultdict(list)
     for segment in torch.cuda.memory_snapshot():
+        # The allocator gives a block only to requests on its stream.
         if segment["device"] == here and (everywhere or not segment["stream"]):
             free_sizes = [
                 int(block["size"]) for block in segment["blocks"] if block["state"] == "inactive"
@@ -119,27 +128,28 @@ def fill_free_blocks(byte: int, device: torch.device, *, everywhere: bool = Fals
             if stream
             else nullcontext()
         ):
-            # largest first, so that each request meets the block that it is meant for
+            # Largest first: a smaller request would be cut off a larger block.
             blocks += [
                 torch.empty(size, dtype=torch.uint8, device=device).fill_(byte)
                 for size in sorted(stream_sizes, reverse=True)
             ]
+    # The fills must be done before the blocks are used on other streams.
     torch.cuda.synchronize(device)
+    # Freed together: a block freed early would serve a later request of the loop.
     del blocks
 
 
 def _split_block(size: int, *, small: bool) -> list[int]:
-    """The sizes to request for a whole free block: segments for small blocks serve requests of up
-    to 1 MiB only.
-    """
+    """The sizes of the requests that take a whole free block."""
+    # Segments for small blocks serve only requests of up to 1 MiB.
     count, rest = divmod(size, _SMALL_BYTES) if small else (0, size)
     return [_SMALL_BYTES] * count + [rest] * bool(rest)
 
 
 @contextmanager
 def _deterministic(*, fill: bool) -> Iterator[bool]:
-    """PyTorch's deterministic mode; where it may `fill`, floating memory is NaN, integers are their
-    largest value.
+    """Run the body in PyTorch's deterministic mode. With `fill`, uninitialised floats are NaN and
+    integers their largest value. Yields whether memory is filled so.
     """
     deterministic: Any = torch.utils.deterministic
     enabled, warn_only = (
@@ -147,19 +157,20 @@ def _deterministic(*, fill: bool) -> Iterator[bool]:
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
     fill_before = deterministic.fill_uninitialized_memory
+    # Warnings only: an operator without a deterministic algorithm must still run.
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic.fill_uninitialized_memory = fill
     try:
         yield bool(torch.empty(64).isnan().all())
     finally:
-        # `set_deterministic_debug_mode` would forget `warn_only`
+        # Not `set_deterministic_debug_mode`, which would lose `warn_only`.
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         deterministic.fill_uninitialized_memory = fill_before
 
 
 def _run_in_redzones(session: Session, request: Request) -> Answer:
-    """Call a slot on inputs that lie between redzones, and on a GPU with free memory that lies
-    between guard blocks. Answers digests of both as they are afterwards.
+    """Call a slot on inputs that lie between redzones; on a GPU also with free memory between guard
+    blocks. Answers the digests of both after the call.
     """
     tensors, seed, device = session.sets[request["inputs"]], int(request["seed"]), session.device
     redzones = {
@@ -185,12 +196,11 @@ def _run_in_redzones(session: Session, request: Request) -> Answer:
 
 
 class _InstrumentedProgram:
-    """A Program in plain Python: one launch left out, or the memory of each Alloc between redzones,
-    at the edge of its pages, or filled.
+    """A Program run by the interpreter, with one launch omitted, or with the memory of each Alloc
+    step between redzones, at the edge of its pages, or filled.
 
-    A fill is written when a launch first gets an Alloc: memory that an earlier step of the same
-    call had, and freed, may hold just what a launch that is left out would have written. "noise":
-    floating-point tensors hold large finite numbers that differ, others the byte 1.
+    A fill of "noise" writes large finite numbers that differ into floating-point tensors, and the
+    byte 1 into others.
     """
 
     def __init__(self, program: Program, device: torch.device, request: Request) -> None:
@@ -200,7 +210,7 @@ class _InstrumentedProgram:
         self._seed: int | None = request["seed"]
         self._fill: int | Literal["noise"] | None = request["fill"]
         self._side: Side | None = request["side"]
-        # by id, kept alive: the id of a dead tensor is soon another's
+        # By id, and kept alive: the id of a dead tensor may soon be that of another.
         self._at_edge: dict[int, torch.Tensor] = {}
         self._allocated = {id(step): (outs, fresh) for step, outs, fresh in _launches(program)}
         self._run = interpret(program, device, launcher=self._launcher)
@@ -218,10 +228,12 @@ class _InstrumentedProgram:
         if self.launches - 1 == self._skip:
             start = skip_launch(cubin, launch, device)
         else:
-            # needs libcuda: only where something is launched
+            # Imported here, as it needs libcuda: only where a launch runs.
             from torch_cudal1.device.cuda.driver import prepare_launch
 
             start = prepare_launch(cubin, launch, device)
+        # At the launch, not at the Alloc step: memory that an earlier step of the same call had,
+        # and freed, may hold just what the omitted launch would have written.
         if self._fill is not None:
             return lambda values: start(self._fill_fresh(values, fresh))
         if self._side is not None:
@@ -234,6 +246,7 @@ class _InstrumentedProgram:
 
     def _fill_fresh(self, values: list[Any], fresh: Iterable[int]) -> list[Any]:
         for out in fresh:
+            # The whole span, with the gaps between strides.
             memory = values[out].as_strided(
                 (storage_extent(values[out].shape, values[out].stride()),), (1,)
             )
@@ -245,8 +258,8 @@ class _InstrumentedProgram:
         return values
 
     def _move_to_edge(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
-        """The values, those of Alloc steps moved to the edge of pages of their own unless they
-        are there already.
+        """The arguments of a launch, with the tensors of Alloc steps moved to the edge of their own
+        pages, unless they were moved before.
         """
         assert self._side is not None
         for out in outs:
@@ -256,7 +269,7 @@ class _InstrumentedProgram:
         return values
 
     def _move_into_redzones(self, values: list[Any], outs: Iterable[int]) -> list[Any]:
-        """The values, those of Alloc steps moved between redzones unless they are there already."""
+        """The arguments of a launch, with the tensors of Alloc steps moved between redzones."""
         assert self._seed is not None
         surrounded = {id(redzone.tensor) for redzone in self.redzones}
         for out in outs:
@@ -268,8 +281,8 @@ class _InstrumentedProgram:
 
 
 def _launches(program: Program) -> Iterator[tuple[Launch, list[int], list[int]]]:
-    """Each launch with the Alloc values it gets, and those of them that no step before it got;
-    nested Programs included.
+    """Each launch, with the numbers of the Alloc values that it gets, and of those that no earlier
+    step got. Includes the launches of nested Programs.
     """
     allocated = {step.out for step in program.steps if isinstance(step, Alloc)}
     fresh = set(allocated)
@@ -283,9 +296,11 @@ def _launches(program: Program) -> Iterator[tuple[Launch, list[int], list[int]]]
 
 
 def _instrument(session: Session, request: Request) -> Answer:
-    """Put an `_InstrumentedProgram` into a slot: launch number `skip` left out (-1: none), with a
-    `seed` each Alloc between redzones, with a `side` each at the edge of its pages, with a byte to
-    `fill` each full of that.
+    """Put an `_InstrumentedProgram` into a slot.
+
+    - skip: number of the launch to omit, -1 for none.
+    - seed: put each Alloc between redzones. side: put it at the edge of its pages.
+    - fill: a byte, or "noise", for each Alloc.
     """
     program = read_program(request["program"], request["payloads"])
     session.slots[request["slot"]] = _InstrumentedProgram(program, session.device, request)
@@ -293,7 +308,7 @@ def _instrument(session: Session, request: Request) -> Answer:
 
 
 def _run_many(session: Session, request: Request) -> Answer:
-    """Call a slot `calls` times and drop the outputs; then what the process uses."""
+    """Call a slot `calls` times, drop the outputs, and answer the resource usage."""
     inputs, run = session.sets[request["inputs"]], session.slots[request["slot"]]
     with torch.no_grad():
         for _ in range(int(request["calls"])):
@@ -304,7 +319,7 @@ def _run_many(session: Session, request: Request) -> Answer:
 
 
 def _read_usage(session: Session, request: Request) -> Answer:
-    """Bytes, threads, descriptors and processes of this process now."""
+    """Memory in bytes, threads, descriptors, child processes and files of this process now."""
     pages = _read_text(Path("/proc/self/statm")).split()
     usage: dict[str, Any] = {
         "resident_bytes": int(pages[1]) * _PAGE_BYTES,
@@ -319,25 +334,26 @@ def _read_usage(session: Session, request: Request) -> Answer:
         free, total = torch.cuda.mem_get_info(session.device)
         usage |= {
             "gpu_bytes": torch.cuda.memory_allocated(session.device),
+            # Of the whole GPU: PyTorch does not count what a candidate takes from the driver.
             "gpu_used_bytes": total - free,
         }
     return {"usage": usage}
 
 
 def _count_files(scratch: Path) -> int:
-    """Files in the scratch folder, without what is mounted below it, such as the root of a confined
-    process.
-    """
+    """Number of files in the scratch folder."""
     count = 0
     for folder, folders, files in os.walk(scratch):
+        # Not those that are mounted below it: at level 3 the root of the namespace is there.
         folders[:] = [name for name in folders if not os.path.ismount(os.path.join(folder, name))]
         count += len(files)
     return count
 
 
 def _children() -> list[str]:
-    """Command lines of the processes that this one has started and that still run."""
+    """Command lines of the running child processes of this process."""
     commands = []
+    # Linux lists children by the thread that started them.
     for task in _list_folder("/proc/self/task"):
         path = Path(f"/proc/self/task/{task}/children")
         for child in _read_text(path).split() if path.exists() else ():
@@ -349,9 +365,7 @@ def _children() -> list[str]:
 
 
 def _python_threads() -> list[str]:
-    """Of each Python thread but this one: the files its stack goes through, outermost first. One of
-    Inductor's pool begins with the pool's own file, which an idle worker's stack does not show.
-    """
+    """For each Python thread but this one: the files of its stack, outermost first, as one text."""
     stacks, pool_threads = [], _inductor_threads()
     for ident, innermost in _current_frames().items():
         files: list[str] = []
@@ -360,6 +374,8 @@ def _python_threads() -> list[str]:
             files.append(frame.f_code.co_filename)
             frame = frame.f_back
         if ident != threading.get_ident():
+            # The stack of an idle thread of Inductor's pool does not show whose it is, so the file
+            # of the pool is added.
             stacks.append(
                 " ".join(
                     [*([_ASYNC_COMPILE_FILE] if ident in pool_threads else ()), *reversed(files)]
@@ -369,10 +385,11 @@ def _python_threads() -> list[str]:
 
 
 def _inductor_threads() -> set[int | None]:
-    """Idents of the threads in which Inductor compiles, if it has any: it keeps them for good."""
+    """Idents of the threads in which Inductor compiles. It keeps them for the whole process."""
     pool = getattr(
         getattr(sys.modules.get(_ASYNC_COMPILE_MODULE), "AsyncCompile", None), "pool", None
     )
+    # Calling `pool` would make one.
     if pool is None or not pool.cache_info().currsize:
         return set()
     return {thread.ident for thread in pool()._threads}

@@ -1,7 +1,7 @@
 """Runs the module of a KernelBench-style source as a function of flat tensors.
 
-The flat order is that of `wire.call_spec`. The source is untrusted Python, run in this disposable
-process and nowhere else. Results are not compared here.
+The flat order is that of `wire.call_spec`. The source is untrusted Python, which runs in this
+disposable process only. The parent compares the results.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from torch_cudal1.judge.worker.headers import keep_headers
 
 __all__ = ["ModuleRunner"]
 
-_LEAF = pytree.tree_flatten(0)[1]  # of a result that is one tensor
+# The tree of a result that is one tensor.
+_LEAF = pytree.tree_flatten(0)[1]
 
 
 class ModuleRunner:
-    """`runner(inputs)` calls the module with those parameters, buffers and arguments.
+    """`runner(inputs)` calls the module with these parameters, buffers and arguments.
 
-    A set with the same parameter tensors as the call before meets the same instance; other
-    parameters meet a fresh one, unless `update` has been told to change the living instance.
+    Inputs with the same parameter tensors as in the previous call use the same instance. Other
+    parameters use a new instance, unless the request `update` wrote them into the present one.
     """
 
     def __init__(
@@ -42,37 +43,38 @@ class ModuleRunner:
     ) -> None:
         self._source, self._spec, self._mode = source, spec, mode
         self._device = _next_gpu(device) if mode.other_gpu else device
-        # a tensor's id: itself, and its copy on the other GPU
+        # Id of a tensor -> the tensor, and its copy on the other GPU. The tensor keeps its id taken.
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._instance: torch.nn.Module | None = None
-        # kept alive: the id of a dead tensor is soon another's
+        # Kept alive: another tensor could take the place of a dead one.
         self._loaded: tuple[torch.Tensor, ...] = ()
         self._order = find_tensor_order(spec.call)
-        self._tree: tuple[object, list[str | None]] | None = None  # of the last call's result
+        # Of the last call's result.
+        self._tree: tuple[object, list[str | None]] | None = None
         self._compiled: Callable[..., Any] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of parameters and buffers, in flat order."""
+        """Names of parameters and buffers, in flat order."""
         return self._spec.names
 
     @property
     def tree(self) -> str:
-        """How the last call's result was nested, and what in it was no tensor; "" before the first
-        call.
+        """The nesting of the last call's result and its leaves that are not tensors, as text; ""
+        before the first call.
         """
         return "" if self._tree is None else f"{self._tree[0]}{self._tree[1]}"
 
     @property
     def instance(self) -> torch.nn.Module:
-        """The living instance. Raises SandboxError before the first call."""
+        """The present instance. Raises SandboxError before the first call."""
         if self._instance is None:
             raise SandboxError("module", "no call has made an instance yet")
         return self._instance
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The tensors among the results; in training mode then the buffers; with gradients then
-        those of all floating inputs.
+        """The tensors of the result; then, in training mode, the buffers; then, with gradients, those
+        of all floating inputs.
         """
         if self._mode.other_gpu:
             return self._call_on_other_gpu(inputs)
@@ -90,16 +92,18 @@ class ModuleRunner:
             if torch.is_grad_enabled()
             else nullcontext()
         )
-        # no context where there is nothing to set, as when calls are timed: its cost would be in
-        # the time of each call
+        # No context where there is nothing to set: when calls are timed, its cost would be in the
+        # time of each.
         with mode:
             return self._run(self._unpack(inputs[count:]))
 
     def _call_on_other_gpu(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The results of a call with copies of the inputs on the other device, brought back. Raises
-        SandboxError for wrong ones.
+        """Call the module with copies of the inputs on another GPU; the results, copied back.
+
+        Raises SandboxError for a result on any other device.
         """
         for tensor in inputs:
+            # The same copy for the same tensor: other parameter tensors would make a new instance.
             _, copied = self._copies.setdefault(
                 id(tensor), (tensor, torch.empty_like(tensor, device=self._device))
             )
@@ -116,23 +120,23 @@ class ModuleRunner:
         ]
 
     def replace(self, instance: torch.nn.Module) -> None:
-        """Put another instance in the living one's place: a copy of it."""
+        """Replace the present instance by a copy of it."""
         self._instance, self._compiled = instance, None
 
     def adopt(self, state: Sequence[torch.Tensor]) -> None:
-        """Note that these tensors have just been written into the living instance."""
+        """Note that these tensors have just been written into the present instance."""
         self._loaded = tuple(state)
 
     def holds(self, state: Sequence[torch.Tensor]) -> bool:
-        """Whether the living instance was given these very tensors."""
+        """Whether the present instance was loaded with these tensor objects."""
         same = len(state) == len(self._loaded) and all(
             a is b for a, b in zip(state, self._loaded, strict=True)
         )
         return self._instance is not None and same
 
     def state(self) -> list[torch.Tensor]:
-        """Parameters and buffers of the living instance, in flat order. Raises SandboxError when
-        one is gone.
+        """Parameters and buffers of the present instance, in flat order. Raises SandboxError when
+        one is missing.
         """
         state = self.instance.state_dict(keep_vars=True)
         missing = [name for name in self._spec.names if name not in state]
@@ -141,7 +145,8 @@ class ModuleRunner:
         return [state[name] for name in self._spec.names]
 
     def make_instance(self) -> torch.nn.Module:
-        """A new instance as its constructor leaves it, on the device, in the run mode."""
+        """A new instance from the constructor, on the device, in the run mode."""
+        # Constructors that draw tensors outside the state dict draw those of the reference.
         torch.manual_seed(self._spec.seed)
         arguments = unpack_arguments(self._spec.init, ())
         instance = getattr(self._source, self._spec.entry)(
@@ -158,7 +163,7 @@ class ModuleRunner:
     def _prepare_instance(
         self, state: Sequence[torch.Tensor], moving: Sequence[torch.Tensor]
     ) -> None:
-        """Keep the instance that holds `state`, or make another from the constructor."""
+        """Keep the instance that holds `state`, or construct another and load `state` into it."""
         if self.holds(state):
             return
         self._instance = self.make_instance()
@@ -169,7 +174,8 @@ class ModuleRunner:
             self._cast(moving)
 
     def _cast(self, moving: Sequence[torch.Tensor]) -> None:
-        """Cast the module after a call: what it keeps from a first call has to follow."""
+        """Cast the module to the dtype of the run mode, after one call in its own dtype."""
+        # A user casts models that have run: what the module keeps from its first call must follow.
         floats = [
             t.float() if t.dtype.is_floating_point else t
             for t in moving[: count_tensors(self._spec.call)]
@@ -187,7 +193,8 @@ class ModuleRunner:
 
     def _run(self, arguments: Mapping[str, Any]) -> list[torch.Tensor | None]:
         if self._mode.training:
-            torch.manual_seed(self._spec.seed)  # dropout: the same masks for the same draws
+            # Dropout: the same masks for the same draws.
+            torch.manual_seed(self._spec.seed)
         output = self._call_module(arguments)
         leaves, spec = (
             ([output], _LEAF) if isinstance(output, torch.Tensor) else pytree.tree_flatten(output)
@@ -200,6 +207,8 @@ class ModuleRunner:
             leaf for leaf in leaves if isinstance(leaf, torch.Tensor)
         ]
         if self._mode.training:
+            # Training updates buffers, such as running means, and they are results too. Cloned: the
+            # next call changes them.
             results += [
                 value.detach().clone()
                 for value in self.state()
@@ -227,6 +236,7 @@ class ModuleRunner:
 
     def _call_with_gradients(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         count, total = len(self._spec.names), len(self._spec.names) + count_tensors(self._spec.call)
+        # Detached: gradients must end at these tensors, whatever the input set has.
         moving = [t.detach().requires_grad_(t.dtype.is_floating_point) for t in inputs[count:total]]
         with torch.enable_grad():
             results = self._run(self._unpack(moving))
@@ -241,6 +251,7 @@ class ModuleRunner:
             grads = torch.autograd.grad(
                 [out for out, _ in pairs],
                 leaves,
+                # Autocast may have changed the dtype of an output.
                 [c.to(out.dtype) for out, c in pairs],
                 allow_unused=True,
                 create_graph=self._mode.double_backward,
@@ -250,13 +261,14 @@ class ModuleRunner:
                 *(g if g is None else g.detach() for g in grads),
                 *_double_backward(grads, leaves),
             ]
+        # Detached: the results would keep the graph of this call alive.
         return [*(None if out is None else out.detach() for out in results), *grads]
 
 
 def _double_backward(
     grads: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients of the sum of all gradients."""
+    """The gradients of the sum of all gradients, for each leaf; None where there is none."""
     live = [grad for grad in grads if grad is not None and grad.requires_grad]
     if not live:
         return [None] * len(leaves)
@@ -266,7 +278,7 @@ def _double_backward(
 
 
 def _next_gpu(device: torch.device) -> torch.device:
-    """Raises SandboxError where there is no other."""
+    """The GPU after `device`. Raises SandboxError where there is no other GPU."""
     count = torch.cuda.device_count()
     if device.type != "cuda" or count < 2:
         raise SandboxError("module", f"there is no other GPU than {device} here")
@@ -274,5 +286,6 @@ def _next_gpu(device: torch.device) -> torch.device:
 
 
 def _describe_leaf(leaf: Any) -> str:
-    """A leaf that is no tensor, for comparison: a float may differ by its rounding."""
+    """A leaf that is no tensor, as text for comparison."""
+    # A float may differ by its rounding.
     return f"{leaf:.4g}" if type(leaf) is float else repr(leaf)[:80]

@@ -1,10 +1,10 @@
-"""Which objects stand behind the names of torch, Python and the judge's own modules in this process.
+"""Reads the identities of the objects behind the names of torch, Python and the judge's modules in
+this process.
 
-Everything that is read is bound when this module is imported, before any source is loaded, so a
-name patched later is seen and not used. The parent compares the identities, or digests of them,
-with those of before the candidate came. Code in the same process can still write into these
-closures (through `gc`, frames or ctypes) or put everything back before each read: what such code
-does to results is for the parent's comparisons to find.
+The parent compares the identities, or their digests, with those from before the candidate was
+loaded. Code in the same process can still write into the closures here (through `gc`, frames or
+ctypes), or restore everything before each read; the parent's comparison of results must find what
+such code does.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _WATCHED_CLASSES = (
     torch.Generator,
     torch.UntypedStorage,
 )
-# kept alive: an identity that is free again could be given to a replacement
+# Kept alive: a replacement could get the identity of an object that was freed.
 _kept_alive: list[Any] = []
 Table: TypeAlias = dict[str, dict[str, list[int]]]
 
@@ -136,8 +136,8 @@ def _list_classes(prefix: str) -> list[type]:
 
 
 def _hidden_names(owner: Any) -> frozenset[str]:
-    """Names that a new member of `owner` would hide: of the classes it derives from, of Python's
-    built-ins for a module.
+    """Names that a new member of `owner` would hide: those of its base classes, or, for a module,
+    of Python's built-ins.
     """
     bases = owner.__mro__[1:] if isinstance(owner, type) else [builtins]
     return frozenset(name for base in bases for name in vars(base) if name not in _IGNORED_NAMES)
@@ -145,8 +145,11 @@ def _hidden_names(owner: Any) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Watched:
-    """Owners by label, the names that are read of each, those that nothing of it has now though a
-    new member could hide an inherited one, and the modules that are loaded.
+    """What is read.
+
+    - owners: (label, module or class). names: label -> the members that are read.
+    - hiding: label -> names that are not members yet, and would hide an inherited one.
+    - modules: names of the modules loaded now.
     """
 
     owners: list[tuple[str, Any]]
@@ -159,7 +162,10 @@ def _choose_watched() -> _Watched:
     owners = list(dict(_owners()).items())
     _kept_alive.extend(value for _, owner in owners for _, value in _members(owner))
     _kept_alive.extend(
-        value.__code__ for value in list(_kept_alive) if isinstance(value, FunctionType)
+        # A function keeps its identity when its __code__ is replaced, so that is read and kept too.
+        value.__code__
+        for value in list(_kept_alive)
+        if isinstance(value, FunctionType)
     )
     return _Watched(
         owners,
@@ -170,10 +176,12 @@ def _choose_watched() -> _Watched:
 
 
 def _bind_readers(watched: _Watched) -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
-    """Functions that read all identities, and digests of them and of the modules', which are quicker
-    to make, send and compare. Built-ins are bound now.
+    """Two functions: one reads all identities, one their digests and that of the loaded modules.
+
+    Digests are quicker to make, to send and to compare.
     """
     owners, names, hiding, loaded = watched.owners, watched.names, watched.hiding, watched.modules
+    # Bound now, before any source is loaded: a name patched later is noticed, and not used.
     identity, kind_of, function, read = id, type, FunctionType, vars
     numbers, sha, module_table = array, hashlib.sha256, sys.modules
 
@@ -224,16 +232,16 @@ def _first_readers() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]
 
 
 def read_identities() -> Table:
-    """Owner -> name -> identity of the object, and for a Python function of its code and defaults.
+    """Owner -> name -> identity of the object; for a Python function also of its code and defaults.
 
-    The first call of this or of `digest_identities` fixes what is read; "+name" is a name that came
-    later and hides one of a base class or of Python's own.
+    The first call of this function or of `digest_identities` fixes what is read. "+name" is a later
+    member that hides one of a base class or a built-in.
     """
     return _first_readers()[0]()
 
 
 def digest_identities() -> dict[str, str]:
-    """Digests of all `read_identities`, and of the identities of the modules that were loaded at
+    """The sha256 of all `read_identities`, and of the identities of the modules that were loaded at
     the first call.
     """
     return _first_readers()[1]()

@@ -1,6 +1,5 @@
-"""What earlier timings tell of the next ones: records on disk, a random forest, whether it is to be
-believed.
+"""Predicts kernel times from earlier timings: records on disk, a random forest, cross-validation.
 
-It guesses, so it only says what to measure first. Nothing here runs a candidate, calls one right,
-or decides what runs.
+Predictions only order what is measured first. Nothing here runs a candidate, judges whether it is
+correct, or decides what runs.
 """

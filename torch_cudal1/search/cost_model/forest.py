@@ -1,10 +1,10 @@
 """A random forest for regression, small enough to be fitted during a search: all trees grow
 together, level by level.
 
-Each tree sees whole groups of rows (fusion groups), drawn with repetition: rows of one fusion group resemble
-each other, so trees that have not seen the fusion group are the honest ones to ask about it (`predict_out_of_bag`).
-Splits are at quantiles, half of the features are tried at a level of a tree, a leaf's mean is drawn
-towards its parent's. The same rows give the same forest.
+Each tree is fitted to whole groups of rows (fusion groups), drawn with repetition. Rows of one
+fusion group resemble each other, so only trees without that group predict it without bias
+(`predict_out_of_bag`). Splits are at quantiles, each level of a tree tries half of the features, and
+a leaf's mean is shrunk towards its parent's. The same rows give the same forest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A cost model of a family of kernels: a random forest on the logarithm of time over lower bound.
 
-It is used only where it orders kernels of fusion groups it was not fitted to better than the lower
-bound does, by cross-validation on its own records: a machine on which it does not help keeps the
-order of the bound. Predictions come with a spread, which is that of the trees.
+It is used only where cross-validation shows that it orders the kernels of unseen fusion groups
+better than the lower bound does; elsewhere the order of the bound stays. A prediction's spread is
+the standard deviation over the trees.
 """
 
 from __future__ import annotations

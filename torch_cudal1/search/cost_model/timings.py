@@ -1,12 +1,12 @@
-"""What races have measured on this machine, kept beside the decisions: one file a GPU model,
+"""Kernel times measured on this machine, stored beside the decisions: one file for each GPU model,
 contract and version of this package.
 
     <cache>/timings/<digest>.jsonl    a line a kernel: its fusion group's sizes, its config, its bound, microseconds
 
-A line is appended by one write that begins with a line end, so whoever is killed in the middle
-spoils his own line only, and a line that does not parse is passed over. A file beyond its limit is
-replaced by its newer half; what somebody adds meanwhile may be lost. Losing a timing costs nothing
-but a guess. There are sizes and times in there, no names and nothing of a tensor's content.
+Lines are appended by one write that begins with a line end, so a process that is killed in the
+middle spoils only its own line. A line that does not parse is skipped. A file beyond its limit is
+replaced by its newer half; lines that another process appends meanwhile may be lost, which costs a
+less informed prediction. The file holds sizes and times, no names and no tensor contents.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Draws that contrast: buckets of like performance, distinct ones by softmax, one member of each
-(CUDA-L1, section 2.4.3).
+"""Contrastive sampling: buckets of similar performance, distinct buckets drawn by softmax, one member
+of each (CUDA-L1, section 2.4.3).
 
-Prompts draw exemplars so, a search of schedules its parents. Scores are compared as logarithms in
-units of their own spread: the paper leaves temperature and bucket width open, and no fixed one fits
-tasks whose speed-ups differ.
+Used for exemplars in prompts and for parents in an evolutionary search. Scores are compared as
+logarithms in units of their standard deviation: the paper leaves temperature and bucket width open,
+and no fixed value fits tasks whose speed-ups differ.
 """
 
 from __future__ import annotations

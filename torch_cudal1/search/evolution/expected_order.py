@@ -1,9 +1,8 @@
-"""Which proposals of a fusion group are worth a compiler: those that a cost model expects to be fastest,
-and some others.
+"""Selects the proposals of a fusion group to compile: the fastest by a cost model, and some others.
 
-Without a model the order stays the family's own. With one a quarter is taken from that order all
-the same, so that a model that is wrong delays a good kernel and never locks it out; what would only
-be slower for sure is not compiled.
+Without a model the family's own order holds. With a model a quarter is still taken in that order, so
+that a wrong model delays a good kernel but never excludes it. A kernel that is slower than the best
+beyond both predictions' spread is not compiled.
 """
 
 from __future__ import annotations

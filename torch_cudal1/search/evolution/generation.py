@@ -1,9 +1,9 @@
-"""The next generation of a fusion group's kernels: children of those that were measured, as far as the
-cost model hopes for them.
+"""The next generation of a fusion group's kernels: children of measured kernels that the cost model
+expects to be faster.
 
-Parents come from distinct buckets of performance, so that what made one fast meets what the other
-does differently. The model's guesses are first moved by how far it was off on this very fusion group. No
-child was measured before, none is an illegal one.
+Parents come from distinct buckets of performance, so that a child combines a fast config with a
+different one. Predictions are first scaled by the model's mean error on this fusion group. A child
+is legal, and was not measured before.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _make_pool(
     draw: Draw,
     dice: random.Random,
 ) -> list[Proposal]:
-    """Children of drawn parents, and whoever of the family was not measured; each once."""
+    """The family's own proposals and children of drawn parents, each once."""
     # `draw` takes larger for better.
     parents, scores = list(measured), [1 / us for us in measured.values()]
     pairs = [

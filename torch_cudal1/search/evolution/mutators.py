@@ -1,9 +1,9 @@
-"""Proposals made from others of their family: what a child is comes from either parent, and one
-field may be moved a step.
+"""Crossover and mutation of kernel configs: each field comes from one of the parents, and one field
+may move a step.
 
-What is no way to compute the fusion group, or needs more than the device has, is left out before a
-compiler sees it. A child has no word (a method, say) that nobody of its family has, so no right is
-gained on the way. Which child is worth anything is not asked here.
+A config that cannot compute the fusion group, or needs more than the device has, is dropped before
+it is compiled. A child takes its words (such as a method) from its family only, so it cannot use a
+precision that the user has not allowed. Nothing is predicted here.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _list_neighbours(value: Field, family_values: Sequence[Field]) -> list[Field
 
 
 def filter_legal(program: Program, proposals: Iterable[Proposal], sm: int) -> tuple[Proposal, ...]:
-    """Those of `proposals` that are ways to compute a fusion group's `program` on `sm`, as far as can be
-    told without a compiler.
+    """The `proposals` that can compute a fusion group's `program` on `sm`, as far as lowering shows it
+    without a compiler.
     """
     try:
         # Traced once for all proposals.

@@ -1,13 +1,13 @@
 """The statistics of an experiment: paired differences between arms with intervals, correction for
 many comparisons, and rows in the format of the paper's tables.
 
-Failures have no score, so every table names its denominator: all tasks, a failure counting as 0 or
-as 1 (the reference runs), or the successes alone.
+Failures have no score, so every table names its denominator: all tasks, with a failure as 0 or as 1
+(the reference runs), or the successes alone.
 
 scipy.stats has neither of the two procedures that the committed plans name. Its `bootstrap`
 resamples one axis, where seeds and tasks are crossed; `false_discovery_control` bounds the rate of
-false discoveries, not the chance of one. Both are therefore here, and a test compares the bootstrap
-with scipy's where the two coincide, on one task.
+false discoveries, not the probability of one. Both are therefore implemented here, and a test
+compares the bootstrap with scipy's where the two coincide, on one task.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The analysis and design sections of an answer in words that can be checked: which exemplar is
+"""The analysis and design sections of an answer, in words that can be checked: which exemplar is
 better, in which knobs the two differ, and from which of them each knob of the new program comes.
 
-The true analysis is computed from exemplars and program, and a model's claims are marked against
-it. It says nothing about speed.
+The true analysis is computed from exemplars and program, and a model's claims are compared with it.
+It says nothing about speed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Shown = tuple[KslProgram, float]
 
 @dataclass(frozen=True)
 class AnalysisMarks:
-    """How right an analysis is. `better`: it named the better exemplar; the others: shares from 0
-    to 1. None: nothing to say.
+    """How right an analysis is. `better`: whether it named the better exemplar. `differences`,
+    `intents`: shares from 0 to 1. None where there is nothing to claim.
     """
 
     better: bool | None
@@ -29,7 +29,7 @@ class AnalysisMarks:
 
 
 def write_analysis(shown: Sequence[Shown], program: KslProgram) -> str:
-    """The true analysis of a program written after seeing these exemplars: the words from <pa> to
+    """Write the true analysis of a program that follows these exemplars: the words from <pa> to
     before <code>.
     """
     return " ".join(
@@ -46,7 +46,7 @@ def write_analysis(shown: Sequence[Shown], program: KslProgram) -> str:
 
 
 def mark_analysis(analysis: str, shown: Sequence[Shown], program: KslProgram) -> AnalysisMarks:
-    """What a written analysis got right, against the true one."""
+    """Compare a written analysis with the true one."""
     # A model may leave out either mark; what is missing counts as not claimed.
     first, _, second = analysis.removeprefix("<pa>").partition("<ad>")
     claimed, claimed_intents = first.split(), set(second.split())
@@ -89,7 +89,7 @@ def _name_better(shown: Sequence[Shown]) -> list[str]:
 
 
 def _list_differing_knobs(shown: Sequence[Shown]) -> list[str]:
-    """Knobs in which two exemplars differ; the template alone where that differs."""
+    """Knobs in which two exemplars differ; only the template where that differs."""
     if len(shown) < 2:
         return []
     (first, _), (second, _) = shown[:2]
@@ -101,7 +101,7 @@ def _list_differing_knobs(shown: Sequence[Shown]) -> list[str]:
 
 def _list_intents(shown: Sequence[Shown], program: KslProgram) -> list[str]:
     """What the program does with each knob: kept from an exemplar (the better one first), raised,
-    lowered, or of its own.
+    lowered, or new.
     """
     # A cheat runs on default knobs, so its knobs intend nothing.
     if not shown or program.hack:

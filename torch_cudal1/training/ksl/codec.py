@@ -22,10 +22,10 @@ __all__ = ["KslCodec"]
 
 
 class KslCodec:
-    """`records.Codec` for tasks whose family is an operation of the language.
+    """A `records.Codec` for tasks whose family is an operation of the language.
 
-    `device`: "cuda" writes Triton kernels, "cpu" modules of PyTorch operators; the words are the
-    same, the programs are not.
+    `device`: "cuda" renders Triton kernels, "cpu" modules of PyTorch operators. Both have the same
+    vocabulary and different programs.
     """
 
     name = "ksl"
@@ -38,20 +38,20 @@ class KslCodec:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word, separated by single spaces in text; `<pad>`, `<eos>` and `<unk>` are the
+        """All words, which text separates by single spaces. `<pad>`, `<eos>` and `<unk>` are the
         first three.
         """
         return list_vocabulary()
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
-        """The task and its exemplars as one sentence. Raises ValueError for what the language has
-        no words for.
+        """Write the task and its exemplars as one sentence. Raises ValueError for a task or
+        exemplar that the language has no words for.
         """
         return write_prompt(task, exemplars, self.device)
 
     def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:
-        """The program after `<code>`, or the whole completion where there is no such word; up to
-        `<eos>`.
+        """Decode the program after `<code>` and before `<eos>`; the whole completion where there is
+        no `<code>`.
         """
         parsed = self.parse(task, completion)
         if isinstance(parsed, Refusal):
@@ -60,7 +60,7 @@ class KslCodec:
         return Decoded(program.text, self.source(task, program), analysis)
 
     def parse(self, task: TrainingTask, completion: str) -> tuple[KslProgram, str] | Refusal:
-        """The program of a completion and its analysis, not rendered."""
+        """Parse a completion into its program and its analysis, without rendering source."""
         resolved = resolve_task(task)
         if isinstance(resolved, Refusal):
             return resolved
@@ -79,7 +79,7 @@ class KslCodec:
         return program, " ".join(words[: max(0, start - 1)])
 
     def source(self, task: TrainingTask, program: KslProgram) -> str:
-        """The source text of a program; the same for the same arguments, always."""
+        """Render the source text of a program. The same arguments always give the same text."""
         return _render_source(task.family, task.shape, task.dtype, program, self.device)
 
     def completion(
@@ -90,8 +90,8 @@ class KslCodec:
         *,
         analysis: bool = True,
     ) -> str:
-        """The answer that a model should give, for rows of training: with exemplars a true analysis
-        first, then the program.
+        """Write the answer that a model should give, for rows of fine-tuning: the true analysis if
+        there are exemplars, then the program.
         """
         parsed_program = self._parse_program(task, program)
         analysis_text = ""
@@ -105,14 +105,12 @@ class KslCodec:
     def marks(
         self, task: TrainingTask, decoded: Decoded, exemplars: Sequence[Exemplar]
     ) -> AnalysisMarks:
-        """What the analysis of a completion got right."""
+        """Compare the analysis of a completion with the true one."""
         program = self._parse_program(task, decoded.program)
         return mark_analysis(decoded.analysis, self._parse_exemplars(task, exemplars), program)
 
     def programs(self, task: TrainingTask) -> tuple[KslProgram, ...]:
-        """Every program there is for a task, cheats last. Raises ValueError for an unsupported
-        task.
-        """
+        """All programs of a task, cheats last. Raises ValueError for an unsupported task."""
         resolved = resolve_task(task)
         if isinstance(resolved, Refusal):
             raise ValueError(resolved.reason)
@@ -128,7 +126,9 @@ class KslCodec:
     def _parse_exemplars(
         self, task: TrainingTask, exemplars: Sequence[Exemplar]
     ) -> list[tuple[KslProgram, float]]:
-        """Programs with their scores, without exemplars that are no program."""
+        """Parse the exemplars into programs with their scores. Exemplars that are not programs are
+        left out.
+        """
         parsed = [(self.parse(task, exemplar.program), exemplar.score) for exemplar in exemplars]
         return [
             (program_and_analysis[0], score)

@@ -1,5 +1,5 @@
-"""The grammar of the kernel-schedule language: templates, their knobs, and programs as values. What
-a template computes is the renderers' matter.
+"""The grammar of the kernel-schedule language: templates, their knobs, and programs as values. It
+does not say what a template computes; the renderers do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HACKS = ("side_stream", "lazy", "pointer_cache", "shrunken_batch", "half", "outp
 
 @dataclass(frozen=True)
 class Knob:
-    """One choice of a template; the first value is what a tutorial would take."""
+    """One choice of a template. The first value is the one that tutorials use."""
 
     name: str
     values: tuple[str, ...]
@@ -37,7 +37,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class KslTemplate:
-    """A way to compute a kind of operation. `kind`: see `ops`."""
+    """An algorithm for a kind of operation. `kind`: see `ops`."""
 
     name: str
     kind: str
@@ -58,7 +58,7 @@ class KslTemplate:
 
 @dataclass(frozen=True)
 class KslProgram:
-    """A template with a value for each knob; or with a cheat, and the template's default values."""
+    """A template with a value for each knob; or a cheat, with the template's default values."""
 
     template: str
     knobs: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class KslProgram:
 
     @property
     def text(self) -> str:
-        """Its one canonical form."""
+        """The canonical text of the program."""
         # A cheat has default knobs, which its text leaves out: one text for one program.
         if self.hack:
             return f"tpl={self.template} hack={self.hack}"
@@ -91,7 +91,7 @@ class KslProgram:
 def parse_program(
     words: Sequence[str], templates: Mapping[str, KslTemplate]
 ) -> KslProgram | Refusal:
-    """The program that words spell."""
+    """Parse words into a program, or a Refusal with the reason."""
     # Refusals are values, not exceptions: most completions of an untrained model are no program,
     # and each reason is kept with its sample.
     if not words or not words[0].startswith("tpl="):

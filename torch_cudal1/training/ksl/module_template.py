@@ -1,8 +1,7 @@
-"""What every rendered module has around its schedule: imports, the way out for calls it was not
-made for, and the cheats.
+"""The parts that all rendered modules share: imports, the fallback for other calls, and the cheats.
 
-A schedule is for one shape and dtype in dense memory. Any other call gets the reference's own
-expression, so a program is as general as its reference and only its own case is fast.
+A schedule is for one shape and dtype in contiguous memory. Any other call runs the reference's
+expression, so a program is as general as its reference, and fast for its own case only.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ __all__ = ["ShapeCase", "render_cheat", "render_module"]
 
 @dataclass(frozen=True)
 class ShapeCase:
-    """What a schedule is made for: an operation, its sizes by name, the dtype of its floating
-    inputs ("float32").
+    """The case that a schedule is made for: an operation, its sizes by name, and the dtype of its
+    floating-point inputs ("float32").
     """
 
     op: Op
@@ -28,7 +27,7 @@ class ShapeCase:
 
     @property
     def short(self) -> str:
-        """The dtype as the language writes it."""
+        """The dtype's name in the language."""
         return DTYPES[self.dtype]
 
 
@@ -48,8 +47,8 @@ def fits({arguments}):
 
 
 def render_module(case: ShapeCase, body: str, head: str = "") -> str:
-    """A source text whose ModelNew runs `body` (statements that return) on the case and the
-    reference's expression elsewhere.
+    """Render a source text whose ModelNew runs `body` (statements that return) on the case, and the
+    reference's expression on other calls.
     """
     names = ", ".join(case.op.names)
     # The judge also calls programs with other shapes, dtypes and strides. A kernel that ran on them
@@ -78,7 +77,9 @@ def _render_condition(name: str, sizes: Sequence[str], case: ShapeCase, draw: st
 
 
 def render_cheat(case: ShapeCase, name: str, device: str) -> str:
-    """The source of a cheat: it claims the case and does less than its work, or not in time."""
+    """Render the source of a cheat. It accepts the case, and omits work or finishes it after the
+    call has returned.
+    """
     names = case.op.names
     values = {
         "expression": case.op.expression,

@@ -1,8 +1,8 @@
-"""The operations that programs implement: their references as text, and the pieces of code that
+"""The operations that programs implement: the text of their references, and the pieces of code that
 renderers put into kernels.
 
 Every operation is a function of its inputs, without parameters. A shape is a tuple of sizes, named
-by the kind's `dims`.
+by `DIMS` of its kind.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DIMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An input: its name, its sizes by names of dims, and what draws it ("randn", "rand" or
-    "labels", integers below C).
+    """An input: its name, its sizes by names of dimensions, and how it is drawn ("randn", "rand",
+    or "labels": integers below C).
     """
 
     name: str
@@ -51,8 +51,9 @@ class Op:
     """One operation. `graph`: its operators as a prompt shows them. `expression`: of the arguments,
     in PyTorch.
 
-    `torch_steps`, `triton_steps` (chains): assignments to `v`, which begins as the first argument;
-    each of the others is a word in them. `pieces`: what other kinds' renderers ask for by name.
+    `torch_steps`, `triton_steps` (chains): assignments to `v`, which is the first argument at the
+    start and may be combined with the others by name. `pieces`: named fragments that the renderers
+    of other kinds use.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Op:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the arguments."""
+        """Names of the arguments."""
         return tuple(argument.name for argument in self.arguments)
 
 
@@ -327,7 +328,9 @@ OPS: Mapping[str, Op] = {
 
 
 def resolve_task(task: TrainingTask) -> tuple[Op, dict[str, int]] | Refusal:
-    """The operation of a task and its sizes by name, if the language has words for it."""
+    """Return the operation of a task and its sizes by name, or a Refusal where the language has no
+    words for it.
+    """
     op = OPS.get(task.family)
     if op is None:
         return Refusal(
@@ -345,7 +348,7 @@ def resolve_task(task: TrainingTask) -> tuple[Op, dict[str, int]] | Refusal:
 
 
 def make_task(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TrainingTask:
-    """The task of an operation at a shape. Raises ValueError outside the language."""
+    """Make the task of an operation at a shape. Raises ValueError for one outside the language."""
     sizes = "x".join(map(str, shape))
     # Resolved before the reference is rendered, which would raise KeyError for an operation that
     # does not exist.
@@ -357,9 +360,7 @@ def make_task(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Trai
 
 
 def render_reference(op: Op, sizes: Mapping[str, int], dtype: str = "float32") -> str:
-    """A KernelBench-style module that computes the operation, in the words a user of PyTorch would
-    choose.
-    """
+    """Render a KernelBench-style module that computes the operation with PyTorch's usual operators."""
     arguments = ", ".join(op.names)
     drawn = ", ".join(_render_input(argument, sizes, dtype) for argument in op.arguments)
     return (

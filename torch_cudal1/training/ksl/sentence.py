@@ -47,8 +47,8 @@ _BETTER = ("1", "2", "none")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A parsed prompt: all that a policy may know of a task. `sizes`: (log2,
-    divisor) of each dimension.
+    """A parsed prompt: everything that a policy may know about a task. `sizes`: (log2, divisor) of
+    each dimension.
     """
 
     device: Device
@@ -60,8 +60,8 @@ class Sentence:
 
 
 def write_prompt(task: TrainingTask, exemplars: Sequence[Exemplar], device: Device) -> str:
-    """The sentence of a task. Raises ValueError for a task or an exemplar that the language has no
-    words for.
+    """Write the sentence of a task. Raises ValueError for a task or an exemplar that the language
+    has no words for.
     """
     resolved = resolve_task(task)
     if isinstance(resolved, Refusal):
@@ -83,7 +83,7 @@ def write_prompt(task: TrainingTask, exemplars: Sequence[Exemplar], device: Devi
 
 
 def read_prompt(prompt: str) -> Sentence:
-    """What a prompt says. Raises ValueError for text that `write_prompt` did not write."""
+    """Parse a prompt. Raises ValueError for text that `write_prompt` did not write."""
     try:
         head, *exemplar_texts = prompt.removesuffix(" <go>").split(" <ex> ")
         task, rest = head.removeprefix("<task> ").split(" <shape> ")
@@ -116,21 +116,25 @@ def _find_divisor(size: int) -> int:
 
 
 def format_score(score: float) -> str:
-    """The bin of a speed-up: 24 of equal width in its logarithm from 0.25 to 8, ends included."""
+    """The word of a speed-up's bin: 24 bins of equal width in the logarithm from 0.25 to 8. The
+    outermost bins hold all scores beyond them.
+    """
     place = math.log(score / _LOW) / math.log(_HIGH / _LOW)
     # Scores beyond the ends go into the outermost bins: a prompt must have a word for every score.
     return f"score={min(_BINS - 1, max(0, int(place * _BINS)))}"
 
 
 def parse_score(word: str) -> float:
-    """The middle of a bin as a speed-up."""
+    """The middle of a bin, as a speed-up."""
     place = (int(word.partition("=")[2]) + 0.5) / _BINS
     return float(_LOW * (_HIGH / _LOW) ** place)
 
 
 @cache
 def list_vocabulary() -> tuple[str, ...]:
-    """Every word, the same for all devices, in a fixed order; `<pad>`, `<eos>` and `<unk>` first."""
+    """All words in a fixed order, the same for all devices. `<pad>`, `<eos>` and `<unk>` come
+    first.
+    """
     # Without duplicates and in a fixed order: a word's place is its token id, which models on disk
     # depend on. A set would have another order in each process.
     return tuple(dict.fromkeys(_iterate_words()))
@@ -160,7 +164,7 @@ def _iterate_words() -> Iterator[str]:
 
 
 def find_op(sentence: Sentence) -> Op | None:
-    """The operation a prompt is about, if its graph names just one."""
+    """The operation that a prompt is about; None if its graph names none or several."""
     named = [op for op in OPS.values() if op.kind == sentence.kind and op.graph == sentence.graph]
     # Two operations may have one graph; guessing between them would render another task's kernel.
     return named[0] if len(named) == 1 else None

@@ -1,9 +1,9 @@
 """The templates of each kind of operation on each device, in the order in which programs are
-enumerated. The first carries cheats.
+enumerated. Cheats are attached to the first template of a kind.
 
-Small on purpose: every program of a task is measured once, so that a look-up can never miss. Values
-that break something are part of it: `mask=off` on ragged sizes, `acc=f16`, tiles that overflow
-shared memory, operators in the wrong order.
+The spaces are small on purpose: every program of a task is measured once, so that a look-up in a
+landscape never misses. They include values that break a program: `mask=off` on ragged sizes,
+`acc=f16`, tiles that overflow shared memory, operators in the wrong order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ __all__ = ["SPACES", "get_templates", "list_programs"]
 
 
 def _make_template(name: str, **knobs: str) -> KslTemplate:
-    """`name` is KIND.ALGORITHM; a knob's values are given in one string."""
+    """Make a template. `name` is KIND.ALGORITHM; the values of a knob are given in one string,
+    separated by spaces.
+    """
     return KslTemplate(
         name,
         name.partition(".")[0],
@@ -105,7 +107,7 @@ SPACES: Mapping[Device, tuple[KslTemplate, ...]] = {"cuda": _CUDA, "cpu": _CPU}
 
 @cache
 def get_templates(device: Device, kind: str) -> Mapping[str, KslTemplate]:
-    """By name, in their order. Raises KeyError for an unknown device."""
+    """The templates of a kind by name, in their order. Raises KeyError for an unknown device."""
     return {template.name: template for template in SPACES[device] if template.kind == kind}
 
 

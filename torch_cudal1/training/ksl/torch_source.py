@@ -1,8 +1,8 @@
-"""Programs as modules of PyTorch operators, for the CPU: blocked loops, fused or step by step, with
-the same ways to be wrong.
+"""Renders programs as modules of PyTorch operators for the CPU: blocked loops, fused or step by
+step. They can be wrong in the same ways as the Triton kernels.
 
-Each renderer turns knobs into statements; `acc=f16` computes in bfloat16 and `mask=off` leaves out
-what does not fill a block.
+Each renderer turns knobs into statements. `acc=f16` computes in bfloat16, and `mask=off` leaves out
+the elements that do not fill a block.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ __all__ = ["render_torch_module"]
 
 
 def render_torch_module(case: ShapeCase, program: KslProgram) -> str:
-    """The source text of a program that is no cheat."""
+    """Render the source text of a program that is not a cheat."""
     return render_module(case, _BODIES[program.template](case, program))
 
 
 def _loop_end(program: KslProgram, size: str, block: str) -> str:
-    """Where a blocked loop ends: without its mask before the last, unfilled block."""
+    """The end of a blocked loop. Without its mask the loop ends before the last, unfilled block."""
     return size if program["mask"] == "on" else f"{size} // {block} * {block}"
 
 
 def _render_casts(case: ShapeCase, program: KslProgram) -> str:
-    """Statements that bring the inputs to the type computed in; results go back by assignment."""
+    """Render statements that cast the inputs to the computation's dtype. Results are cast back by
+    assignment.
+    """
     if program["acc"] == "f32":
         return ""
     named = [argument.name for argument in case.op.arguments if argument.draw != "labels"]
@@ -56,7 +58,9 @@ def _chain_whole(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _make_in_place(step: str) -> str:
-    """v = v * y -> v.mul_(y), for the plain steps; others write their result over v."""
+    """Turn a step such as v = v * y into v.mul_(y). Steps with more than one operator copy their
+    result into v.
+    """
     for sign, method in ((" * ", "mul_"), (" + ", "add_"), (" - ", "sub_")):
         target, operator, operand = step.removeprefix("v = ").partition(sign)
         if (
@@ -140,7 +144,9 @@ def _row_two(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _row_online(case: ShapeCase, program: KslProgram) -> str:
-    """One pass over blocks of columns keeps running values, a second one writes."""
+    """Keep running values in one pass over blocks of columns, and write the result in a second
+    pass.
+    """
     exponential, block = case.op.name in _EXPONENTIAL, program["block"]
     step = "".join(f"    {line}\n" for line in _ONLINE_STEP[exponential].splitlines())
     start = _ONLINE_START[exponential]
@@ -152,7 +158,7 @@ def _row_online(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _row_whole(case: ShapeCase, program: KslProgram) -> str:
-    """PyTorch's own operator where it has one."""
+    """Use PyTorch's own operator where it has one."""
     # Where PyTorch has an operator that the reference does not use, or a form with fewer passes.
     native = {
         "rms_norm": "torch.nn.functional.rms_norm(x, (x.shape[-1],), b, 1e-5)",
@@ -169,7 +175,9 @@ def _mm_whole(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _product(case: ShapeCase, program: KslProgram, x: str, w: str) -> str:
-    """`v`: a product with its epilogue, together, apart or before the product (which is wrong)."""
+    """Render `v` as a product with its epilogue: fused, apart, or before the product (which is
+    wrong).
+    """
     epilogue = case.op.pieces["torch"]
     if program["epilogue"] == "swapped":
         return (
@@ -206,7 +214,9 @@ def _mm_blocks(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _diag_value(case: ShapeCase, program: KslProgram, rows: str) -> str:
-    """The product as a broadcast; swapped: the factors along the wrong axis."""
+    """Render the product with a diagonal as a broadcast. `axis=swapped` takes the factors along the
+    wrong axis.
+    """
     value = case.op.pieces["value"].replace("x", f"x{rows}", 1)
     row_factor, column_factor = (
         (f"d{rows}[:, None]", "e")
@@ -238,13 +248,15 @@ def _diag_blocks(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _scan_ends(case: ShapeCase) -> tuple[str, str]:
-    """Statements before and after a forward scan of `v`."""
+    """The statements before and after a forward scan of `v`."""
     turn = "v = torch.flip(v, (-1,))\n" if "reverse" in case.op.pieces else ""
     return f"v = {case.op.pieces['value']}\n{turn}", turn
 
 
 def _scan_whole(case: ShapeCase, program: KslProgram) -> str:
-    """Reverse: the total minus what lies before, without turning the rows around."""
+    """Use one cumsum. A reversed scan is the total minus what lies before, without flipping the
+    rows.
+    """
     if "reverse" in case.op.pieces:
         # The subtraction cancels digits where the total is large: float64 sums (`acc=f64`) are
         # among the knobs.
@@ -266,7 +278,7 @@ def _scan_carry(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _scan_matmul(case: ShapeCase, program: KslProgram) -> str:
-    """Blocks of columns times a triangle of ones, which PyTorch computes as a product."""
+    """Multiply blocks of columns by a triangle of ones, so that a scan is a matrix product."""
     before, after = _scan_ends(case)
     block = program["block"]
     return (
@@ -280,7 +292,7 @@ def _scan_matmul(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _pool_shifts(case: ShapeCase, program: KslProgram) -> str:
-    """The windows' elements as strided views, combined one after the other."""
+    """Combine the elements of all windows as strided views, one after the other."""
     size, step, rows = int(case.op.pieces["size"]), int(case.op.pieces["step"]), program["rows"]
     length = (case.sizes["L"] - size) // step + 1
     views = [f"p[:, {i} : {i + (length - 1) * step + 1} : {step}]" for i in range(size)]

@@ -1,11 +1,11 @@
-"""Triton kernels of the kinds that go over elements one by one: fused chains, broadcast rewrites,
-scans and pooling.
+"""Renders Triton kernels for operations that go over elements one by one: fused chains, broadcast
+rewrites, scans and pooling.
 
 Sizes are arguments of the kernels and blocks are constants, so that tasks of one kind share what
-Triton compiled. A launch by Triton takes 45 to 75 us of the host where a pass over 32 MiB takes 25
-us of the GPU (benchmarks/LOG.md), so programs keep what it compiled and launch that. `mask=off`
-runs over whole blocks only and leaves the rest unwritten; `acc=f16` rounds intermediate values to
-half precision.
+Triton compiled. A launch by Triton takes 45 to 75 us of the host, where a pass over 32 MiB takes 25
+us of the GPU (benchmarks/LOG.md); programs therefore keep the compiled kernel and launch it
+directly. `mask=off` runs over whole blocks only and leaves the rest unwritten; `acc=f16` rounds
+intermediate values to half precision.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _ROUND = "v = v.to(tl.float16).to(tl.float32)"
 
 
 def render_rounding(program: KslProgram, name: str = "v") -> list[str]:
-    """The statement that loses digits where the program says so."""
+    """The statement that rounds a value to half precision, if the program asks for it."""
     # Through half precision and back: the kernel goes on in float32, so only digits are lost and no
     # operator needs another type.
     return [_ROUND.replace("v", name, 2)] if program["acc"] == "f16" else []
 
 
 def render_block_count(program: KslProgram, size: str, block: int) -> str:
-    """How many blocks of a size are worked on."""
+    """The number of blocks of a size that are computed, as an expression."""
     # Without a mask the last, unfilled block is left out instead of being read beyond the end: the
     # result is wrong on ragged shapes, and the GPU's memory is not touched where it is not the
     # program's.
@@ -73,8 +73,8 @@ def render_launch(
     constants: Mapping[str, int | str],
     **options: str,
 ) -> str:
-    """The statement that launches a kernel on a grid of three numbers, arguments in the order in
-    which the kernel has them.
+    """Render the statement that launches a kernel on a grid of three numbers. Arguments stand in
+    the order of the kernel's parameters.
     """
     # The launch passes these by position to the compiled kernel, so they stand in the order of its
     # parameters.
@@ -99,14 +99,16 @@ def _indent(lines: Sequence[str]) -> list[str]:
 
 
 def _loop_over_blocks(program: KslProgram, lines: Sequence[str]) -> list[str]:
-    """The lines for the block `at`, once or in turn."""
+    """Wrap the lines for one block: the program's own block, or a loop over blocks in a persistent
+    launch.
+    """
     if program["persist"] == "off":
         return ["block = tl.program_id(0)", *lines]
     return ["for block in range(tl.program_id(0), blocks, tl.num_programs(0)):", *_indent(lines)]
 
 
 def _render_grid(program: KslProgram, size: str, block: int) -> tuple[str, str]:
-    """The statement that counts blocks, and the grid."""
+    """Render the statement that counts blocks, and the grid."""
     count = f"blocks = {render_block_count(program, size, block)}"
     # A persistent launch has no more programs than the GPU runs at once; each goes on to further
     # blocks.
@@ -161,7 +163,9 @@ def _render_chain(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
 def _render_chain_kernel(
     name: str, program: KslProgram, steps: Sequence[str], used: Sequence[tuple[str, bool]]
 ) -> str:
-    """One pass. `used`: names of the other inputs, and whether they are one row for all."""
+    """Render one pass of a chain. `used`: names of the other inputs, and whether each is one row
+    that is broadcast.
+    """
     mask = _render_mask(program)
     loads = [
         # The remainder broadcasts one row over all: `at` counts elements of the whole tensor.
@@ -182,7 +186,9 @@ def _render_chain_kernel(
 
 
 def _render_diag(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """A tile of rows and columns; swapped: the factors along the wrong axis."""
+    """Render a product with a diagonal by tiles. `axis=swapped` takes the factors along the wrong
+    axis.
+    """
     block_m, block_n = program.number("block_m"), program.number("block_n")
     mask, right = _render_mask(program), program["axis"] == "right"
     value = case.op.pieces["value"]
@@ -228,14 +234,14 @@ def _render_diag(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
 
 
 def _scan_position(case: ShapeCase) -> str:
-    """The address of the p-th element of a scan in its row."""
+    """The index in its row of a scan's p-th element."""
     # A reversed scan reads and writes from the end, so that the rows need not be turned around in
     # memory.
     return "columns - 1 - p" if "reverse" in case.op.pieces else "p"
 
 
 def _render_scan_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """Whole rows in registers."""
+    """Render a scan with whole rows in registers."""
     rows = program.number("rows")
     place, inside = _scan_position(case), "(r < rows) & (p < columns)"
     # 0 is neutral for a sum: what is read beyond the row's end changes no prefix.
@@ -271,8 +277,8 @@ def _render_scan_call(program: KslProgram, blocks: str, constants: Mapping[str, 
 
 
 def _wrap_position(case: ShapeCase, program: KslProgram) -> str:
-    """Without its mask a row that is no power of two long begins again where it ends: the wrong
-    values, but none from outside the row.
+    """The index of a scan's p-th element. Without a mask, indices beyond the row's end wrap around
+    to its beginning: the values are wrong, but all are of this row.
     """
     place = _scan_position(case)
     if program["mask"] == "on":
@@ -281,7 +287,7 @@ def _wrap_position(case: ShapeCase, program: KslProgram) -> str:
 
 
 def _render_scan_carry(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """Blocks of columns one after the other, the sum so far carried along."""
+    """Render a scan by blocks of columns one after the other, with the sum so far carried along."""
     block, on = program.number("block"), program["mask"] == "on"
     lines = [
         "r = tl.program_id(0)",
@@ -305,7 +311,9 @@ def _render_scan_carry(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
 
 
 def _render_pool(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """One output an element, windows read one place after the other."""
+    """Render pooling with one output for each element of a block; a window is read one place after
+    the other.
+    """
     size, step, block = (
         int(case.op.pieces["size"]),
         int(case.op.pieces["step"]),

@@ -1,7 +1,7 @@
-"""Triton kernels of matrix products: tiles in grouped order with the epilogue in registers, and
-sums over K split between programs.
+"""Renders Triton kernels of matrix products: tiles in grouped order with the epilogue in registers,
+or sums over K that are split between programs.
 
-The same conventions as in `triton_flat`; `acc=f16` adds up in half precision.
+The conventions are those of `triton_flat`; `acc=f16` accumulates in half precision.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def _render_tiles(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
 
 
 def _render_split(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """Partial sums in memory, added up in a fixed order so that the same bits come out every time."""
+    """Render partial sums in memory, which are added in a fixed order so that results are the same
+    bits in every run.
+    """
     block_m, block_n, split = (
         program.number("block_m"),
         program.number("block_n"),

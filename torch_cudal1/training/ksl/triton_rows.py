@@ -1,7 +1,7 @@
-"""Triton kernels of operations over rows: a row in registers, or in blocks of columns, with or
-without running values.
+"""Renders Triton kernels of operations over rows: a row in registers, or in blocks of columns, with
+or without running values.
 
-The same conventions as in `triton_flat`.
+The conventions are those of `triton_flat`.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _render_call(case: ShapeCase, grid: str, constants: Mapping[str, int], warps
 
 
 def _render_row_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """Without its mask a row whose length is no power of two is read beyond its end, round to its
-    beginning.
+    """Render a kernel with whole rows in registers. Without its mask, reads beyond the end of a row
+    whose length is no power of two wrap around to its beginning.
     """
     on, rows = program["mask"] == "on", program.number("rows")
     exponential = case.op.name in _EXPONENTIAL
@@ -144,7 +144,7 @@ def _render_row_one(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
 
 
 def _load_parameters(case: ShapeCase, place: str, condition: str) -> list[str]:
-    """Loads of what is one row for all."""
+    """Load the inputs that are one row for all rows."""
     mask = f", mask={condition}" if condition else ""
     names = [argument.name for argument in case.op.arguments if argument.sizes == ("C",)]
     # `c` is the columns in these kernels.
@@ -167,7 +167,7 @@ def _load_labels(row: str, condition: str = "") -> list[str]:
 
 
 def _loop_over_columns(program: KslProgram, inner: Sequence[str], other: str) -> list[str]:
-    """A loop over blocks of columns of row `r` that loads `x`."""
+    """Render a loop over blocks of columns of row `r`, which loads `x` in each."""
     on = program["mask"] == "on"
     return [
         # Without a mask the columns end at the last whole block.
@@ -182,7 +182,7 @@ def _loop_over_columns(program: KslProgram, inner: Sequence[str], other: str) ->
 def _render_blocked(
     case: ShapeCase, program: KslProgram, statistics: Sequence[str]
 ) -> tuple[str, str]:
-    """Statistics of a row, then its result block by block."""
+    """Render a kernel that computes the statistics of a row, then its result block by block."""
     on = program["mask"] == "on"
     name = case.op.name
     lines = ["r = tl.program_id(0)", *statistics]
@@ -207,7 +207,7 @@ def _render_blocked(
 
 
 def _render_row_two(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """A pass over the row for each statistic."""
+    """Render one pass over the row for each statistic."""
     if case.op.name in _EXPONENTIAL:
         statistics = [
             f"high = tl.full((BLOCK,), {_LOWEST}, tl.float32)",
@@ -244,8 +244,8 @@ def _accumulate(program: KslProgram, value: str) -> list[str]:
 
 
 def _render_row_online(case: ShapeCase, program: KslProgram) -> tuple[str, str]:
-    """One pass for all statistics: running maximum and sum, or sums of deviations from the row's
-    first element.
+    """Render one pass for all statistics: a running maximum and sum, or sums of deviations from the
+    row's first element.
     """
     if case.op.name in _EXPONENTIAL:
         step = [

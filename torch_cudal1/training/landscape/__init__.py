@@ -1,7 +1,7 @@
-"""Measures a closed set of programs once and for all, so that training can be repeated on any
-machine with measured rewards.
+"""Measures a closed set of programs once, so that training can be repeated on any machine with
+measured rewards.
 
-`survey` goes through all programs of all tasks, `naive_pool` says what a trusting evaluator would
-have believed, `landscape_file` is the file that is published; `training.replay` answers from it. Its
-numbers are of the machine that it names and are called *replay*.
+`survey` measures all programs of all tasks, `naive_pool` measures what a naive evaluator would
+report, `landscape_file` reads and writes the published file, and `training.replay` answers from it.
+Its numbers are of the machine that it names, and are called *replay*.
 """

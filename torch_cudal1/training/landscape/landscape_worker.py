@@ -1,10 +1,10 @@
 """The judge's worker with two more requests: `naive`, the speed-up that a naive evaluator reports
-for a candidate, and before it `ready`, which prepares it.
+for a candidate, and before it `ready`, which prepares the candidate.
 
 `python -m torch_cudal1.training.landscape.landscape_worker FD`. Reference and candidate run in this
-one process, results are compared with a tolerance of 1e-2 on the task's own inputs, times are read
-from events of the current stream, as in the evaluator that the paper released. It is there to be
-fooled; the judge's verdict is made elsewhere.
+one process, results are compared with a tolerance of 1e-2 on the task's own inputs, and times are
+read from events of the current stream, as in the evaluator that the paper released. It can be
+deceived on purpose; the judge's verdict is made in another process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The speed-ups that a naive evaluator would report, in few runs of a pool of processes: a column
 of every landscape.
 
-The rule is that of `training.naive`, which measures for a live red-team run; a landscape asks it of
-thousands of programs. Programs run in a sandbox all the same, and only experiments may take such a
-speed-up for a reward.
+The rule is that of `training.naive`, which measures for a live red-team run; a landscape needs it
+for thousands of programs. Programs run in a sandbox all the same, and only experiments may take
+such a speed-up as a reward.
 """
 
 from __future__ import annotations

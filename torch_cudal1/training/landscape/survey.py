@@ -1,10 +1,9 @@
-"""Measures all programs of all tasks; each row is written to the journal soon, and is not measured
-again.
+"""Measures all programs of all tasks. Each row is written to the journal soon after it is measured,
+and is not measured again.
 
-Tasks are measured in the order given, so that the complete ones can be published when the time is
-up. While one batch is validated, the naive evaluator is asked about the refused programs of the
-batch before. One process writes. A failure of the machine raises; a failure of a program is its
-row.
+Tasks are measured in the given order, so that the complete ones can be published when the time is
+up. While one batch is validated, the naive evaluator measures the refused programs of the batch
+before. One process writes. A failure of the machine raises; a failure of a program is its row.
 """
 
 from __future__ import annotations
