@@ -24,8 +24,8 @@ __all__ = ["KernelFeatures", "extract_features"]
 
 @dataclass(frozen=True)
 class KernelFeatures:
-    """A fusion group's family, its `sizes` by name, and `region_bound_us`: the same rough bound for every
-    proposal.
+    """A fusion group's family, its `sizes` by name, and `region_bound_us`: the same rough bound for
+    every proposal.
     """
 
     family: str

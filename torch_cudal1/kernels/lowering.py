@@ -1,5 +1,5 @@
-"""From a reference Program to proposals, from a proposal to kernel sources, and from compiled kernels
-to the emitted Program: everything of `build` but the compiler.
+"""From a reference Program to proposals, from a proposal to kernel sources, and from compiled
+kernels to the emitted Program: all steps of `codegen.compile.build` but the compiler.
 
 The templates of `registry` do the work; nothing here names a family.
 """
@@ -29,8 +29,8 @@ _MIN_SM = 80
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What the compiler made of a kernel: machine code, warps (the compiler may raise them),
-    dynamic shared memory in bytes.
+    """A compiled kernel: machine code, warps (the compiler may raise them), and dynamic shared
+    memory in bytes.
     """
 
     payload: str

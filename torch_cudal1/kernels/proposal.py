@@ -1,5 +1,5 @@
-"""The values between `propose` and `build`: a Proposal (what to try), a Kernel (one launch), the
-resource limits.
+"""The values between `propose` and `build`: a Proposal (what to try), and a KernelSource (one
+launch) with its CUDA options.
 
 A Proposal is small and JSON: it crosses the border into the build process, where the fusion group's
 Program is lowered from it. Nothing here compiles.

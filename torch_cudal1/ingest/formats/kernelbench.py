@@ -85,10 +85,9 @@ class _ReferenceFiles:
         )
 
     def find_reference(self, name: str) -> Path | Refusal:
-        """The reference of the candidate at `name` below its folder, or why there is none.
-
-        That is the file at the same place, or else of those whose name the candidate's begins with
-        the one with the longest.
+        """The reference of the candidate at `name` below its folder, or why there is none: the file
+        at the same place, else the file with the longest name that the candidate's name begins
+        with.
         """
         if self.root is None or not self.root.is_dir():
             return self.root or Refusal(
@@ -163,11 +162,10 @@ def _top_level_names(file: Path) -> set[str]:
 
 
 def _read_source(file: Path) -> str:
-    """Bad bytes are replaced: the text still reaches the check that refuses it. Raises OSError,
-    also for a file too large for a source.
-    """
+    """The text of a file. Raises OSError, also for a file too large for a source."""
     # Asked before reading, because a file of any size may lie in the folder.
     size = file.stat().st_size
     if size > _SOURCE_BYTES:
         raise OSError(f"{file} has {size} bytes, a source at most {_SOURCE_BYTES}")
+    # Bad bytes are replaced, so that the text still reaches the check that refuses it.
     return file.read_text(encoding="utf-8", errors="replace")

@@ -17,8 +17,8 @@ class PublishedTask:
 
     - where: file and line; name: for people; labels: how its publisher numbers it; claims: what its
       publisher says of it.
-    - candidate None: withdrawn by its authors. foreign: why no Program can come of it whatever it
-      says, such as its language.
+    - candidate None: withdrawn by its authors. foreign: why it cannot become a Program, such as its
+      language; "" where it may.
     """
 
     where: str

@@ -108,7 +108,7 @@ class Appraiser:
         }
 
         def record_measurement(measurement: Measured) -> None:
-            """On record at once: a kill later in the batch loses nothing that was measured."""
+
             if name := waiting.pop((measurement.task, measurement.program), ""):
                 self.memory.take(measurement)
                 self._record(names[name], measurement)
@@ -134,8 +134,8 @@ class Appraiser:
         questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]],
         measured: Callable[[Measured], None],
     ) -> None:
-        """All tasks at once where the evaluator can, which then tells each measurement as it comes;
-        task by task where not.
+        """Measure all tasks at once where the evaluator can, which then reports each measurement as
+        it comes; else task by task.
         """
         if hasattr(self._evaluator, "measure_all"):
             # Each measurement is handed over as it comes: a kill later in the batch loses none.
@@ -150,8 +150,8 @@ class Appraiser:
                     f"the evaluator answered {len(measurements)} measurements for "
                     f"{len(programs)} programs of {task.id}"
                 )
-            # Those that were told already are passed over: `waiting` holds a program until its
-            # first answer.
+            # Measurements that were reported already are passed over: `waiting` holds a program
+            # until its first answer.
             for measurement in measurements:
                 measured(measurement)
 

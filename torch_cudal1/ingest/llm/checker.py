@@ -1,11 +1,12 @@
-"""Looks at a program whose reward jumps before the reward is believed: the paper's reward-checking
-model, and one that needs none.
+"""Checks a program whose reward jumps before the reward counts: the paper's reward-checking model,
+and a checker that needs no model.
 
 The judge has accepted the program by then; this is a second opinion from its text. `RuleChecker`
-works offline: a program that holds what tells a known cheat from its honest twin is one; so is one
-that meets rules of the judge's triage that no fast kernel has need of. `ModelChecker` asks a
-language model, shows it the three most similar known cases, and falls back on the rules where it
-says nothing usable. Neither measures, and neither clears what the judge refused.
+works offline: a program counts as a cheat if it holds the code in which a known cheat differs from
+its honest twin, or meets rules of the judge's triage that no fast kernel has need of.
+`ModelChecker` asks a language model, shows it the three most similar known cases, and falls back on
+the rules where the answer is not usable. Neither measures, and neither clears a program that the
+judge refused.
 """
 
 from __future__ import annotations
@@ -185,11 +186,11 @@ class ModelChecker:
 
 @dataclass
 class CheckedEvaluator:
-    """An evaluator whose jumps are checked: a `records.Evaluator`. What the checker calls a cheat
-    is one, and joins the cases.
+    """A `records.Evaluator` around another, which checks programs whose score jumps. A program that
+    the checker calls a cheat counts as a cheat, and joins the cases.
 
-    `best`: the highest score of each task so far. `findings`: every opinion that was asked for.
-    `told`: given each measurement, checked, as it comes, where the evaluator tells them so.
+    `best`: the highest score of each task so far. `findings`: every opinion of the checker.
+    `told`: called with each checked measurement as it comes, where the evaluator reports them so.
     """
 
     evaluator: Evaluator
@@ -236,7 +237,7 @@ class CheckedEvaluator:
         ]
 
     def _pass_on(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> None:
-        """What the evaluator tells while it measures goes to who listens here, checked."""
+        """Pass each measurement that the evaluator reports on to `told`, checked."""
         programs_by_text = {
             (task.id, program.program): (task, program)
             for task, programs in questions
@@ -259,8 +260,7 @@ class CheckedEvaluator:
         if sample.score is None:
             return sample
         key, best = (task.id, program.program), self.best.get(task.id)
-        # Once for each program, because a model's opinion costs a request and may differ the next
-        # time.
+        # Once for each program: a model's opinion costs a request.
         if key not in self._opinions and is_surprising(sample.score, best):
             self._opinions[key] = finding = self.checker.check(task, program, sample.score, best)
             self.findings.append((task.id, program.program, finding))

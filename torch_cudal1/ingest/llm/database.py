@@ -5,7 +5,7 @@ A journal is JSON lines: a header, samples, and commits. What a prompt shows is 
 the programs as of a committed generation, so every member of a group and every rank draws from the
 same set whatever is being measured meanwhile. Failures are on record and never in a view. A sample
 has a name and counts once, however often it is handed in. A file cut short loses its last line; a
-line that cannot be read is passed over and told.
+line that cannot be read is passed over, and its number is kept in `damaged`.
 
 One process writes at a time; any number may read. It decides nothing about prompts (`selectors`
 does) and measures nothing.
@@ -161,10 +161,8 @@ class Database:
         return self._samples.get(name)
 
     def add(self, sample: StoredSample) -> bool:
-        """Put a sample on record; False if its name is there already, and nothing changes.
-
-        It is with the operating system when this returns, so a kill of this process does not lose
-        it. Views show it after `commit`.
+        """Put a sample on record; False if its name is there already, and nothing changes. It
+        survives a kill of this process; views show it after `commit`.
         """
         if sample.name in self._samples:
             return False
@@ -343,7 +341,7 @@ def _sample_of(row: Mapping[str, Any]) -> StoredSample:
 
 
 def _successes(samples: Iterator[StoredSample]) -> dict[str, tuple[Success, ...]]:
-    """By task, each program once. Independent of the order in which samples of one generation came."""
+    """The programs that may be shown, by task, each program once."""
     scores: dict[tuple[str, str], list[StoredSample]] = {}
     barred: set[tuple[str, str]] = set()
     for sample in samples:

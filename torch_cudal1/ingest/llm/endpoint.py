@@ -302,7 +302,7 @@ class Endpoint:
 
 
 def _read_body(response: Any, deadline: float) -> bytes:
-    """A body of bounded length, in bounded time: a server that sends a byte a minute is slow too."""
+    """The body of `response`, of bounded length and in bounded time."""
     parts: list[bytes] = []
     size = 0
     # `read1` returns what came: `read` would wait for the whole chunk, and the deadline would not
@@ -312,6 +312,8 @@ def _read_body(response: Any, deadline: float) -> bytes:
         parts.append(part)
         if size > _MOST_BYTES:
             raise _RetryableError(f"an answer of over {_MOST_BYTES} bytes")
+        # The time-out of the socket bounds each wait: a server that sends a byte a minute never
+        # meets it.
         if time.monotonic() > deadline:
             raise _RetryableError(f"an answer that took longer than its time ({size} bytes came)")
     # http.client returns what came without an error where a connection ends early.
@@ -322,7 +324,7 @@ def _read_body(response: Any, deadline: float) -> bytes:
 
 
 def _count_tokens(body: Mapping[str, Any], prompt: str, text: str) -> tuple[int, int, bool]:
-    """Tokens of prompt and completion, and whether the server told them."""
+    """Tokens of prompt and completion, and whether the server reported them."""
     try:
         usage = body["usage"]
         counts = int(usage["prompt_tokens"]), int(usage["completion_tokens"])

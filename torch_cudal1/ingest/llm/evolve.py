@@ -1,12 +1,11 @@
-"""Evolution with frozen weights: the paper's contrastive prompt and database, and a model that is
-asked and never trained.
+"""Evolution with frozen weights: the paper's contrastive prompt and database, and a model that
+writes completions and is never trained.
 
     view of the database -> exemplars -> prompts -> completions, on record -> measured -> committed: one round
 
-Everything that was paid for is on the disk before anything is made of it, so a run that was killed
-goes on where it stopped: asked again for a round that is on record it makes no request. Time,
-tokens and money are counted over all its lives. It stores no kernel for use; who called it may hand
-the winners on.
+A completion is on the disk before it is used, so a run that was killed goes on where it stopped,
+and a round that is on record makes no request. Time, tokens and money are counted over all
+processes of a run. It stores no kernel for use; the caller may hand the winners on.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class LocalWriter:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a task may take, over all lives of a run. None: no limit. What has been asked for is
+    """What a task may take, over all processes of a run. None: no limit. Requests that were sent are
     finished.
     """
 
@@ -135,7 +134,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class EvolutionPlan:
-    """How much is asked for and how. `samples` a round; every sample has exemplars of its own."""
+    """Rounds, `samples` of a round, and how they are drawn; every sample has its own exemplars."""
 
     rounds: int = 8
     samples: int = 8
@@ -246,8 +245,8 @@ class Evolution:
     def _ask_missing(
         self, plan: EvolutionPlan, number: int, shown: Sequence[tuple[Exemplar, ...]]
     ) -> str:
-        """Ask for what of the round is not on record, as many at a time as the writer takes; why
-        that ended early.
+        """Request the completions of the round that are not on record, `parallel` at a time. Why
+        that ended early, or "".
         """
         missing = [
             i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is None

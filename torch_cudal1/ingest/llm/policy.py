@@ -105,8 +105,8 @@ def create_tiny(folder: Path, words: Sequence[str], spec: TinySpec = TinySpec())
 
 
 class replace_folder:
-    """`with replaced(folder) as fresh:` fill `fresh`; only when that succeeded does it take the
-    folder's place, by a rename.
+    """`with replace_folder(folder) as fresh:` fill `fresh`. If that succeeds, `fresh` takes the
+    folder's place by a rename.
 
     A kill leaves the old folder, the new one, or for an instant neither beside `NAME.old`, which
     `recover_folder` puts back.
@@ -361,9 +361,6 @@ class LanguageModel:
 def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Tensor, Tensor]:
     """(N, T) log-probabilities of the completions' tokens under the model at that temperature, and
     (N, T) entropies in nats.
-
-    Positions count from each prompt's first real token, so padding does not move a model with
-    absolute positions.
     """
     ids, mask = (
         torch.cat([rollout.prompt_ids, rollout.ids], 1),
@@ -376,8 +373,7 @@ def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Te
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,
-        # Logits of the prompt are not needed, and with a large vocabulary they take most of the
-        # memory.
+        # Logits of the prompt are not needed, and each has the size of the vocabulary.
         logits_to_keep=logprobs + 1,
         use_cache=False,
     ).logits

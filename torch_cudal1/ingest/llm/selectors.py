@@ -218,7 +218,7 @@ def exemplars(
 
 
 def _seeded_random(purpose: str, seed: int, task: str, view: DatabaseView) -> random.Random:
-    """The same on every machine: not Python's salted hash."""
+    """A generator for one purpose, the same on every machine."""
     # A digest, not hash(): Python salts that, and all ranks must draw the same.
     key = hashlib.sha256(f"{purpose}\0{seed}\0{task}\0{view.generation}".encode()).digest()
     return random.Random(int.from_bytes(key[:8], "big"))

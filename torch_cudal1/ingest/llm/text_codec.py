@@ -186,15 +186,16 @@ def _describe_missing_code(answer: str, blocks: int, cut: bool) -> str:
 
 
 def _canonical(text: str) -> str:
-    """Line ends, white space at ends of lines and blank lines at both ends do not make another
-    program.
+    """The text with plain line ends, and without white space at the ends of lines or blank lines at
+    both ends.
     """
+    # Programs are compared by their text: white space must not make a program new.
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     return "\n".join(lines).strip("\n") + "\n"
 
 
 def _fence(code: str) -> str:
-    """A code block whose fence is longer than any in the code, so that no exemplar can end it."""
+    """`code` as a Markdown code block."""
     # Longer than any run in the code, so that no exemplar can end its own block.
     longest = max((len(run) for run in re.findall(r"`{3,}", code)), default=2)
     fence = "`" * (longest + 1)

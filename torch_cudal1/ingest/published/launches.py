@@ -116,8 +116,8 @@ class _Fresh(TorchFunctionMode):
 
 @dataclass
 class _Call:
-    """The arguments of one launch, sorted: what is read, what is written, and what the compiler is
-    told.
+    """The arguments of one launch, sorted: the tensors that are read, those that are written, and
+    what the compiler gets.
     """
 
     read: list[torch.Tensor] = field(default_factory=list)

@@ -3,8 +3,8 @@ calls and kernel launches.
 
 A reference is captured as a user's modules are, so that its Program is the very region that
 `accelerate` will look up. A candidate launches kernels, which Dynamo would keep as calls of its
-own: it is run once on fake tensors instead. That runs foreign Python, and is imported where that
-may happen, in a child of the judge.
+own: it is run once on fake tensors instead. That runs Python by others, so this module is imported
+only in a child of the judge.
 """
 
 from __future__ import annotations

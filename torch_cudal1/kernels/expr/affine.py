@@ -133,8 +133,8 @@ def flatten(index: Index, strides: tuple[int, ...]) -> AffineExpr:
 def unflatten(form: AffineExpr, sizes: tuple[int, ...]) -> Index:
     """The digits of `form` in the mixed radix `sizes`: digit i is `(form // stride_i) % size_i`.
 
-    Raises Cut when an atom spans two digits and can be split there, NotLowerableError when the
-    digits are not affine.
+    Raises AtomSplit when an atom spans two digits and can be split there, NotLowerableError when
+    the digits are not affine.
     """
     return tuple(
         _digit(form, stride, size) for size, stride in zip(sizes, row_major(sizes), strict=True)

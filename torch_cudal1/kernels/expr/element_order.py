@@ -1,8 +1,8 @@
-"""Results whose elements come in another order than those of the product they are made of: heads
-put back inside rows, say.
+"""Results whose elements come in another order than those of the product that they are made of, such
+as heads that are put back inside rows.
 
-A tile is walked in the product's order. `follow_product_order` gives such a result the dimensions of that walk,
-and the strides it has there.
+A tile is walked in the product's order. `follow_product_order` gives such a result the dimensions
+of that walk, and the strides that it has there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _AxisAtoms = list[tuple[Atom, int]]
 
 
 def follow_product_order(output: Output, product: Dot | Conv) -> Output:
-    """`output` with dimensions that come in the order of `product`'s elements; as it is where they
-    do, or where none do.
+    """`output` with its dimensions in the order of `product`'s elements. Unchanged where they are in
+    that order already, or where no order of them is.
     """
     path = _find_views(output.node, product)
     if not path:
@@ -71,8 +71,8 @@ def follow_product_order(output: Output, product: Dot | Conv) -> Output:
 
 
 def _find_views(node: Node, product: Node) -> list[View] | None:
-    """The views between `node` and `product`, through element-wise steps; None where it is not made
-    of it so.
+    """The views between `node` and `product`, through element-wise steps; None where there is no
+    such path.
     """
     visited: set[int] = set()
 
@@ -104,8 +104,8 @@ def _find_views(node: Node, product: Node) -> list[View] | None:
 def _walk_views(
     axes: list[_AxisAtoms], path: list[View], strides: tuple[int, ...]
 ) -> tuple[list[_AxisAtoms], AffineExpr]:
-    """The axes, cut where the views cut them, and the place in the product of the element that they
-    count.
+    """The axes, split where the views split them, and the place in the product as a form over their
+    atoms.
     """
     while True:
         index: Index = tuple(

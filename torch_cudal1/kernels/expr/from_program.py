@@ -1,5 +1,5 @@
-"""Reads a fusion group's reference Program as tensor expressions: ATen steps in, output nodes with their
-exact specs out.
+"""Reads a fusion group's reference Program as tensor expressions: ATen steps in, output nodes with
+their exact specs out.
 
 Shapes, dtypes and strides come from running each op on fake tensors, so they are PyTorch's own. An
 op without a handler, a dtype or an aliasing that the kernels cannot reproduce raises
@@ -128,8 +128,8 @@ def read_expressions(program: Program, handlers: Handlers) -> Expressions:
 
 
 def _wrap_around(node: Node | None) -> Node | None:
-    """Eager's arithmetic on bytes begins anew past their range; here they are computed in more
-    bits.
+    """The node wrapped to the range of an 8-bit integer, as eager's arithmetic wraps; kernels compute
+    in 32 bits.
     """
     # Values in memory and views of them are in range by their type.
     if node is None or isinstance(node, (Leaf, View)) or node.dtype not in NARROW_DTYPES:

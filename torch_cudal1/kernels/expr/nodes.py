@@ -136,9 +136,8 @@ class Softmax(Map):
 
 @dataclass(frozen=True, eq=False)
 class LogSumExp(Node):
-    """The logarithm of what each row of `weights` was divided by before its largest score was taken
-    off: (batch, heads, rows), and infinities where these are more than rows. Only the kernel that
-    computes the weights has it.
+    """The log-sum-exp of the scores of `weights`: (batch, heads, rows). Rows may be padded, with
+    infinities. Only the kernel that computes the weights yields it.
     """
 
     weights: Softmax
@@ -349,8 +348,8 @@ def reduce(kind: str, node: Node, dims: tuple[int, ...]) -> Node:
 
 
 def substitute(node: Node, substitutes: Mapping[Node, Node]) -> Node:
-    """The expression with the nodes of `substitutes` exchanged; the rest is shared where nothing below it
-    changed.
+    """The expression with the nodes of `substitutes` exchanged. Nodes without one below them stay
+    the same objects.
     """
     memo: dict[Node, Node] = {}
 
@@ -371,7 +370,9 @@ def substitute(node: Node, substitutes: Mapping[Node, Node]) -> Node:
 
 
 def choose_variants(nodes: tuple[Node, ...], *, online: bool) -> tuple[Node, ...]:
-    """The expressions with one way chosen of each `OnlineVariant`; what is shared stays shared."""
+    """The expressions with one of the two ways chosen for each `OnlineVariant`; nodes that several
+    expressions share stay shared.
+    """
     memo: dict[Node, Node] = {}
 
     def visit(n: Node) -> Node:

@@ -130,8 +130,8 @@ def _repeat(
 def _stack(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    """Each element is one of as many: nothing is copied, but all are read (the nibbles of one byte
-    are one read).
+    """A stack as a selection: nothing is copied, but each element reads all parts. The nibbles of a
+    byte are one read.
     """
     parts, shape = args[0], outs[0].shape
     if not 1 < len(parts) <= _MAX_STACKED or len({part.dtype for part in parts}) > 1:
@@ -155,8 +155,8 @@ def _stack(
 def _cat(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    """One after the other, in pieces of one length that are a stack. Zeros before running sums are
-    a scan's.
+    """A concatenation as a stack of pieces of one length. Zeros in front of running sums make an
+    exclusive scan.
     """
     parts, shape = args[0], outs[0].shape
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(1, len(shape))

@@ -1,9 +1,9 @@
-"""Convolutions: ATen's as nodes, and one as a set of classes of taps, which is how the kernel
-computes it.
+"""Convolutions: ATen's as nodes, and as sets of classes of taps, which is how the kernel computes
+them.
 
 A transposed convolution of stride s yields the outputs s q + r of each class r as a plain
 convolution of stride 1 with some of the taps; a plain convolution is one class. `find_convolution`
-reads that off; how it is computed is `conv`'s.
+reads that off; `templates.conv` computes it.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ def _make_axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> SpatialA
 
 
 def _merge_axes(conv: Convolution) -> Convolution:
-    """A convolution of single elements does not care for axes: rows that follow one another in
-    memory become one.
+    """The convolution with its three axes as one, where every output reads a single place (1 x 1)
+    and rows follow one another in memory.
     """
     (z, y, x), strides = conv.axes, conv.input_strides
     # A 1 x 1 convolution reads each place by itself.

@@ -1,5 +1,5 @@
-"""What ATen handlers are made of: operands in a compute type, templates over them, and arithmetic
-with eager's rounding.
+"""The parts of ATen handlers: operands in a compute type, templates over them, and arithmetic with
+eager's rounding.
 """
 
 from __future__ import annotations

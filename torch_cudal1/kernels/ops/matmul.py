@@ -1,9 +1,9 @@
 """Matrix products: ATen's as nodes, and a product's operands as addresses.
 
-`find_product` reads off the one product a fusion group is made around. Operands are tensors in any layout,
-views of them included; an operand that must be computed first is refused, since the product would
-compute it once for every tile (`gemm` does so for weights of few bits). How a product is computed
-is `gemm`'s.
+`find_product` reads off the product that a fusion group is made around. Operands are tensors in any
+layout, views of them included; an operand that must be computed first is refused, since the product
+would compute it once for every tile (`gemm` does so for weights of few bits). `templates.gemm`
+computes the product.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class Product:
 
 
 def put_streamed_left(product: Product) -> tuple[Product, bool]:
-    """The product with the operand that is read as it lies as its left one, and whether that was
-    the right one.
+    """The product with the streamed operand, which is read without packing, on its left; and whether
+    it was on the right.
 
-    Its rows must lie in memory 16 bytes at a time. Of two such operands it is the larger. Raises
-    NotLowerableError without one.
+    Its rows must be readable 16 bytes at a time. Of two such operands the larger is streamed. Raises
+    NotLowerableError where neither is.
     """
     sides = [(product.m, product.left, False), (product.n, product.right, True)]
     fit = [
@@ -205,8 +205,8 @@ def _make_digit(atom: Atom, form: AffineExpr, group: tuple[Atom, ...]) -> Digit:
 
 
 def _common_stride(digits: list[Digit], *, if_single: int) -> int | None:
-    """The one stride of what the digits count; None where it has none. Of a single element it is
-    any: `if_single`.
+    """The single stride of what the digits count; None where there is none. A single element has any
+    stride: `if_single`.
     """
     digits = [digit for digit in digits if digit.extent > 1]
     # Digits with one stride between them are walked as one.
@@ -226,7 +226,7 @@ def index_of_sizes(sizes: Sizes) -> Index:
 
 
 def split_sizes(sizes: Sizes, cut: AtomSplit) -> Sizes:
-    """The sizes with what `cut` asks for cut."""
+    """The sizes with the atom of `cut` split in two."""
     groups: list[tuple[int, ...]] = []
     for group in _make_atoms(sizes):
         cuts = (

@@ -147,8 +147,8 @@ def _group_norm(
 def _scale_and_shift(
     x: Node, mean: Node, rstd: Node, weight: Node | None, bias: Node | None
 ) -> Node:
-    """`x * scale + shift` of a channel, as eager has it: an infinite weight makes a shift that is,
-    and infinities of two signs NaN.
+    """`x * scale + shift` of a channel, as eager computes it. An infinite weight makes the shift
+    infinite too, and the sum of infinities of two signs is NaN.
 
     Source: ATen/native/cuda/group_norm_kernel.cu, where a group's mean and a channel's weight
     become a factor and an addend first.

@@ -54,7 +54,7 @@ def _flip(
 
 
 def _unwrap_flip(node: Node, dim: int) -> Node | None:
-    """What `node` is the flip of, None if it is none."""
+    """The node that `node` flips along `dim`, conversions kept; None where it is no flip."""
     # A conversion between flip and scan changes no order.
     if isinstance(node, Map) and len(node.args) == 1 and node.args[0].shape == node.shape:
         inner = _unwrap_flip(node.args[0], dim)

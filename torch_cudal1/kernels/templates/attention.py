@@ -110,10 +110,12 @@ top = higher
 
 @dataclass(frozen=True)
 class _Attention:
-    """`scores` is what `acc`, the first product, becomes in the first nest; in the second, `acc` is
-    the result's element.
+    """The two products, and what is computed around them.
 
-    `total`: the log-sum-exp of each row where that is a result too.
+    `scores`: the nest that makes scores of `acc`, an element of the first product. `result`: the
+    nest that makes the result of `acc`, an element of the second. `softmax`: the weights are the
+    softmax of the scores, `causal`: of keys up to the query's own place, `safe`: 0 in rows that
+    every key is hidden from. `total`: the log-sum-exp of each row where that is a result too.
     """
 
     first: Dot
@@ -280,8 +282,8 @@ def _find_dot(node: Node) -> Dot:
 
 
 def _find_weights(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
-    """The weights under other shapes; the same elements in the same order. What is no softmax is
-    taken as it comes.
+    """The softmax below `node`, where views between them keep all elements in their order; `node`
+    itself where it is no softmax. Raises NotLowerableError where the weights are permuted.
     """
     below = node
     while isinstance(below, View) or _passes_through(below, node.dtype):
@@ -308,8 +310,8 @@ def _find_weights(node: Node, batch: int, shape: tuple[int, ...]) -> Node:
 
 
 def _passes_through(node: Node, dtype: torch.dtype) -> bool:
-    """Whether it is its argument as it is, or rounded to a half type `dtype` in which a product
-    reads it anyway.
+    """Whether a node is its argument unchanged, or rounded to the half type `dtype`, in which a
+    product reads it anyway.
     """
     # Hugging Face's eager attention computes the softmax in fp32 and rounds the weights to the
     # values' type, in which the second product takes them here too.
@@ -469,7 +471,9 @@ def _cast_text(dtype: torch.dtype) -> str:
 
 
 def _matches(families: Collection[str], nodes: tuple[Node, ...]) -> bool:
-    """A fused operator, or two products of which one is made of the other's elements."""
+    """Whether expressions are a fused operator, or two products of which one reads the elements of
+    the other.
+    """
     # A convolution is a Dot among the nodes, but no operand of this kernel.
     return "attention" in families or (
         "gemm" in families and "conv" not in families and is_attention(nodes)

@@ -212,7 +212,7 @@ def _count_blocks(tensor: StepTensor, rows: int) -> int:
 
 
 def _make_kernel(name: str, body: str, grid: int, tile: _Tile, step: BackwardStep) -> KernelSource:
-    """A kernel from its text; of all tensors it takes those that the text names."""
+    """A kernel from its text; its arguments are the tensors that the text names."""
     # A kernel takes the pointers that its text names: the others would be arguments nothing reads.
     arguments_by_value = {
         tensor.value: tensor for tensor in step.tensors if f"p{tensor.value} +" in body
@@ -253,7 +253,9 @@ tl.store({step.delta.row("head", "m")}, tl.sum(grad * out, axis=1){_store_mask(_
 
 
 def _print_queries(step: BackwardStep, tile: _Tile) -> str:
-    """Of a block of queries, with keys and values of as many rows as the mask lets them see."""
+    """The kernel of the gradient of queries: a block of them, with the keys and values that the mask
+    lets them see.
+    """
     (_, _, rows, depth), columns, size = step.query.shape, step.key.shape[2], step.value.shape[3]
     in_rows, in_columns = (
         _bounds_test("m", rows, tile.rows),
@@ -309,8 +311,8 @@ tl.store({result.tile("head", "m", "d")}, made * {step.scale}{_store_mask([*tall
 
 
 def _print_keys(step: BackwardStep, tile: _Tile) -> str:
-    """Of a block of keys and values, with the queries that see them; scores lie on their side, so
-    that no product turns them.
+    """The kernel of the gradients of keys and values: a block of them, with the queries that see
+    them. Scores are transposed from the start, so that no product has to transpose them.
     """
     (_, heads, rows, depth), columns, size = (
         step.query.shape,
@@ -396,7 +398,7 @@ def _pad_to_power(size: int) -> int:
 
 
 def _bounds_test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
-    """That a position is inside, where a tile may reach beyond."""
+    """The test that a position is inside; none where the tile divides the size."""
     # Sizes are literals: where the tile divides the size there is nothing to test.
     return [f"({name} < {size}){spread}"] * (size % tile != 0)
 
@@ -418,9 +420,7 @@ def _print_bias(bias: StepTensor | None, tests: list[str], *, transposed: bool =
 
 
 def _print_mask(name: str, tests: list[str]) -> str:
-    """A line that makes 0 of what is masked or beyond the edge, whatever a NaN or an infinity made
-    of it.
-    """
+    """A line that sets to 0 what is masked or beyond the edge, NaN and infinity included."""
     return f"{name} = tl.where({' & '.join(tests)}, {name}, 0.0)" if tests else ""
 
 

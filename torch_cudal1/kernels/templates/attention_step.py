@@ -67,8 +67,8 @@ class StepTensor:
 
 @dataclass(frozen=True)
 class BackwardStep:
-    """The step: its tensors, and those of its results that are read; `delta` is scratch, `bias` as
-    large as all scores.
+    """The step: its operands, and those of its results that are read. `delta` is scratch. `bias` has
+    an element for every score, with strides of 0 where one serves several.
     """
 
     grad: StepTensor
@@ -97,7 +97,7 @@ class BackwardStep:
 
     @property
     def tensors(self) -> tuple[StepTensor, ...]:
-        """All of them."""
+        """All tensors of the step."""
         operands = (
             self.grad,
             self.query,
@@ -179,7 +179,7 @@ def _read_tensor(value: object, specs: Mapping[int, TensorSpec]) -> StepTensor:
 
 
 def _broadcast_bias(bias: StepTensor | None, shape: tuple[int, ...]) -> StepTensor | None:
-    """The bias as large as all scores; in a dimension of one element every step is none."""
+    """The bias expanded to the shape of the scores, with a stride of 0 in dimensions of size 1."""
     if bias is None:
         return None
     # A stride of 0 reads the one element for every place of a dimension, so that no copy is made.

@@ -102,10 +102,12 @@ def can_merge_classes(axis: SpatialAxis) -> bool:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """What follows from a schedule: classes of x in a block, taps along x, steps of a slot, the
-    box, and shared memory in bytes.
+    """What follows from a schedule.
 
-    `staged`: channels of which results are brought into the order of the output at a time.
+    `together`: classes of x in a block; `taps` along x; `steps` of a slot; `vector`: elements of a
+    copy; `box`, `low`, `shift`: the input around a tile; `plane`: elements from one channel's box to
+    the next; `zeros`: planes of zeros (0 or 1); `boxes` and `table` in shared memory; `staged`:
+    channels whose results are brought into the order of the output at a time; `shared_bytes`.
     """
 
     together: int
@@ -217,8 +219,8 @@ def _pad_plane(size: int, stride: int) -> int:
 
 
 def choose_schedules(conv: Convolution, products: int, most: int = 8) -> tuple[ConvSchedule, ...]:
-    """At most `most` schedules, smallest bound first; those of a tile that was named before count
-    as slower.
+    """At most `most` schedules, smallest bound first; each further schedule of a tile counts as
+    slower.
     """
     bounds: dict[ConvSchedule, float] = {}
     for schedule in _enumerate(conv, products):

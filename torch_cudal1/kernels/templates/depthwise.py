@@ -1,8 +1,8 @@
-"""Depthwise convolutions of fp32: `depthwise.cu` specialised for a fusion group. Input and output pass
-the memory once, sums are fp32's.
+"""Depthwise convolutions of fp32: `depthwise.cu` specialised for a fusion group. Input and output
+pass the memory once, sums are fp32's.
 
-For groups of one input channel, where tensor cores have nothing to multiply; a few outputs a group
-are as well.
+Serves groups of one input channel, where tensor cores have nothing to multiply; a group may have
+several output channels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REACH = 2**31 - 1
 
 
 def is_depthwise(conv: Convolution) -> bool:
-    """Whether these kernels serve it."""
+    """Whether these kernels serve the convolution."""
     plain = all(len(axis.classes) == 1 and axis.weight_step == 1 for axis in conv.axes)
     # With one input channel a group has nothing for a tensor core to multiply. A transposed
     # convolution of a stride has several classes of taps, which this kernel does not know.
@@ -53,8 +53,8 @@ def propose_depthwise(conv: Convolution, most: int) -> tuple[Proposal, ...]:
 
 
 def lower_depthwise(traced: TracedProgram, proposal: Proposal) -> KernelSource:
-    """The kernel. Raises NotLowerableError when the fusion group has another form, ProgramError when the
-    proposal is nonsense.
+    """The kernel of a proposal. Raises NotLowerableError when the fusion group has another form,
+    ProgramError when the proposal is nonsense.
     """
     node, conv = find_convolution(tuple(o.node for o in traced.outputs))
     rows, width = proposal.number("rows", 0), proposal.number("width", 0)

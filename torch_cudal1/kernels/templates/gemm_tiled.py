@@ -94,8 +94,8 @@ _ROUNDED = "        x = nearest_tf32(x)\n        y = nearest_tf32(y)\n"
 
 @dataclass(frozen=True)
 class GemmParts:
-    """A fusion group around a product: what is traced, the product, the nest of what follows it, and the
-    one that makes `product.right` if that does not lie in memory.
+    """A fusion group around a product: its expressions, the product as a node and as addresses, the
+    nest of its epilogue, and the nest that computes `product.right` if that is not in memory.
     """
 
     traced: TracedProgram
@@ -106,11 +106,11 @@ class GemmParts:
 
 
 def read_parts(traced: TracedProgram) -> GemmParts:
-    """Take a fusion group apart. Raises NotLowerableError when it is not one product with element-wise
-    steps after it.
+    """Take a fusion group apart. Raises NotLowerableError when it is not one product with
+    element-wise steps after it.
 
-    Its right operand may be made in the fusion group (from few bits); what else is computed first is
-    refused.
+    The right operand may be computed in the fusion group (from few bits); any other operand that
+    must be computed first is refused.
     """
     nodes = tuple(o.node for o in traced.outputs)
     dots = find_nodes(Dot, nodes)
@@ -310,8 +310,8 @@ def _count_tiles(product: Product, schedule: GemmSchedule) -> int:
 def _print_weight_tile(
     weight: Nest, product: Product, schedule: GemmSchedule, *, ragged: bool
 ) -> str:
-    """Lines that make a tile of the right operand: each is read again for every band of `rows`,
-    from the L2.
+    """Lines that compute a tile of the right operand. Each tile is read again for every band of
+    `rows`, from the L2.
     """
     # Columns beyond the edge wrap so that their addresses stay in memory; their results are not
     # stored.
@@ -378,10 +378,10 @@ def _print_main_loop(product: Product, schedule: GemmSchedule, weight: Nest | No
 
 
 def _handle_edge(name: str, size: int, tile: int, operand: Operand) -> tuple[str, list[str]]:
-    """How rows beyond the edge stay in memory: masked where rows are neighbours and 16-byte loads
-    survive that, else wrapped.
+    """How the addresses of rows beyond the edge stay in memory: the index as text, and the tests of
+    a mask. Masked where rows are neighbours and loads stay 16 bytes wide, else wrapped.
 
-    What they compute is not stored.
+    The results of these rows are not stored.
     """
     if size % tile == 0:
         return name, []

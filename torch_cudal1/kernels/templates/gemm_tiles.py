@@ -32,11 +32,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Method:
-    """What a method may serve: the element size of its inputs, TF32 rights, architecture; its
-    ceiling; its shared memory.
+    """What a method may serve, and its costs.
 
-    `flops_per_s`: of the product itself at large sizes on an H200. `bytes_per_element`: of an
-    operand in a stage's shared memory.
+    `itemsize`: bytes of an element of its inputs (0: any). `needs_tf32`: only where the user allows
+    TF32. `sm`: the oldest compute capability, with `exact_sm` the only one. `flops_per_s`: of the
+    product itself at large sizes on an H200. `bytes_per_element`: of an operand in a stage's shared
+    memory.
     """
 
     itemsize: int
@@ -167,10 +168,8 @@ def choose_schedules(
     most: int = 8,
     methods: Iterable[str] = METHODS,
 ) -> tuple[GemmSchedule, ...]:
-    """At most `most` schedules of `methods` for `product` on `sm`, smallest bound first. `rights`:
-    op classes that may use TF32.
-
-    Of a method the first few should differ in what the bound does not know.
+    """At most `most` schedules of `methods` for `product` on `sm`, in `order_by_bound`'s order.
+    `rights`: op classes that may use TF32.
     """
     schedules = [
         s
@@ -182,7 +181,9 @@ def choose_schedules(
 
 
 def order_by_bound(product: Product, schedules: Iterable[GemmSchedule]) -> tuple[GemmSchedule, ...]:
-    """Smallest bound first, where each further schedule of a method counts as slower."""
+    """The schedules, smallest bound first, where each further schedule of a method counts as slower:
+    the first few should differ in what the bound does not model.
+    """
     ranked: list[tuple[float, GemmSchedule]] = []
     # Each further schedule of a method is penalised once more, in the order of the bound.
     for schedule in sorted(schedules, key=lambda s: estimate_s(product, s)):
@@ -359,7 +360,9 @@ def _schedules_of_method(name: str, product: Product, sm: int) -> Iterable[GemmS
 
 
 def _schedules_of_packed(name: str, product: Product) -> Iterable[GemmSchedule]:
-    """A product of which one tile would be mostly empty costs more to pack than it saves."""
+    """The schedules of a packed method; none for a product whose tiles would be mostly empty, which
+    costs more to pack than the method saves.
+    """
     least = min(product.m, product.n) if name == "packed-stream" else product.m
     # Packing costs about 15 us: at 333 x 517 x 259 and below small tiles of bf16x6 are faster
     # (benchmarks/LOG.md, 2026-11-20).

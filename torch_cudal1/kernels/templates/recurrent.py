@@ -67,8 +67,8 @@ _ARGUMENT_NAMES = (
 
 @dataclass(frozen=True)
 class _Stack:
-    """The step: sizes, strides in elements, and value numbers. `weights`: of each layer and
-    direction, two or four of them.
+    """The step: sizes, strides in elements, and value numbers. `weights`: for each layer and
+    direction, two values, or four with biases.
     """
 
     mode: int
@@ -92,8 +92,8 @@ class _Stack:
         return self.gates * self.hidden // _BLOCKS
 
     def clusters(self, width: int) -> int:
-        """Of a layer and direction that reads rows of `width`: those that project, and the one that
-        recurs.
+        """The clusters of a layer and direction that reads rows of `width`: one or two that project,
+        and one that recurs.
         """
         return (2 if width > _MAX_HIDDEN else 1) + 1
 
@@ -108,7 +108,7 @@ def _is_recurrent(program: Program) -> bool:
 
 
 def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
-    """The one way there is, where blocks form clusters."""
+    """The only proposal, on GPUs where blocks form clusters."""
     # Raises NotLowerableError for what the kernels do not serve, before anything is proposed.
     _define_sizes(_read_stack(workload.program))
     return (Proposal("recurrent", _CONFIG),) if request.sm >= 90 else ()
@@ -161,7 +161,7 @@ class _Launch:
 
 
 def _plan_wave(stack: _Stack, between: int, products: int, flags: int) -> list[_Launch]:
-    """All layers of one direction."""
+    """The launch of all layers of a stack with one direction."""
     # Each layer has clusters of its own, and all layers are in one launch.
     clusters = stack.clusters(stack.width) + (stack.layers - 1) * stack.clusters(stack.hidden)
     if clusters > _MAX_CLUSTERS:
@@ -192,7 +192,9 @@ def _plan_wave(stack: _Stack, between: int, products: int, flags: int) -> list[_
 
 
 def _plan_bidirectional(stack: _Stack, between: int, products: int, flags: int) -> list[_Launch]:
-    """A launch for each layer; what is between them lies in two halves of one buffer in turn."""
+    """A launch for each layer of two directions; the results between layers go to the two halves of
+    one buffer in turn.
+    """
     launches = []
     half = stack.steps * stack.sequences * 2 * stack.hidden
     dense = f"{stack.sequences * 2 * stack.hidden}, {2 * stack.hidden}"
@@ -293,8 +295,8 @@ def _make_kernels(
 
 
 def _count_shared_bytes(stack: _Stack) -> int:
-    """Bytes of shared memory: of a block that projects its ring, of one that recurs two states, a ring and the
-    gates.
+    """Bytes of shared memory of a block: a ring where it projects; two states, a ring and the gates
+    where it recurs. Raises NotLowerableError where that is too much.
     """
     widest = max(stack.width, (stack.layers > 1) * stack.hidden * stack.directions)
     # A block either projects or recurs; all blocks of a launch have the same shared memory.

@@ -1,9 +1,9 @@
-"""What a deployment will and will not have decided, asked of files alone: region keys, target
+"""Which regions of a deployment have a stored decision, from files alone: region keys, target
 families and a cache.
 
-Each stored decision is looked up as a process on the machine that judged it would look it up, so
-what that refuses (damage, trust, revocation, quarantine) is not counted as covered. It traces
-nothing, needs no device of the family asked for, and changes nothing.
+Each stored decision is looked up as a process on the machine that judged it would look it up, so a
+decision that the look-up refuses (damage, trust, revocation, quarantine) does not count as covered.
+It traces nothing, needs no device of the deployment's family, and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Coverage", "Deployment", "Requirement", "report_coverage"]
 
 @dataclass(frozen=True)
 class Requirement:
-    """Regions that something needs, in order. `left_out`: why there is none to decide, if there is
-    none.
+    """The regions of one source, in order. `left_out`: why the source has no region to decide, ""
+    where it has.
 
-    `is_call`: they are those of one call of a module, not merely all of a lock.
+    `is_call`: the regions are those of one call of a module, not merely all of a lock.
     """
 
     source: str

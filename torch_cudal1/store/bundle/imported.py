@@ -4,9 +4,9 @@
     <cache>/imported/.incoming-<digest>/                        a bundle on its way in; no look-up reads it
 
 Every file is checked for its digest, decoded and compared with its path *before* it is written, and
-the folder gets its name by one rename when all are there: a refused bundle leaves nothing, a killed
-import leaves what the next one goes on from. Whether an imported entry is trusted is asked at every
-look-up, elsewhere.
+the folder gets its name by one rename when all are there: a refused bundle leaves nothing, and a
+killed import leaves files that the next import continues from. Whether an imported entry is trusted
+is decided at every look-up (`store.cache.local_cache`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Concurrency: a writer holds the file's lock (flock, so a dead process holds noth
 temporary file beside it, syncs it and renames it over the name. Readers take no lock: they see the
 old file, the new one, or none. A process that gets a file's lock may therefore delete the temporary
 files of that name, and the next writer of the name does. Where a file system has no locks the
-rename alone keeps files whole, and only `purge` elsewhere finds leftovers. No clock is asked: a
-skewed one changes nothing.
+rename alone keeps files whole, and only `purge` elsewhere finds leftovers. No clock is read, so a
+skewed clock changes nothing.
 
 A network file system may answer that a handle is stale, or that a rename failed which took place:
 the first is tried again, the second is seen by reading the file. What the files mean is not known

@@ -123,9 +123,7 @@ def remove_folder(folder: UnusedFolder) -> Refusal | None:
 
 
 def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
-    """Of the bundles, latest first: those that the ones before them replace; and what killed
-    imports and purges left.
-    """
+    """The bundles that later imports replace, and the folders that killed imports and purges left."""
     home = cache_dir / "imported"
     lock = home / IMPORT_LOCK
     for folder in (*list_interrupted(cache_dir), *_leftovers(home)):

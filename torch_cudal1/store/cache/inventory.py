@@ -63,8 +63,8 @@ class CacheFile:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Every usable file of the folders, in order of path; what a folder asked earlier has for the
-    same purpose hides the later.
+    """Every usable file of the folders, in order of path. A file in an earlier folder hides a file
+    for the same purpose in a later folder.
     """
 
     entries: tuple[CacheFile, ...]
@@ -77,11 +77,11 @@ class Inventory:
         families: Collection[str] | None = None,
         contract: Contract | None = None,
     ) -> Inventory:
-        """The entries of these regions and families (None: all) with the decision records that need
-        nothing else.
+        """The entries of these regions and families (None: all), with the decision records that
+        refer to no other entry.
 
-        `contract`: only what was judged under its precision; whatever the rights, which are the
-        flags of the process that runs it.
+        `contract`: only entries judged under its precision, with any rights: those are flags of the
+        process that runs an entry.
         """
 
         def has_family(file: CacheFile) -> bool:

@@ -4,11 +4,11 @@ beside them.
     <root>/v1/<family>/<contract digest>/<key[:2]>/<key>.safetensors
     <root>/v1/alias/<family>/<contract digest>/<name[:2]>/<name>.json
 
-One root is written; further roots are only read. A file that is damaged, foreign or in the wrong
-place is a miss. A hit judged under another torch, Triton, driver or SKU is returned with that
-reason. Every record is asked for who vouches for it (`trust`) at every look-up: what was revoked is
-a miss anywhere; what no key vouches for, outside the own root, is a miss or a hit that says so, by
-policy. It runs nothing, and takes any process that may write the own root for this user.
+One root is written; further roots are only read. A file that is damaged, of another program or in
+the wrong place is a miss. A hit judged under another torch, Triton, driver or SKU is returned with
+that reason. `trust` decides at every look-up who vouches for a record: a revoked record is a miss
+anywhere; outside the own root, a record that no key vouches for is a miss or a hit that says so, by
+policy. The cache runs nothing, and takes any process that may write the own root for this user.
 """
 
 from __future__ import annotations
@@ -134,12 +134,12 @@ class _SignLists:
 
 @dataclass(frozen=True)
 class LocalCache:
-    """A writable cache folder, and read-only ones asked after it. Holds no state: any number of
-    processes may use one folder.
+    """A writable cache folder, and read-only folders that are read after it. Holds no state: any
+    number of processes may use one folder.
 
-    `rules`: whom to believe about what lies in the read-only ones. The default trusts no publisher.
-    `shipped`: the folder that came with the package, asked last; it serves look-ups only, and is no
-    part of what a user locks, exports or lists as his.
+    `rules`: which signatures count for records in the read-only folders. The default trusts no
+    publisher. `shipped`: the folder that came with the package, read last. It serves look-ups only,
+    and is not locked, exported or listed.
     """
 
     root: Path
@@ -153,8 +153,8 @@ class LocalCache:
         return self.get(region.key, target, contract)
 
     def get(self, key: str, target: Target, contract: Contract) -> Hit | Refusal:
-        """The first fresh entry that is vouched for; else a stale one; else one that is to be
-        judged first; else why not.
+        """The first entry that is fresh and vouched for; else a stale entry; else an entry that must
+        be judged first; else why there is none.
 
         Raises ValueError for a bad key.
         """
@@ -264,12 +264,11 @@ class LocalCache:
     def get_decision_record(
         self, name: str, target: Target, contract: Contract, candidates: Sequence[str] | None = None
     ) -> dict[str, Any] | Refusal:
-        """The object of `put_decision_record`, from the first folder that has a whole one that
-        somebody vouches for.
+        """The object of `put_decision_record`, from the first folder with a whole record that is
+        vouched for.
 
-        `candidates`: only one about exactly these (digests, in order); folders for other models of
-        a GPU may hold one about others. It names what runs, so from elsewhere it needs a signature
-        as an entry does; nothing can judge one. Raises ValueError for a bad name.
+        `candidates`: only a record about exactly these (digests, in order); folders for other
+        models of a GPU may hold a record about others. Raises ValueError for a bad name.
         """
         reasons: list[str] = []
         for root, origin in self._roots():
@@ -281,6 +280,8 @@ class LocalCache:
             stand = standing(
                 SignedContent("alias", record.digest, record.signatures), origin, self.rules
             )
+            # A record names what runs, and the judge cannot check it: from elsewhere it needs a
+            # signature, under every policy.
             if not isinstance(stand, Vouched):
                 reasons.append(f"{path} is refused: {stand.reason}")
             elif candidates is not None and record.value.get("candidates") != list(candidates):
@@ -347,8 +348,8 @@ class LocalCache:
         """Delete entries that `match`, unreadable files, and what killed writers left; None deletes
         all, decision records too.
 
-        Only the writable folder is touched. A decision record whose entry is gone is the reader's
-        miss.
+        Only the writable folder is changed. A decision record whose entry is gone stays, and is a
+        miss when it is read.
         """
         files = list(self.own.entries())
         to_delete = [

@@ -72,8 +72,8 @@ class Source(Protocol):
 def resolve(
     region: Region, sources: Sequence[Source], target: Target, contract: Contract
 ) -> Resolved:
-    """The first hit of `sources` that may be used as it is, else the first of the others. After
-    such a hit no source is asked.
+    """The first hit of `sources` that may be used as it is, else the first of the others. No source
+    is read after a usable hit.
     """
     misses: list[SourceMiss] = []
     unusable: Hit | None = None

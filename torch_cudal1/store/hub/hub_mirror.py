@@ -210,7 +210,7 @@ class Mirror:
     def _download(
         self, path: str, listed: FileListing | None, check: Callable[[bytes], Refusal | None]
     ) -> bytes | HubFailure:
-        """The file from the Hub, if it may be asked and what comes breaks no rule."""
+        """The file from the Hub, if a request may be made and the file breaks no rule."""
         # What was refused before costs no request, also where the breaker is closed.
         if (refused := self._refused.get(path) or self.breaker.check()) is not None:
             return refused
@@ -233,7 +233,8 @@ class Mirror:
         )
 
     def _remember_refusal(self, path: str, refusal: HubFailure) -> HubFailure:
-        """A file that is refused is so for this commit: a commit never changes."""
+        """Keep `refusal` for the rest of the process."""
+        # A commit never changes, so a file that is refused once is refused for ever.
         self._refused[path] = refusal
         if refusal.kind == "refused":
             telemetry.record(

@@ -4,8 +4,8 @@ found on the disk from then on.
 A revision becomes a commit once. The pin is recorded beside the files (`pins/<revision>.json`) and
 every later process keeps to it until `cudal1 pull` moves it: a fleet that restarts does not change
 what it runs. Entries come from the folder of the target that is closest to this machine. They lie
-outside the writable cache, and `store.cache.local_cache` reads them like any folder that others
-filled: whom to believe about them is asked there, at every look-up.
+outside the writable cache, and `store.cache.local_cache` reads them like any folder of another
+user: it decides at every look-up whether they are trusted.
 
 It raises nothing and never waits long: what fails is a `Refusal` with the reason. It does not
 decide whether an entry is used.
@@ -49,8 +49,8 @@ _T = TypeVar("_T")
 
 @dataclass
 class Hub:
-    """A repository as one process sees it for one cache folder: its commit, and whether it may be
-    asked. Threads may share it.
+    """A repository as one process sees it for one cache folder: its commit, and whether requests may
+    be made. Threads may share it.
     """
 
     repo: Repo
@@ -128,9 +128,7 @@ class Hub:
         return Mirror(Repo(self.repo.name, commit), self.client, self.folder / commit, self.breaker)
 
     def _resolve_commit(self) -> str | HubFailure:
-        """Ask what the revision is, one process of this machine at a time, so that all of them pin
-        the same commit.
-        """
+        """Resolve the revision to a commit and record it as the pin."""
         if (failure := self.breaker.check()) is not None:
             return failure
         # One process at a time, so that all processes of this machine pin the same commit.

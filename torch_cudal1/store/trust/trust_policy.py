@@ -57,7 +57,7 @@ SHIPPED = _IN_CHECKOUT if (_PACKAGE.parent / "pyproject.toml").is_file() else _I
 
 @dataclass(frozen=True)
 class Rules:
-    """What is asked of records from elsewhere; see `Settings` for the three."""
+    """The rules for records from elsewhere; `Settings` describes the three fields."""
 
     policy: Literal["judge", "signed"] = "judge"
     publishers: Path | None = None
@@ -127,7 +127,7 @@ def check_revoked_program(program: Program, rules: Rules) -> Refusal | None:
 
 
 def find_list_problems(rules: Rules) -> tuple[str, ...]:
-    """What is wrong with the lists, for people who ask before something is loaded."""
+    """What is wrong with the lists, for reports before a record is loaded."""
     lists = (read_publishers(rules.publishers), read_revocations(rules.revoked))
     return tuple(read_list.reason for read_list in lists if isinstance(read_list, Refusal))
 
