@@ -39,8 +39,8 @@ class TuneContext:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources of entries, in order: the cache with its read-only folders, then the Hub where
-        a setting names a repository.
+        """The sources of entries, in order: the cache with its read-only folders, then the Hub
+        where a setting names a repository.
         """
         return (self.cache, self.hub) if self.hub else (self.cache,)
 

@@ -112,8 +112,8 @@ def _make_config(args: argparse.Namespace, folder: Path) -> RunConfig:
     run_options = {
         name: value
         for name in ("seed", "model", "selector")
-        # None means that the option was left out. Options have no defaults in the parser, so that a
-        # resumed run does not have to repeat those that it began with.
+        # None means that the option was left out. These options have no defaults in the parser, so
+        # that a resumed run does not have to repeat those that it began with.
         if (value := getattr(args, name)) is not None
     }
     reward_options = {
@@ -223,8 +223,8 @@ def _run_experiment(args: argparse.Namespace, settings: Settings, screen: Screen
             rule: ScoreRule = "strict" if plan.device == "cuda" else "cudal1"
             source = RewardSource(live=True, device=plan.device, lanes=args.lanes or 1, rule=rule)
             with open_environment(source, settings, 0, args.run_folder) as environment:
-                # Processes cannot share one judge and its GPU, so cells run one after the other
-                # here.
+                # Processes cannot share one judge and its GPU, so arms and seeds run one after the
+                # other here.
                 results = run_plan_in_process(
                     plan, environment.limit_tasks(plan), execution, progress
                 )

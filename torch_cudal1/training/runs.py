@@ -203,8 +203,7 @@ class _StageRunner:
             seed=config.seed,
             report=lambda step, loss: self.report("sft", step / config.sft.steps),
         )
-        # Before the exam, which samples and measures for minutes: a kill there must not cost the
-        # training.
+        # Before the exam, which samples and measures: a kill there must not cost the training.
         model.save(self.folder / "sft")
         return {
             "rows": len(rows),

@@ -158,7 +158,6 @@ def _scale_learning_rate(step: int, steps: int) -> float:
     warmup_steps = max(1, steps // 20)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    # From 1 to 0.1, not to 0: the last rows still count.
     return 0.1 + 0.45 * (
         1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps))
     )

@@ -96,7 +96,7 @@ class LocalWriter:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a task may take, over all processes of a run. None: no limit. Requests that were sent are
+    """What a task may take, over all processes of a run. None: no limit. A request that was sent is
     finished.
     """
 

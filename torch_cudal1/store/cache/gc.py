@@ -123,7 +123,9 @@ def remove_folder(folder: UnusedFolder) -> Refusal | None:
 
 
 def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
-    """The bundles that later imports replace, and the folders that killed imports and purges left."""
+    """The bundles that later imports replace, and the folders that killed imports and purges
+    left.
+    """
     home = cache_dir / "imported"
     lock = home / IMPORT_LOCK
     for folder in (*list_interrupted(cache_dir), *_leftovers(home)):

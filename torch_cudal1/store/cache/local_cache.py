@@ -153,8 +153,8 @@ class LocalCache:
         return self.get(region.key, target, contract)
 
     def get(self, key: str, target: Target, contract: Contract) -> Hit | Refusal:
-        """The first entry that is fresh and vouched for; else a stale entry; else an entry that must
-        be judged first; else why there is none.
+        """The first entry that is fresh and vouched for; else a stale entry; else an entry that
+        must be judged first; else why there is none.
 
         Raises ValueError for a bad key.
         """

@@ -49,8 +49,8 @@ _T = TypeVar("_T")
 
 @dataclass
 class Hub:
-    """A repository as one process sees it for one cache folder: its commit, and whether requests may
-    be made. Threads may share it.
+    """A repository as one process sees it for one cache folder: its commit, and whether requests
+    may be made. Threads may share it.
     """
 
     repo: Repo

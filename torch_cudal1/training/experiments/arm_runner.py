@@ -417,8 +417,6 @@ def _choose_recorder(arm: Arm, environment: Environment) -> Callable[..., Record
     program shown.
     """
     if arm.start == "climb":
-        # By name: an environment with other generators has no such rule, and StopIteration ends the
-        # arm.
         mutant = next(policy for policy in environment.generators if policy.name == "mutant")
         return partial(RuleRecorder, policy=mutant)
     return UniformRecorder if arm.start == "uniform" else Recorder

@@ -76,8 +76,7 @@ def render_launch(
     """Render the statement that launches a kernel on a grid of three numbers. Arguments stand in
     the order of the kernel's parameters.
     """
-    # The launch passes these by position to the compiled kernel, so they stand in the order of its
-    # parameters.
+    # The launch passes these by position to the compiled kernel.
     named = ", ".join(f'"{name}": {value}' for name, value in constants.items())
     option_text = "".join(f", {name}={value}" for name, value in options.items())
     return (
