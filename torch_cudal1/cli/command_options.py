@@ -35,7 +35,11 @@ __all__ = [
 def add_push(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 push`."""
     parser.add_argument(
-        "--create", action="store_true", help="make the repository, private, if it is not there"
+        # Private, and only on demand: a misspelt name must not publish entries under a new
+        # repository.
+        "--create",
+        action="store_true",
+        help="make the repository, private, if it is not there",
     )
     parser.add_argument(
         "--message", default="Entries of torch-cudal1", metavar="TEXT", help="the commit's message"
@@ -45,6 +49,7 @@ def add_push(parser: argparse.ArgumentParser) -> None:
 def add_pull(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 pull`."""
     parser.add_argument(
+        # Repeatable, because a fleet may have several GPU types; "all" is for mirrors.
         "--family",
         metavar="FAMILY",
         action="append",
@@ -74,6 +79,8 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         # Not `budget_s`, which is a setting: search time for one region.
         dest="total_s",
         type=parse_seconds,
+        # A little under four minutes, as `make demo` promises: compiling for the comparison comes
+        # on top.
         default=225.0,
         metavar="S",
         help="for the whole demo (225)",
@@ -83,13 +90,18 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 explain`."""
     parser.add_argument(
-        "--fail-on-miss", action="store_true", help="exit with 1 if a region has no stored decision"
+        # For build pipelines: an image with a cold cache must not be shipped.
+        "--fail-on-miss",
+        action="store_true",
+        help="exit with 1 if a region has no stored decision",
     )
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 plan`."""
     parser.add_argument(
+        # Shares the command with the estimate, since both answer "what would I gain" without
+        # running a kernel.
         "--compare",
         action="store_true",
         help="what a call costs on each GPU type with decisions in the cache",
@@ -111,6 +123,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 def add_with_inductor(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 warmup`."""
     parser.add_argument(
+        # Off by default: files of a compiler are native code, which another machine runs only if a
+        # publisher whom it trusts has signed them.
         "--with-inductor",
         action="store_true",
         help="also store what Inductor compiles, for machines without compiler",
@@ -127,7 +141,12 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
         help="one worker for each of these GPUs; a target that is finished is not done again",
     )
     pool.add_argument(
-        "--workers", type=_parse_count, metavar="N", help="that many workers on the CPU"
+        # CPU workers disturb each other's timings, so the number is the user's choice and has no
+        # default.
+        "--workers",
+        type=_parse_count,
+        metavar="N",
+        help="that many workers on the CPU",
     )
     pool.add_argument(
         "--cluster",
@@ -142,6 +161,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 def add_purge(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 purge`."""
     parser.add_argument(
+        # Nothing named means everything, so --yes is needed before anything is deleted.
         "key",
         metavar="KEY",
         nargs="*",
@@ -197,7 +217,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         "key", metavar="KEY", nargs="*", help="keys, or starts of them; without any: everything"
     )
     parser.add_argument(
-        "--lock", type=Path, metavar="PATH", help="exactly what this lock names, or nothing"
+        # All or nothing: a bundle that lacks a pinned entry would look complete.
+        "--lock",
+        type=Path,
+        metavar="PATH",
+        help="exactly what this lock names, or nothing",
     )
 
 
@@ -209,7 +233,11 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 def add_coverage(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 coverage`."""
     parser.add_argument(
-        "target", metavar="WHAT", nargs="+", help="TARGETs, and locks (names that end with .lock)"
+        # Names that end with .lock are locks, so that a build script needs no second option.
+        "target",
+        metavar="WHAT",
+        nargs="+",
+        help="TARGETs, and locks (names that end with .lock)",
     )
     parser.add_argument(
         "--sku",
@@ -229,6 +257,8 @@ def add_import_kernels(parser: argparse.ArgumentParser) -> None:
         help="release file, file with ModelNew, or folder of kernels",
     )
     parser.add_argument(
+        # Without it a file must hold its own Model, as CUDA-L1 release files and KernelBench files
+        # do.
         "--reference",
         type=Path,
         metavar="REF",
@@ -267,6 +297,7 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 keys`."""
     parser.add_argument(
         "action",
+        # No action adds to the list of publishers: whom a machine trusts is decided in an editor.
         choices=("new", "list"),
         help="new: a key pair for NAME; list: both lists as they hold now",
     )
@@ -341,6 +372,7 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         choices=("fast", "standard", "strict", "train", "cudal1"),
+        # The shortest profile: `judge` answers a question of the moment, and stores nothing.
         default="fast",
         help="how much is tested (fast)",
     )
@@ -363,6 +395,7 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_count(text: str) -> int:
+    # `int` raises ValueError, which argparse turns into a usage error with exit code 2.
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")

@@ -29,6 +29,7 @@ __all__ = [
 
 def parse_seconds(text: str) -> float:
     """A number of seconds above 0. Raises ArgumentTypeError for anything else."""
+    # `float` raises ValueError, which argparse turns into a usage error with exit code 2.
     value = float(text)
     # `float` accepts "nan" and "inf", and a budget of either would never end. NaN fails every
     # comparison.
@@ -51,6 +52,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     """Adds --device."""
     parser.add_argument(
         "--device",
+        # No ordinals: CUDA_VISIBLE_DEVICES chooses among several GPUs.
         choices=("cpu", "cuda"),
         help="where to run; default: cuda if torch sees a GPU, else cpu",
     )
@@ -92,6 +94,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 def add_hub(parser: argparse.ArgumentParser) -> None:
     """Adds --hub."""
     parser.add_argument(
+        # A revision pins the commit; without it the branch main may change between two starts.
         "--hub",
         metavar="REPO[@REVISION]",
         help="a Hub repository that is asked for what the cache lacks",
@@ -102,6 +105,7 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
     """Adds --budget, seconds of search per region."""
     parser.add_argument(
         "--budget",
+        # The name of the setting, so that `cli.main` passes it on.
         dest="budget_s",
         type=parse_seconds,
         metavar="SECONDS",
@@ -135,6 +139,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trust",
+        # "judge": validated again where a search is allowed. "signed": never used without a
+        # signature.
         choices=("judge", "signed"),
         help="what an unsigned entry from outside the cache gets (judge)",
     )
@@ -163,6 +169,7 @@ def add_families(parser: argparse.ArgumentParser) -> None:
         "--family",
         metavar="FAMILY",
         action="append",
+        # argparse copies this list before it appends, so commands do not share it.
         default=[],
         help="only this one, such as cuda-sm_90; repeatable",
     )
@@ -185,6 +192,8 @@ def add_repository(parser: argparse.ArgumentParser) -> None:
 def add_html(parser: argparse.ArgumentParser) -> None:
     """Adds --html."""
     parser.add_argument(
+        # Self-contained: a page is mailed and attached to issues, where no other file comes with
+        # it.
         "--html",
         type=Path,
         metavar="PATH",

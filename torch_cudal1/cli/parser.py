@@ -27,6 +27,7 @@ judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or
 import-kernels: one task as judge, 3 also if not lowerable; several 0, 1 if something could not be read.
 generate: 0 a kernel was stored, 4 none is faster, 1 a task failed or the model gave no answer."""
 
+# What every command takes that runs a module.
 _RUN = (options.add_device, options.add_contract, options.add_cache, options.add_hub)
 _COMMANDS = (
     Command(
@@ -86,6 +87,7 @@ _COMMANDS = (
         ".judge",
         "run",
         "is a ModelNew correct, and faster than the fastest baseline of its Model",
+        # No cache options: nothing that `judge` measures is stored.
         (command_options.add_judge, options.add_device),
     ),
     Command(
@@ -141,6 +143,7 @@ _COMMANDS = (
         ".entries",
         "purge",
         "delete entries",
+        # No trust options: `purge` deletes an entry whether it is trusted or not.
         (command_options.add_purge, options.add_cache),
     ),
     Command(
@@ -155,6 +158,7 @@ _COMMANDS = (
         ".hub_transfer",
         "pull",
         "the entries of a Hub repository here, at a pinned commit",
+        # Likewise for what is pulled.
         (options.add_repository, command_options.add_pull, options.add_cache),
     ),
     Command(
@@ -204,6 +208,8 @@ _COMMANDS = (
         ".supply",
         "import_",
         "take a bundle in, beside the entries validated here",
+        # No trust options: a bundle is taken in unread by them, and each look-up decides what it
+        # may use.
         (command_options.add_import, options.add_cache),
     ),
     Command(
@@ -232,15 +238,18 @@ def parser() -> argparse.ArgumentParser:
         prog="cudal1",
         description="Makes PyTorch models faster with validated kernels: never slower, never wrong, always explainable.",
         epilog=_EPILOG,
+        # argparse would refill the table of exit codes into one paragraph.
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command_line.add_argument("--version", action="version", version=f"torch-cudal1 {__version__}")
+    # Required: argparse itself accepts a command line without a command.
     commands = command_line.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (*_COMMANDS, *load_plugins()):
         subparser = commands.add_parser(
             command.name,
             help=command.summary,
             description=command.summary,
+            # Exit codes are in the help of every command, where the author of a script looks.
             epilog=_EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -252,7 +261,10 @@ def parser() -> argparse.ArgumentParser:
             )
         subparser.add_argument("--quiet", action="store_true", help="no progress")
         subparser.add_argument(
-            "--traceback", action="store_true", help="show the Python traceback of an error"
+            # Expected errors show one paragraph; a bug report needs the rest.
+            "--traceback",
+            action="store_true",
+            help="show the Python traceback of an error",
         )
         # The module is imported from this record when the command runs.
         subparser.set_defaults(run=command)

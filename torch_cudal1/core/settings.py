@@ -39,7 +39,7 @@ PREFIX = "TORCH_CUDAL1_"
 # Families of techniques, see `Settings.without`.
 FAMILIES = ("rewrites", "kernels", "compile", "graphs")
 # A Hub repository with an owner, perhaps @revision (branch, tag or commit). The text becomes part
-# of a path: ".." could lead out of the cache, and "--" stands for "/" in names of the Hub's folders.
+# of a path: ".." could lead out of the cache, and "--" stands for "/" in the Hub's folder names.
 HUB_REPOSITORY = re.compile(
     r"(?![^@]*--)(?!.*\.\.)[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[A-Za-z0-9][\w./-]{0,199})?",
     re.ASCII,

@@ -41,16 +41,15 @@ __all__ = [
     "trace",
 ]
 
+# Outputs that share memory with no tensor of the user's.
 _FRESH_OUTPUT_TYPES = (
     OutputType.non_alias,
     OutputType.unsafe_view_alias,
-)  # outputs that share memory with nothing the user has
-_PURE_NAMESPACES = frozenset(
-    {"aten", "prims", "cudal1"}
-)  # namespaces of operators that compute and do nothing else
-_GraphCompiler: TypeAlias = Callable[
-    [fx.GraphModule, Kind], Callable[..., Any]
-]  # the result takes one sequence of inputs
+)
+# Namespaces of operators that compute and do nothing else.
+_PURE_NAMESPACES = frozenset({"aten", "prims", "cudal1"})
+# The compiled callable takes one sequence of inputs.
+_GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Kind], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -339,9 +338,8 @@ def keep_backward_repeatable() -> Iterator[None]:
         yield
         context = TracingContext.try_get()
         metadata = None if context is None else context.fw_metadata
-        if (
-            metadata is not None and metadata.bw_donated_idxs is None
-        ):  # PyTorch takes "not asked for" for "there are some"
+        # AOTAutograd takes None, its value before the analysis, for "some are donated".
+        if metadata is not None and metadata.bw_donated_idxs is None:
             metadata.bw_donated_idxs = []
 
 

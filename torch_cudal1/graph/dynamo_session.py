@@ -103,8 +103,8 @@ def _summarise(error: BaseException) -> str:
 
 
 def settle_dynamo() -> None:
-    """Install Dynamo's `nn.Module.__init__` now, which it would otherwise do at the first compilation:
-    a guard record of the class that was taken before would no longer match.
+    """Install Dynamo's `nn.Module.__init__` now, which it would otherwise do at the first
+    compilation: a guard record of the class that was taken before would no longer match.
     """
     from torch._dynamo.mutation_guard import install_generation_tagging_init
 
@@ -130,11 +130,12 @@ def guard_environment() -> None:
     sources = {guard.originating_source for guard in guards}
     # `os.environ` read directly.
     reads = {source for source in sources if getattr(source, "member", "") == "environ"}
+    # `os.getenv` reads it through the module, of which Dynamo names only the global.
     reads |= {
         AttrSource(source, "environ")
         for source in sources
         if getattr(source, "global_name", "") == _OS_GLOBAL
-    }  # as os.getenv does
+    }
     for source in reads:
         output = InstructionTranslator.current_tx().output
         scope = {"L": output.local_scope, "G": output.global_scope}

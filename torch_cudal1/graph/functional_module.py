@@ -35,17 +35,17 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=torch.nn.Module)
-Call: TypeAlias = Callable[
-    [tuple[Any, ...], dict[str, Any]], Any
-]  # takes what the user passed: args and kwargs
+# Takes the user's args and kwargs.
+Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 # Values that are the same in each call of one signature.
 _PLAIN_TYPES = (bool, int, float, str)
+# deepcopy cannot copy these, and tracing does not change them.
 _UNCOPIED_TYPES = (
     ModuleType,
     torch.Generator,
     torch.Stream,
     torch.Event,
-)  # no copy of these exists, and tracing does not change them
+)
 
 
 class FunctionalModule(torch.nn.Module):
@@ -68,9 +68,8 @@ class FunctionalModule(torch.nn.Module):
         recurrent = [part for part in module.modules() if isinstance(part, torch.nn.RNNBase)]
         # Kept before tracing, which swaps the weights for stand-ins.
         self._recurrent = [(part, part._flat_weights, part._flat_weight_refs) for part in recurrent]
-        self._identities = {
-            name: id(tensor) for name, tensor in _list_tensors(module).items()
-        }  # two slots may hold one tensor
+        # Two slots may hold one tensor.
+        self._identities = {name: id(tensor) for name, tensor in _list_tensors(module).items()}
         self._out_spec: Any = None
         self._out_plain: list[Any] = []
         strange = next(
@@ -251,9 +250,8 @@ def copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
         ) from error
     for part in copied.modules():
         _register_tensor_attributes(part)
-        if isinstance(
-            part, torch.nn.RNNBase
-        ):  # would ask the fake weights where they lie, to move them together
+        # It would ask fake weights for their addresses, to move them together.
+        if isinstance(part, torch.nn.RNNBase):
             # On the instance: the user's own layers share the class.
             part.__dict__["flatten_parameters"] = _keep_weight_memory
     return copied

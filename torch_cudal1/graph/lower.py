@@ -73,9 +73,8 @@ def lower(
     """
     writer = _Writer(module, kernels=kernels)
     program, order = writer.write()
-    if kind == "backward" and is_random_program(
-        program
-    ):  # a checkpointed part, run again: its numbers would be new ones
+    # A checkpointed part that runs again would draw other numbers than the forward did.
+    if kind == "backward" and is_random_program(program):
         raise NotLowerableError(
             "the backward draws random numbers, which must be those of the forward"
         )

@@ -29,9 +29,8 @@ from torch_cudal1.runtime.guard_records import GuardRecords
 
 __all__ = ["Call", "ModuleCall", "capture_module_call", "tensors_among"]
 
-Call: TypeAlias = Callable[
-    [tuple[Any, ...], dict[str, Any]], Any
-]  # takes what the user passed: args and kwargs
+# Takes the user's args and kwargs.
+Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _Check: TypeAlias = Callable[[dict[str, Any]], bool]
 
 

@@ -22,9 +22,8 @@ from torch_cudal1.core.errors import NotLowerableError
 
 __all__ = ["OutputTemplate", "learn_outputs"]
 
-_Build: TypeAlias = Callable[
-    [Sequence[Any], Sequence[torch.Tensor]], Any
-]  # graph outputs and the call's argument tensors in
+# Takes the graph's outputs and the call's argument tensors.
+_Build: TypeAlias = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
 _IMMUTABLE = (
     bool,
     int,
@@ -204,11 +203,12 @@ class _Reader:
             return lambda results, arguments: tuple([build(results, arguments) for build in parts])
         if kind.__module__ == "torch.return_types":  # torch.max(x, 0) and its kind
             return lambda results, arguments: kind([build(results, arguments) for build in parts])  # type: ignore[call-arg]
+        # A NamedTuple without attributes of its own.
         if (
             isinstance(first, tuple)
             and hasattr(kind, "_fields")
             and not getattr(first, "__dict__", None)
-        ):  # a NamedTuple
+        ):
             # Not the class's own `__new__`, which may have other parameters than the fields.
             new: Callable[..., Any] = tuple.__new__
             return lambda results, arguments: new(

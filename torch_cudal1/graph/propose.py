@@ -1,5 +1,5 @@
-"""Turns a region into other Programs that compute the same: its rewritten form, and its fusion groups
-replaced by kernels.
+"""Turns a region into other Programs that compute the same: its rewritten form, and its fusion
+groups replaced by kernels.
 
 Every proposal is only that: the judge decides. Shapes, dtypes and strides of the outputs are kept
 by construction.
@@ -23,9 +23,8 @@ __all__ = ["Variant", "find_minor_product_groups", "find_product_groups", "rewri
 
 
 _MIN_GAIN = 1.02  # estimated time before over after
-_MIN_PRODUCT_SHARE = (
-    0.4  # of the estimated time is in products: a better product alone can halve what is left
-)
+# Share of the estimated time in products: a better product alone can halve what is left.
+_MIN_PRODUCT_SHARE = 0.4
 # different products or convolutions, each of which costs seconds: of more, what is cheaper to try
 # comes first
 _MAX_DISTINCT_GROUPS = 6
@@ -70,9 +69,8 @@ def rewrite_region(
     try:
         lowered = lower(result.gm)
     except NotLowerableError:
-        return (
-            None  # a rule produced something without a data form; the region keeps its own Program
-        )
+        # A rule's result has no data form, so the region keeps its own Program.
+        return None
     # A rule may leave an input unread. The candidate must still take all of the region's.
     program = with_inputs(lowered.region.program, lowered.order, region.program.inputs)
     rates = DEVICE_RATES[program.device]
@@ -94,8 +92,8 @@ def find_minor_product_groups(region: Region) -> tuple[FusionGroup, ...]:
 
 
 def find_product_groups(region: Region) -> tuple[FusionGroup, ...]:
-    """The fusion groups around matrix products, where these are most of the estimated time, and around a
-    few convolutions; else ().
+    """The fusion groups around matrix products, where these are most of the estimated time, and
+    around a few convolutions; else ().
     """
     fusion_groups = _list_product_groups(region)
     if not fusion_groups:

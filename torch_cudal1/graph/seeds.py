@@ -54,8 +54,8 @@ def _place(node: fx.Node, name: str) -> int:
 
 
 def _insert_zeros(node: fx.Node) -> fx.Node:
-    """A new node before `node`: a 0-dim int64 zero on its device. Without dropout no kernel reads it,
-    so its type does not matter.
+    """A new node before `node`: a 0-dim int64 zero on its device. Without dropout no kernel reads
+    it, so its type does not matter.
     """
     query = node.args[_place(node, "query")]
     assert isinstance(query, fx.Node)

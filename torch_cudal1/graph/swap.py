@@ -47,12 +47,10 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-Positional: TypeAlias = Callable[
-    [Sequence[Any]], Sequence[Any]
-]  # takes a graph's inputs in one sequence
-Around: TypeAlias = (
-    "Callable[[Swapped, Runner], Runner]"  # what is put in front of a built callable
-)
+# Takes a graph's inputs in one sequence.
+Positional: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+# Wraps the built callable, for instance in a check.
+Around: TypeAlias = "Callable[[Swapped, Runner], Runner]"
 
 _lock = threading.Lock()
 # Weak: a model that the user drops must not live on because a kernel of it could be withdrawn.
@@ -62,8 +60,8 @@ _listeners: list[weakref.WeakMethod[Callable[[str, str], None]]] = []
 
 
 class _OursFirst:
-    """Runs a candidate, or its fallback while the kill switch is on. After a failure of the candidate
-    the fallback runs for the rest of the process.
+    """Runs a candidate, or its fallback while the kill switch is on. After a failure of the
+    candidate the fallback runs for the rest of the process.
     """
 
     def __init__(self, strictness: str, region: str = "") -> None:
@@ -83,9 +81,9 @@ class _OursFirst:
                 # the CUDA context may be corrupt: nothing that runs after this can be trusted
                 raise
             failure = error
-        results = compiled_call(
-            inputs
-        )  # if this fails too, the inputs are at fault: the user's own exception, and no quarantine
+        # If this fails too, the inputs are at fault: the user gets PyTorch's own exception, and the
+        # candidate is not quarantined.
+        results = compiled_call(inputs)
         self.quarantined = f"{type(failure).__name__}: {failure}"
         # Only after the reference succeeded on the same inputs: now the candidate is at fault.
         telemetry.fallback("run", failure, strictness=self._strictness, region=self._key)
@@ -93,8 +91,8 @@ class _OursFirst:
 
 
 class Swapped(_OursFirst):
-    """A region's candidate as a callable: takes the inputs in canonical order, and falls back to the
-    reference.
+    """A region's candidate as a callable: takes the inputs in canonical order, and falls back to
+    the reference.
     """
 
     candidate = ""  # the digest of what runs
@@ -131,8 +129,8 @@ class Swapped(_OursFirst):
 
 
 class GraphedLater(_OursFirst):
-    """Inductor's callable for a pure inference graph. The first call runs it directly, later calls run
-    it as a CUDA graph.
+    """Inductor's callable for a pure inference graph. The first call runs it directly, later calls
+    run it as a CUDA graph.
 
     Takes the graph's inputs as separate arguments, as Dynamo passes them; falls back to `compiled`.
     """
@@ -190,8 +188,8 @@ def swap(
 
 
 def withdraw(candidate: str, reason: str) -> int:
-    """Make every `Swapped` of this process that runs the candidate with the digest `candidate` run its
-    reference from now on. Returns how many there were.
+    """Make every `Swapped` of this process that runs the candidate with the digest `candidate` run
+    its reference from now on. Returns how many there were.
     """
     with _lock:
         withdrawn_swaps = [swapped for swapped in _in_use if swapped.candidate == candidate]

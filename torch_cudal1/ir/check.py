@@ -227,6 +227,7 @@ def _check_argument(kind: str, value: object, where: str) -> None:
         return
     if (
         kind in _ARG_RANGES
+        # A bool is an int in Python, but no kernel parameter.
         and type(value) is int
         and _ARG_RANGES[kind][0] <= value <= _ARG_RANGES[kind][1]
     ):

@@ -1,7 +1,7 @@
-"""What a Program costs at least: floating-point operations and bytes, step by step, from shapes
+"""The least cost of a Program: floating-point operations and bytes, step by step, from shapes
 alone.
 
-For planning and for limits. It runs nothing and knows nothing of caches or fusion.
+Plans and limits use it. It runs nothing and knows nothing of caches or fusion.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ __all__ = [
     "make_flop_counter",
 ]
 
-_MAX_LAUNCH_US = 5.0  # of the host for one step, at most
+# Host time of one step, at most.
+_MAX_LAUNCH_US = 5.0
 _ENCODER_LAYER = "aten._transformer_encoder_layer_fwd.default"
-# Operators that PyTorch runs for one, beyond the first; each reads and writes about what it yields.
+# Operators that PyTorch runs inside a composite one, beyond the first. Each reads and writes about
+# as many bytes as the result has.
 _EXTRA_OPERATORS = {_ENCODER_LAYER: 9}
 _FUSED_ATTENTION, _FUSED_ATTENTION_BACKWARD = (
     tuple(getattr(torch.ops.aten, name) for name in names)
@@ -82,6 +84,7 @@ DEVICE_RATES = {"cpu": DeviceRates(1e11, 2e10, 2e-6), "cuda": DeviceRates(5e13, 
 def estimate_cost(program: Program) -> Cost:
     """The cost of `program`. Shapes come from fake tensors: nothing is allocated."""
     specs = value_specs(program)
+    # A view only computes an address.
     working = [step for step in program.steps if not is_view(step)]
     moved = sum(
         specs[i].size_bytes for step in working for i in (*step.reads, *step.writes) if i in specs
@@ -117,14 +120,14 @@ def _count_launches(program: Program) -> int:
 
 
 def make_flop_counter() -> FlopCounterMode:
-    """A counter of products, convolutions and attention.
-
-    Of fewer heads of keys than of queries too, which that of torch 2.11 refuses.
+    """A counter of the FLOPs of products, convolutions and attention, also where keys have fewer
+    heads than queries.
     """
     backward = dict.fromkeys(_FUSED_ATTENTION_BACKWARD, _attention_backward_flops)
     layer = {torch.ops.aten._transformer_encoder_layer_fwd: _encoder_layer_flops}
     return FlopCounterMode(
         display=False,
+        # torch 2.11's own formula refuses fewer heads of keys than of queries.
         custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops) | backward | layer,
     )
 
@@ -134,6 +137,7 @@ def _attention_flops(
 ) -> int:
     """Two products for every head of queries; what a causal mask saves is not taken off."""
     *heads, rows, depth = query
+    # Over the heads of queries: with fewer heads of keys each of them is used several times.
     return 2 * math.prod(heads) * rows * keys[-2] * (depth + values[-1])
 
 
@@ -172,6 +176,8 @@ def _attention_backward_flops(
 
 def _flops(program: Program) -> float:
     counter = make_flop_counter()
+    # Constants are real tensors. Kernels are skipped: machine code does not say how much it
+    # computes.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
         interpret(program, torch.device(program.device), launcher=skip_launch)(
             [_empty(spec) for spec in program.inputs]

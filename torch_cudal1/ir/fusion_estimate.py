@@ -1,9 +1,9 @@
-"""About what Inductor makes of a product and the element-wise steps behind it, to be timed without
-waiting for its compiler.
+"""Approximates what Inductor would make of a product and the element-wise steps behind it, so that
+it can be timed without waiting for Inductor's compiler.
 
-Inductor leaves the product to the library that eager takes it to and does the rest in one pass;
-eager takes a pass for each step, and one more for the bias of a convolution. A kernel that is
-faster than eager may still be slower than that.
+Inductor leaves the product to the library that eager uses, and does the rest in one pass. Eager
+takes a pass for each step, and one more for the bias of a convolution. A kernel that is faster than
+eager may still be slower than Inductor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch_cudal1.ir.program import Aten, Program, Step, Value
 __all__ = ["approximate_fused_epilogue"]
 
 _CONVOLUTION = "aten.convolution.default"
-_BIAS = 2  # its place among the arguments of a convolution
-# not tagged as element-wise, and yet done in the same pass: small windows of a pooling are read
-# where they lie
+# The place of the bias among the arguments of a convolution.
+_BIAS = 2
+# Not tagged as pointwise, and yet done in the same pass: small windows of a pooling are read where
+# they lie.
 _FUSED_TOO = (
     "hardswish",
     "hardsigmoid",
@@ -40,6 +41,7 @@ def approximate_fused_epilogue(program: Program) -> Program | None:
     in one pass.
     """
     products = [position for position, step in enumerate(program.steps) if _is_product(step)]
+    # With several products the intermediate results matter, and one pass no longer stands for them.
     if len(products) != 1:
         return None
     (product_position,) = products
@@ -55,11 +57,14 @@ def approximate_fused_epilogue(program: Program) -> Program | None:
     ):
         return None
     if product.target == _CONVOLUTION:
+        # Inductor adds the bias in the pass behind the convolution.
         product = replace(product, args=(*product.args[:_BIAS], None, *product.args[_BIAS + 1 :]))
     (result,) = product.outs
     steps = (
         *program.steps[:product_position],
         product,
+        # Any element-wise step: the pass reads and writes memory, and its arithmetic costs nothing
+        # beside that.
         Aten("aten.relu.default", (Value(result),), (), (result + 1,)),
     )
     return replace(program, steps=steps, outputs=(result + 1,))

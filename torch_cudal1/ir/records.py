@@ -39,8 +39,8 @@ DIFFERS_FROM_EAGER = "its result is not eager's"
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]
-# Counted up when the judge changes what it accepts. It is part of a contract's digest, so entries of
-# an older version are evaluated again.
+# Counted up when the judge changes what it accepts. It is part of a contract's digest, so entries
+# of an older version are evaluated again.
 TOLERANCE_VERSION = 4
 
 
@@ -99,8 +99,7 @@ class Region:
     name: str = ""
 
     def __post_init__(self) -> None:
-        # Roles say which inputs a CUDA graph reads in place: a shifted list would freeze an input
-        # of the caller.
+        # The judge makes each input by its role, so there has to be one for each.
         if len(self.roles) != len(self.program.inputs):
             raise ValueError(f"{len(self.roles)} roles for {len(self.program.inputs)} inputs")
 

@@ -19,6 +19,7 @@ def output_specs(program: Program) -> list[TensorSpec | None]:
     """dtype, shape and strides of every output, worked out on fake tensors; nothing is launched or
     allocated.
     """
+    # Constants are real tensors, which the mode would otherwise refuse.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         return [
             TensorSpec.of(out) if isinstance(out, torch.Tensor) else None
@@ -31,6 +32,7 @@ def value_specs(program: Program) -> dict[int, TensorSpec]:
     results, on fake tensors.
     """
     value_count = program.value_count
+    # As outputs no value is released at its last use.
     all_outputs = replace(program, outputs=tuple(range(value_count)))
     return {index: spec for index, spec in enumerate(output_specs(all_outputs)) if spec is not None}
 
@@ -45,6 +47,8 @@ def find_unaligned_values(program: Program, alignment: int) -> frozenset[int]:
         return frozenset(
             i
             for i, t in values
+            # PyTorch's allocators align the start of a storage, so the offset into it decides. A
+            # kernel that assumes alignment cannot run on such a view.
             if isinstance(t, torch.Tensor) and t.storage_offset() * t.element_size() % alignment
         )
 

@@ -50,6 +50,7 @@ class Proposal:
                 "proposal",
                 f"config {dict(config)!r} holds other things than numbers, words and flags",
             )
+        # A copy: the caller's mapping may change later.
         return cls(family, dict(config))
 
     def number(self, name: str, default: int) -> int:

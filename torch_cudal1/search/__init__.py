@@ -2,5 +2,6 @@
 cost model.
 
 `tune` is the whole flow on one page. Imports from every room except `ingest`, `api`, `cli` and
-`training`. `judge` decides whether a candidate is correct. Read `tune`, `strategy`, `group_kernels`.
+`training`. `judge` decides whether a candidate is correct. Read `tune`, `strategy`,
+`group_kernels`.
 """

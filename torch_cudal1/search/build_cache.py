@@ -2,8 +2,8 @@
 
 The key covers the fusion group's Program, the proposal and the architecture; the folder is named by
 the compilers' versions and sources. A cached kernel was never run: it is checked and timed like a
-new one. Only the user's own cache is read, whose writers are trusted. What `purge` deletes meanwhile
-is compiled again.
+new one. Only the user's own cache is read, whose writers are trusted. What `purge` deletes
+meanwhile is compiled again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds kernels for the fusion groups of a model: proposes, compiles, checks and stores them.
 
-Whether a kernel pays is measured in the whole model: timed alone, a small fusion group takes as long
-as its launch, and inside a model Inductor may have fused it with its neighbours. Among the kernels of
-a matrix product or a convolution a prescreen finds the fastest.
+Whether a kernel pays is measured in the whole model: timed alone, a small fusion group takes as
+long as its launch, and inside a model Inductor may have fused it with its neighbours. Among the
+kernels of a matrix product or a convolution a prescreen finds the fastest.
 """
 
 from __future__ import annotations
@@ -259,8 +259,8 @@ def collect_techniques(replacements: Replacements) -> tuple[str, ...]:
 
 
 def _most_expensive_first(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
-    """The groups by the estimated time of all groups of their kind, longest first; equal groups stay
-    together.
+    """The groups by the estimated time of all groups of their kind, longest first; equal groups
+    stay together.
     """
     # A single kind has no order, and the estimate is not free.
     if len({group.region.key for group in groups}) < 2:

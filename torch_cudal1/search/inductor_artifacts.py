@@ -3,9 +3,9 @@
 
 A decision for `inductor` is a schedule: the starting process lets Inductor compile the Program, and
 finds the result in Inductor's cache if it was compiled there before. `cli.commands.inductor_ahead`
-fills an empty cache in a fresh process, as a start would. `store_artifacts` keeps the files as an alias of
-the regions, which signatures, bundles and the Hub treat like every other. `provide_artifacts` puts them where
-Inductor looks.
+fills an empty cache in a fresh process, as a start would. `store_artifacts` keeps the files as an
+alias of the regions, which signatures, bundles and the Hub treat like every other.
+`provide_artifacts` puts them where Inductor looks.
 
 They are code: Inductor unpickles and runs them. So nothing is taken without the setting
 `inductor_files`, and from outside the own cache nothing without the signature of an allowed
@@ -49,9 +49,8 @@ __all__ = [
     "store_artifacts",
 ]
 
-TRITON_PREFIX = (
-    "triton/0/"  # below Inductor's folder, of the device that a start of one target uses
-)
+# Below Inductor's folder: Triton's files for device 0, which the warm-up used.
+TRITON_PREFIX = "triton/0/"
 # what Inductor asks for by default; its versions are part of what a compiled file is called
 _COMPILER = "g++"
 _COMPILER_OPTIONS = ("--version", "-v")
@@ -70,8 +69,8 @@ sys.stderr.buffer.write(base64.b64decode(told[1]))
 
 
 def inductor_options(place: TuneContext) -> dict[str, Any] | None:
-    """Inductor options for making or using files compiled ahead: no precompiled headers, which only a
-    compiler can look up. None where the defaults will do.
+    """Inductor options for making or using files compiled ahead: no precompiled headers, which only
+    a compiler can look up. None where the defaults will do.
     """
     return (
         # Inductor looks a precompiled header up by calling the compiler, which the starting machine
@@ -176,10 +175,11 @@ def _record_name(keys: Sequence[str], place: TuneContext) -> str:
 
 
 def _unpack_artifacts(files: Any, keys: Sequence[str], device: torch.device) -> None:
+    # Inductor is imported only where files are to be placed.
     from torch._inductor.runtime.cache_dir_utils import (
         cache_dir,
         triton_cache_dir,
-    )  # not before something is to be put there
+    )
 
     folder, region = Path(cache_dir()), keys[0] if keys else ""
     parts = [(files, folder)]

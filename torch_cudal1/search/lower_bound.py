@@ -1,8 +1,8 @@
 """A lower bound on a region's time on a device; near it the search stops.
 
-Computed from shapes: the FLOPs of its products at the peak of the tensor cores, and the bytes of its
-results and of the inputs that some step reads whole. The judge rejects a candidate that is faster,
-since it cannot have done the work.
+Computed from shapes: the FLOPs of its products at the peak of the tensor cores, and the bytes of
+its results and of the inputs that some step reads whole. The judge rejects a candidate that is
+faster, since it cannot have done the work.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TF32_BYTES = 4
 
 
 def lower_bound_us(program: Program, device: torch.device) -> float:
-    """Microseconds that `program` takes at least on `device`. 0.0 where no bound is known: on a CPU, on
-    a GPU without known peaks, or for operators that cannot be estimated.
+    """Microseconds that `program` takes at least on `device`. 0.0 where no bound is known: on a
+    CPU, on a GPU without known peaks, or for operators that cannot be estimated.
     """
     limits = find_device_peaks(device) if device.type == "cuda" else Refusal("no GPU")
     # 0.0 disables every rule that compares with the bound.
@@ -41,7 +41,8 @@ def lower_bound_us(program: Program, device: torch.device) -> float:
         RuntimeError,
         TypeError,
         ValueError,
-    ) as error:  # of an operator that fake tensors cannot run
+    ) as error:
+        # Raised for an operator that fake tensors cannot run.
         telemetry.record(
             "search",
             "no_floor",

@@ -1,7 +1,9 @@
-"""Orders schedules (eager, Inductor, each with or without a CUDA graph) and pairs them with Programs.
+"""Orders schedules (eager, Inductor, each with or without a CUDA graph) and pairs them with
+Programs.
 
 The order is that in which the schedules won among the baselines of the same region, because a
-rewrite rarely changes which of them suits a model. The judge decides; here is only what to try first.
+rewrite rarely changes which of them suits a model. The judge decides; here is only what to try
+first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The tuning loop: asks a strategy for candidates and evaluates them until they or the budget run out.
+"""The tuning loop: asks a strategy for candidates and evaluates them until they or the budget run
+out.
 
         strategy.propose ──> declined? ──no──> judge ──> strategy.observe ─┐
                ^  └─yes──> recorded as tried                               │

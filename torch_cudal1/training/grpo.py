@@ -324,9 +324,9 @@ def _compute_best_of_k_gains(groups: Tensor, k: int) -> Tensor:
     """
     gains = torch.empty_like(groups)
     members = groups.shape[1]
-    # that the j-th smallest of the other members is the best of a draw of k - 1 of them
-    # Exact, by counting subsets, instead of an estimate from random draws: a group has few members,
-    # and noise of the estimator would come on top of that of the measurement.
+    # The probability that the j-th smallest of the other members is the best of a draw of k - 1 of
+    # them. Exact, by counting subsets: noise of an estimate from random draws would come on top of
+    # that of the measurement.
     probabilities = torch.tensor(
         [math.comb(j, k - 2) / math.comb(members - 1, k - 1) for j in range(members - 1)]
     )

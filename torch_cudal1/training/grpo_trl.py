@@ -71,8 +71,8 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
             config.smoothing.clip_advantage,
             "None with TRL; the native loop has it",
         )
-    # TRL splits a generation over processes and minibatches; a remainder would be dropped, and with
-    # it members of groups.
+    # TRL takes samples per process and minibatch: the integer division below would otherwise change
+    # the number of samples of a step.
     samples = config.group * config.groups
     if samples % (trl.processes * config.minibatches):
         raise SettingError(

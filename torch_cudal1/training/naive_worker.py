@@ -40,8 +40,6 @@ def _measure_naively(session: Session, request: Request) -> dict[str, Any]:
     reference = import_source(request["reference"], session.scratch)
     candidate = import_source(request["candidate"], session.scratch)
     model = _make_model(reference.Model, reference.get_init_inputs(), device)
-    # With the reference's constructor arguments. The reference is built first, which leaves its
-    # freed memory to the candidate: a hole that is kept on purpose.
     model_new = _make_model(candidate.ModelNew, reference.get_init_inputs(), device)
     get_inputs: Callable[[], Sequence[Any]] = reference.get_inputs
     worst = 0.0
@@ -49,7 +47,8 @@ def _measure_naively(session: Session, request: Request) -> dict[str, Any]:
         for _ in range(int(request["trials"])):
             inputs = _move_inputs(get_inputs(), device)
             # The reference first and the same input objects: a candidate may find the reference's
-            # result in memory, or change the inputs. The judge does neither.
+            # result in memory, or change the inputs. The judge compares with results of another
+            # process.
             expected, output = model(*inputs), model_new(*inputs)
             # The whole device, so that the comparison sees finished results. The timing below does
             # not wait for other streams, which is the hole of the withdrawn version 1 of the paper.

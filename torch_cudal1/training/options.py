@@ -16,7 +16,8 @@ _ACTIONS = ("collect", "sft", "selfsup", "rl", "demo", "report", "experiment")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the action and all option groups to a parser."""
-    # This module is imported for `cudal1 --help`: it must import neither torch nor training.
+    # The command line imports this module to build its parser; the work, and its imports, are in
+    # `training.command`.
     parser.add_argument(
         "action",
         choices=_ACTIONS,

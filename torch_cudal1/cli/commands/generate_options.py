@@ -21,6 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--llm",
+        # No default server: the target's source is sent to it, which must be a decision.
         required=True,
         metavar="URL|MODEL",
         help="server such as http://localhost:8000/v1, or model folder",
@@ -47,6 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--selector",
         choices=("none", "random", "bucket", "island", "top"),
+        # The selector of the CUDA-L1 paper.
         default="bucket",
         help="which earlier programs are shown",
     )
@@ -93,6 +95,7 @@ def _limits(parser: argparse.ArgumentParser) -> None:
         "--money", type=_above(float, 0), metavar="M", help="money for a task; needs prices"
     )
     parser.add_argument(
+        # Prices are given by the user: an OpenAI-compatible server tells tokens, not money.
         "--price-prompt",
         type=_from_zero,
         default=0.0,
@@ -118,6 +121,7 @@ def _limits(parser: argparse.ArgumentParser) -> None:
 def _above(kind: Callable[[str], float], least: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = kind(text)
+        # Also refuses NaN, which `float` accepts and no comparison holds for.
         if not least < value < 1e12:
             raise argparse.ArgumentTypeError(f"{text!r} is not above {least:g}")
         return value
@@ -127,6 +131,7 @@ def _above(kind: Callable[[str], float], least: float) -> Callable[[str], float]
 
 def _from_zero(text: str) -> float:
     value = float(text)
+    # Zero is allowed here: a price may be nothing.
     if not 0 <= value < 1e12:
         raise argparse.ArgumentTypeError(f"{text!r} is not 0 or above")
     return value

@@ -50,12 +50,11 @@ _LAYOUT = frozenset(
 # between two of them
 _CONVERSION = "aten._to_copy.default"
 _SOFTMAXES = frozenset({"aten._softmax.default", "aten._safe_softmax.default"})
-_MAX_HEAD_ELEMENTS = (
-    128  # elements of a query or a value: more than that does not stay in registers
-)
-_MOST_STEPS = (
-    64  # capped scores between two conversions, keys and values repeated, layout of projections: 43
-)
+# Elements of a query or a value: a longer one does not stay in registers.
+_MAX_HEAD_ELEMENTS = 128
+# The longest that is known has 43: capped scores between two conversions, repeated keys and values,
+# layout of projections.
+_MOST_STEPS = 64
 
 
 def find_attention_chains(
@@ -120,9 +119,8 @@ def _find_chain_of_operands(
         or _get_width(last, values, uses, specs) > _MAX_HEAD_ELEMENTS
     ):
         return set()
-    if (
-        specs[query].dtype != specs[values].dtype
-    ):  # each product has a kernel of its own, one for both would need two methods
+    # One kernel for products of two dtypes would need a method for each.
+    if specs[query].dtype != specs[values].dtype:
         return set()
     # A use outside needs the scores in memory, and writing them is what a fused kernel saves.
     if not all(uses.only_in(position, inside) for position in inside - {last}):

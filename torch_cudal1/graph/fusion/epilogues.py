@@ -1,5 +1,5 @@
-"""What follows into a fusion group without being element-wise, and what of it a fusion group lets go of at
-its end.
+"""What follows into a fusion group without being element-wise, and what of it a fusion group lets
+go of at its end.
 
 bmm ── view ── permute ── mul ── clone            bmm ── view │ permute ── (another reader)
 x ── slice ── neg ─┐
@@ -26,8 +26,8 @@ _NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
 
 
 def follows_product(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether it may join a fusion group around a product, and no other: layout that leaves rows as they
-    are, batch norm in inference.
+    """Whether it may join a fusion group around a product, and no other: layout that leaves rows as
+    they are, batch norm in inference.
 
     `specs`: of all values.
     """
@@ -80,8 +80,8 @@ def joins_halves(
 
 
 def drop_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The fusion group without what is layout at its end and nothing else, and without a second result in
-    one memory.
+    """The fusion group without what is layout at its end and nothing else, and without a second
+    result in one memory.
     """
     # Second views first: what they leave may be bare layout.
     return _drop_bare_layout(_drop_second_views(steps, uses), uses)
@@ -111,8 +111,8 @@ def _permutes(step: Step) -> bool:
 
 
 def _drop_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The fusion group without reshapes at its end whose operand is a result of it too: two results in
-    one memory no kernel writes.
+    """The fusion group without reshapes at its end whose operand is a result of it too: two results
+    in one memory no kernel writes.
 
     A forward graph keeps for its backward the very tensor that the next layer reads in another
     shape.
@@ -132,8 +132,8 @@ def _drop_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
 
 
 def _drop_bare_layout(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The fusion group without permutations, and reshapes after them, that no step of it reads: they
-    would be layout and nothing else.
+    """The fusion group without permutations, and reshapes after them, that no step of it reads:
+    they would be layout and nothing else.
     """
     remaining = set(steps)
     turned = {

@@ -1,5 +1,5 @@
-"""Which operators a fusion group may be made around, and which go with them: row operations, sums of
-their results, layout of scans.
+"""Which operators a fusion group may be made around, and which go with them: row operations, sums
+of their results, layout of scans.
 
 Tables and one look at a Program's steps; how fusion groups grow is `partition`'s.
 """

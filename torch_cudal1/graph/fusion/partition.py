@@ -1,16 +1,16 @@
-"""Cuts a whole-graph Program into fused fusion groups that a kernel template may serve, and puts their
-replacements back.
+"""Cuts a whole-graph Program into fused fusion groups that a kernel template may serve, and puts
+their replacements back.
 
         x ── mm ── add ── gelu ── mm ── add ── layer_norm ── out
                   └───fusion group───┘       └────────fusion group──────┘
 
 A fusion group is a convex set of steps (no path leaves it and comes back), made of pointwise steps
 around at most one row operation (norm, softmax, reduction). Layout changes stay outside, with
-Inductor; so do matrix products and convolutions, except with `products`: then each starts a fusion group
-of its own, which takes the pointwise steps and reshapes after it and, before it, what makes numbers
-of weights of few bits; and a recurrent layer is one by itself, as is the backward of fused
-attention. `reasons_left_out` says for each kind of step why. Nothing is decided here about speed: a fusion group is
-only worth a look.
+Inductor; so do matrix products and convolutions, except with `products`: then each starts a fusion
+group of its own, which takes the pointwise steps and reshapes after it and, before it, what makes
+numbers of weights of few bits; and a recurrent layer is one by itself, as is the backward of fused
+attention. `reasons_left_out` says for each kind of step why. Nothing is decided here about speed: a
+fusion group is only worth a look.
 """
 
 from __future__ import annotations
@@ -77,9 +77,8 @@ _UNTAGGED = frozenset(
 _POINTWISE_WITH_KERNEL = EXPRESSED - {"aten.detach.default", "aten.alias.default"}
 # Of one vector load. Kernels load 16 bytes at once and would fault on another address.
 _ALIGNMENT = 16  # bytes
-_MIN_STEPS = (
-    2  # a single pointwise step has nothing to fuse; a single row operation is worth a look
-)
+# A single pointwise step has nothing to fuse; a single row operation is worth a look.
+_MIN_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ class Partition:
 
 
 def partition(region: Region, *, products: bool = False) -> Partition:
-    """Fused fusion groups of `region`, in step order; with `products` also around matrix products and
-    convolutions.
+    """Fused fusion groups of `region`, in step order; with `products` also around matrix products
+    and convolutions.
 
     Random steps are never part of one. Kernels take it for granted that tensors start at a multiple
     of 16 bytes, so nothing that reads a view from another place is one.
@@ -160,11 +159,11 @@ def _find_fixed_groups(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tup
 
 
 def splice(program: Program, replacements: Mapping[FusionGroup, Program]) -> Program:
-    """`program` with each fusion group's steps replaced by one nested call of its Program; values are
-    numbered anew.
+    """`program` with each fusion group's steps replaced by one nested call of its Program; values
+    are numbered anew.
 
-    A fusion group is emitted as soon as its inputs exist: a step outside may need one of its results
-    before its last step stood.
+    A fusion group is emitted as soon as its inputs exist: a step outside may need one of its
+    results before its last step stood.
     """
     group_of_step = {
         step: fusion_group for fusion_group in replacements for step in fusion_group.steps
@@ -229,8 +228,8 @@ def _grow(
     """Greedy convex groups of fusible steps, in step order. No two groups depend on each other,
     even through other steps.
 
-    `fixed_groups`: positions that are one group from the start, and that nothing else uses the inner
-    values of.
+    `fixed_groups`: positions that are one group from the start, and that nothing else uses the
+    inner values of.
     """
     steps = uses.steps
     group_of: dict[int, int] = {}  # value -> group that yields it
@@ -245,9 +244,8 @@ def _grow(
         above = frozenset().union(*(upstream.get(index, frozenset()) for index in used))
         product = products and is_product(step)
         alone = products and isinstance(step, Aten) and step.target in _KERNEL_TO_ITSELF
-        starts = (
-            product or alone or _is_pool(step)
-        )  # their operands are read from memory: they join nobody
+        # Their kernels read the operands from memory, so they join no earlier group.
+        starts = product or alone or _is_pool(step)
         # Later steps of a fixed group join it whatever they are.
         if position in fixed_group_at and fixed_group_at[position] in started:
             chosen: int | None = started[fixed_group_at[position]]
@@ -292,9 +290,8 @@ def _grow(
                 groups,
                 lambda other, by: _is_read_only_by(other, by, uses),
             )
-            group.above |= {other for other in above if groups[other].steps} - {
-                chosen
-            }  # those taken in are it
+            # Absorbed groups have no steps left: a group does not depend on itself.
+            group.above |= {other for other in above if groups[other].steps} - {chosen}
             above |= {chosen}
         for out in step.writes:
             # For every step, in a group or not: a path may leave a group through steps that stay
@@ -317,8 +314,8 @@ def _absorb(
     layout that `chosen` can do itself.
 
     Neither depends on the other, or no path would be left between them. And nothing else reads what
-    is taken in: a result of another size than the fusion group's would be more than one nest of loops can
-    write.
+    is taken in: a result of another size than the fusion group's would be more than one nest of
+    loops can write.
     """
     for other in {group_of[index] for index in used if index in group_of} - {chosen}:
         target_group, other_group = groups[chosen], groups[other]
@@ -331,9 +328,11 @@ def _absorb(
         is_independent = is_independent and chosen not in _closure(
             frozenset(other_group.above) | outside, groups
         )
+        # Two equal row operations that yield one value a row may merge, as the distances of a
+        # triplet loss.
         is_compatible = not other_group.row_op or (
             other_group.row_op == target_group.row_op and other_group.row_op in YIELD_ROWS
-        )  # the distances of a triplet
+        )
         is_compatible = is_compatible and only_for(other_group.steps, target_group.steps)
         if (
             is_independent
@@ -344,24 +343,27 @@ def _absorb(
         ):
             target_group.steps += other_group.steps
             target_group.above |= other_group.above
+            # A group that depends on the absorbed one depends on this one through `above`.
             other_group.steps, other_group.above = (
                 [],
                 {chosen},
-            )  # what depends on the old one depends on the new one
+            )
             # Later steps that read the absorbed values must find the new group.
             group_of.update({index: chosen for index, group in group_of.items() if group == other})
 
 
 def _is_read_only_by(positions: Sequence[int], reader_positions: Sequence[int], uses: Uses) -> bool:
-    """Whether what the steps at `positions` positions yield is read by themselves and by `reader_positions` only."""
+    """Whether what the steps at `positions` positions yield is read by themselves and by
+    `reader_positions` only.
+    """
     inside = {*positions, *reader_positions}
     return all(uses.only_in(position, inside) for position in positions)
 
 
 @dataclass
 class _Group:
-    """A growing fusion group: its steps, the groups it depends on, its one row operation (or product),
-    and whether that is a product.
+    """A growing fusion group: its steps, the groups it depends on, its one row operation (or
+    product), and whether that is a product.
     """
 
     steps: list[int] = field(default_factory=list)

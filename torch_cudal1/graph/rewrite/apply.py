@@ -25,9 +25,8 @@ from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["MAX_ROUNDS", "RewriteResult", "rewrite"]
 
-MAX_ROUNDS = (
-    8  # rules enable one another a few times; two rules that undo each other would never stop
-)
+# Rules enable one another a few times; two rules that undo each other would never stop.
+MAX_ROUNDS = 8
 _Spec: TypeAlias = tuple[Any, ...]
 
 
@@ -72,9 +71,8 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
                 work = _copy(good)
                 # It would fail again in the next round, at the same place.
                 active.remove(rule)
-            elif _text(work.graph) != _text(
-                good.graph
-            ):  # a repair can restore exactly what the rule removed
+            elif _text(work.graph) != _text(good.graph):
+                # A repair can restore exactly what the rule removed.
                 good, changed = _copy(work), True
                 sites[rule.name] += site_count
         if not changed:
@@ -93,7 +91,8 @@ def _attempt(rule: Rule, gm: fx.GraphModule) -> tuple[int, str]:
     except (
         RuntimeError,
         ValueError,
-    ) as error:  # ATen's shape functions raise these, as in `_check_outputs`
+    ) as error:
+        # ATen's shape functions raise these, as in `_check_outputs`.
         return 0, f"{type(error).__name__}: {error}"
 
 

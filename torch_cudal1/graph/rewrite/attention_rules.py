@@ -23,9 +23,8 @@ from torch_cudal1.graph.rewrite.rule import Rule
 __all__ = ["ATTENTION_RULES"]
 
 aten = torch.ops.aten
-_FUSED = (
-    aten._scaled_dot_product_efficient_attention.default,
-)  # what PyTorch takes for fp32 on CUDA
+# What PyTorch takes for fp32 on CUDA.
+_FUSED = (aten._scaled_dot_product_efficient_attention.default,)
 # elements of a head; up to 128 one kernel keeps them in registers
 # (`graph.fusion.attention_pattern`)
 _LEAST_DEPTH = 129
@@ -83,8 +82,8 @@ def attention_in_products(gm: fx.GraphModule) -> int:
 
 
 def _erase_unread(node: fx.Node) -> None:
-    """Erase the attention call once its result is unread. The clean-up keeps it, because the operator
-    is tagged as random although it draws nothing without dropout.
+    """Erase the attention call once its result is unread. The clean-up keeps it, because the
+    operator is tagged as random although it draws nothing without dropout.
     """
     for user in [user for user in node.users if not user.users]:
         node.graph.erase_node(user)

@@ -415,9 +415,8 @@ def _bound_comparison(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds
     ):
         return None
     rounded_limit = float(torch.tensor(limit, dtype=torch.float64).to(dtype(source)))
-    if (
-        rounded_limit != limit and dtype(source).itemsize < 4
-    ):  # kernels differ in the precision they compare in
+    # Kernels compare half types in different precisions.
+    if rounded_limit != limit and dtype(source).itemsize < 4:
         return None
     limit = rounded_limit
     always, never = {

@@ -273,9 +273,8 @@ def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
     size, step = shape(conv.x)[axis + 2], conv.stride[axis]
     windows: list[tuple[int, int]] = []
     for tap in range(conv.kernel[axis]):
-        offset = (
-            tap * conv.dilation[axis] - conv.padding[axis]
-        )  # input p lands on p * step + offset
+        # Input p lands on p * step + offset.
+        offset = tap * conv.dilation[axis] - conv.padding[axis]
         first, last = (
             max(0, -(offset // step)),
             min(size - 1, (conv.out[axis + 2] - 1 - offset) // step),

@@ -47,9 +47,8 @@ _VIEWS = (
     aten.slice.Tensor,
     aten.expand.default,
 )
-_SMALL_FLOPS = (
-    2**22
-)  # below this a GEMM on a large GPU takes about as long as its launch (a few us)
+# Below this a GEMM on a large GPU takes about as long as its launch (a few us).
+_SMALL_FLOPS = 2**22
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,20 @@ from torch_cudal1.graph.rewrite.match import call, is_op, shape
 __all__ = ["Cut", "emit", "find_cut", "permute", "takes_strides"]
 
 aten = torch.ops.aten
+# They read other elements where strides change.
 _BY_STORAGE = (
     aten.as_strided.default,
     aten._reshape_alias.default,
-)  # they read other elements where strides change
+)
 _INDEXED = tuple(view for view in VIEWS if view not in _BY_STORAGE)
 
 
 def takes_strides(graph: fx.Graph, strided_values: dict[fx.Node, torch.Tensor]) -> bool:
-    """Whether the graph works if the nodes in `strided_values` have these strides: views still exist, calls
-    keep their strides.
+    """Whether the graph works if the nodes in `strided_values` have these strides: views still
+    exist, calls keep their strides.
 
-    The views of held nodes join `strided_values` with their new values, and so do pointwise results that take
-    over other strides. To be called under the graph's fake mode.
+    The views of held nodes join `strided_values` with their new values, and so do pointwise results
+    that take over other strides. To be called under the graph's fake mode.
     """
     return all(
         _accepts_strides(node, strided_values)
@@ -59,7 +60,8 @@ def _accepts_strides(node: fx.Node, strided_values: dict[fx.Node, torch.Tensor])
     except (
         RuntimeError,
         ValueError,
-    ):  # the only sign PyTorch gives that a view of such strides does not exist
+    ):
+        # PyTorch's only sign that a view of such strides does not exist.
         return False
     pairs = zip(_list_tensors(after), _list_tensors(node.meta["val"]), strict=True)
     # A call that keeps its strides hides the change from everything after it.
@@ -113,8 +115,8 @@ class Cut:
 
 
 def find_cut(sizes_of_whole: Sequence[int], view: torch.Tensor, offset: int) -> Cut | None:
-    """How `view`, which starts `offset` elements into a contiguous tensor of shape `sizes_of_whole`, is cut
-    out of it; None if otherwise.
+    """How `view`, which starts `offset` elements into a contiguous tensor of shape
+    `sizes_of_whole`, is cut out of it; None if otherwise.
 
     One of three projections, as heads (B, H, T, D) of a (B T, 3 H D): pieces (B, T, 3, H, D), an
     index into the third, and of the rest the order (0, 2, 1, 3).

@@ -214,8 +214,8 @@ def is_dead_when_unused(node: fx.Node) -> bool:
 def with_strides(
     graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wanted_strides: Sequence[int]
 ) -> fx.Node | None:
-    """A fresh copy of `node` with the `wanted_strides` strides, as functional calls; None unless they are
-    dense (no overlap, no gap).
+    """A fresh copy of `node` with the `wanted_strides` strides, as functional calls; None unless
+    they are dense (no overlap, no gap).
     """
     # The order of dims in memory: a contiguous copy in that order, seen through the inverse
     # permutation, has the strides.

@@ -246,9 +246,8 @@ def _find_moved_rows(lhs: fx.Node) -> _Rows | None:
     ):
         return None
     reads_all = val(lhs).numel() == val(copy).numel()
-    if not (
-        reads_all and val(lhs).is_contiguous() and val(copy).is_contiguous()
-    ):  # `left` is the copy in another shape
+    # The left operand has to be the whole copy in another shape.
+    if not (reads_all and val(lhs).is_contiguous() and val(copy).is_contiguous()):
         return None
     source, depth = copy.args[0], len(shape(copy))
     # Where the copy's dims of rows end: the rest of its dims are the product's inner size.

@@ -30,10 +30,11 @@ __all__ = ["MIN_SIZE", "TRIANGULAR_RULES"]
 
 aten = torch.ops.aten
 MIN_SIZE = 1024  # rows and inner size; smaller products are bound by launches, not by arithmetic
+# (size, panels): from that size on so many panels, each of 256 rows or more.
 _PANELS = (
     (4096, 8),
     (MIN_SIZE, 4),
-)  # from this size on, that many panels: each stays 256 rows or more
+)
 _Kind: TypeAlias = Literal["lower", "upper"]
 
 

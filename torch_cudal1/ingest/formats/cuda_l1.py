@@ -83,6 +83,7 @@ def read_lines(path: Path) -> Iterator[ReleaseLine | UnreadableLine]:
 
 
 def _parse_line(number: int, content: str) -> ReleaseLine | UnreadableLine:
+    # A line holds whole sources; its start is enough to find it.
     excerpt = " ".join(content.split())[:80]
     try:
         row = json.loads(content)
@@ -90,6 +91,7 @@ def _parse_line(number: int, content: str) -> ReleaseLine | UnreadableLine:
         reference, level, task = row["ref_code"], row.get("level_id"), row["task_id"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return UnreadableLine(f"{_EXPECTED} ({type(error).__name__}: {error})", number, excerpt)
+    # `null` is a withdrawn kernel and no error; a number or a list is.
     if not isinstance(reference, str) or not (code is None or isinstance(code, str)):
         return UnreadableLine(f"{_EXPECTED}; the codes as strings", number, excerpt)
     # Claims of the publisher, kept for comparison and never believed.

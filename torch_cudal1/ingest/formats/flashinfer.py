@@ -65,6 +65,7 @@ class FlashInferAxis:
     @classmethod
     def from_json(cls, data: Any) -> FlashInferAxis:
         """The inverse. Raises ValueError."""
+        # flashinfer-bench writes the type, and derives it from `value` where a file has none.
         kind = _read_text(data, "type", "const" if "value" in _require_object(data) else "var")
         if kind not in ("const", "var"):
             raise ValueError(f"type {kind!r}; expected 'const' or 'var'")
@@ -425,6 +426,8 @@ def _read_each(data: Any, name: str, read: Callable[[Any], _T]) -> dict[str, _T]
         try:
             values[key] = read(value)
         except ValueError as error:
+            # The name of the field in front, so that the message of a nested record says where it
+            # is.
             raise ValueError(f"{name}.{key}: {error}") from error
     return values
 

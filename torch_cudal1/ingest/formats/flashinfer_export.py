@@ -59,6 +59,7 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
     assert isinstance(candidate, str)
     results = output_specs(region.program)
     outputs = [spec for spec in results if spec is not None]
+    # The format knows tensors and numbers only; a missing result has no shape.
     if len(outputs) != len(results):
         return Refusal("an output is no tensor")
     if problem := next(filter(None, map(_check_spec, (*region.program.inputs, *outputs))), None):
@@ -73,6 +74,7 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
         target_hardware=(entry.target.sku or entry.target.device,),
         entry_point=f"{_SOURCE}::run",
         sources={_SOURCE: candidate},
+        # `run` returns its results, as the Program does.
         into_outputs=False,
         description=f"{entry.choice.label}, measured under schedule {entry.choice.schedule}, contract {entry.contract.precision}",
     )
@@ -172,8 +174,11 @@ def _evaluation(entry: Entry) -> Evaluation:
         hardware=entry.target.sku or entry.target.device,
         timestamp=entry.created,
         libs={"torch": entry.target.torch, "torch-cudal1": entry.package},
+        # NaN and not 0: these errors were not measured. JSON has no NaN, so it is text, as
+        # flashinfer-bench reads it.
         correctness={"max_relative_error": "NaN", "max_absolute_error": "NaN", "extra": extra},
         performance={
+            # The format counts milliseconds, the judge microseconds.
             "latency_ms": float(timing["candidate_us"]) / 1e3,
             "reference_latency_ms": float(timing["baseline_us"]) / 1e3,
             "speedup_factor": float(timing["speedup"]),

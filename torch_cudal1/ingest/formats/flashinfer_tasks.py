@@ -171,6 +171,7 @@ class _Folder:
         return records
 
     def _objects(self, root: Path, folder: str, ending: str) -> Iterator[tuple[str, Any]]:
+        # Sorted: `Format.read_tasks` promises a stable order.
         for path in sorted((root / folder).rglob(f"*{ending}")):
             try:
                 content = path.read_text(encoding="utf-8", errors="replace")
@@ -192,6 +193,7 @@ class _Folder:
         try:
             return read(data)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            # A damaged record is a task that could not be read; the rest of the folder goes on.
             self.damaged.append(UnreadableTask(str(error)[:400], where))
             return None
 
@@ -233,6 +235,7 @@ def _check_language(solution: Solution) -> Refusal | None:
         return Refusal(
             f"it is written in {solution.language}; only Python and Triton sources can be traced"
         )
+    # A source is judged as one text: files that import each other have no folder there.
     if len(solution.sources) > 1:
         return Refusal(f"it spans {len(solution.sources)} files; one Python file can be traced")
     return None
@@ -271,6 +274,7 @@ def _input(name: str, shape: Shape, definition: Definition, workload: Workload) 
     if shape.axes is None:
         raise ValueError(f"input {name!r} is a number, and the workload gives none")
     sizes = _sizes(shape, definition, workload)
+    # Made in float32 and cast: `randn` does not make 8-bit types.
     if shape.dtype in _FLOATING:
         return f"_torch.randn({sizes!r}).to(_torch.{shape.dtype})"
     if shape.dtype == "float4_e2m1":

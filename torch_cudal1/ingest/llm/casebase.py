@@ -158,11 +158,13 @@ class CaseBase:
         # A text without a single run of tokens would be like no program.
         if not _grams(source) or any(case.cheat == source for case in self):
             return None
+        # A digest in the name: several cheats of one task are several cases.
         name = f"{sample.measured.task}-{hashlib.sha256(source.encode(errors='replace')).hexdigest()[:8]}"
         case = CheatCase(name, "confirmed", sample.measured.detail, source)
         self._cases[name] = case
         if self._grown is not None:
             self._grown.parent.mkdir(parents=True, exist_ok=True)
+            # Appended, so that cases of earlier runs stay.
             with self._grown.open("a", encoding="utf-8") as file:
                 file.write(_write_case(case))
         return case
@@ -186,6 +188,7 @@ def likeness(first: Counter[tuple[str, ...]], second: Counter[tuple[str, ...]]) 
     """Share of runs of tokens that both have (Jaccard, with multiplicity): 0 nothing in common, 1
     the same code.
     """
+    # With multiplicity: a program that repeats a run has more of it.
     union = (first | second).total()
     return (first & second).total() / union if union else 0.0
 
@@ -215,6 +218,8 @@ def _tokens(source: str) -> Iterator[str]:
             elif token.type == tokenize.OP:
                 yield token.string
             elif token.type in (tokenize.NUMBER, tokenize.STRING):
+                # As their kind: another constant or text does not make another trick. Comments are
+                # no tokens here.
                 yield "literal"
     except (tokenize.TokenError, SyntaxError, ValueError):
         # The tokens so far count: a program that is no Python to its end may still hold a trick.
@@ -227,6 +232,7 @@ def _read_folder(folder: Path) -> Iterator[CheatCase]:
         tree = parse_source(path.read_text(encoding="utf-8", errors="replace"))
         if isinstance(tree, str):
             continue
+        # Only texts assigned at the top level: whatever a file computes would need it to run.
         texts = {
             target.id: node.value.value
             for node in tree.body

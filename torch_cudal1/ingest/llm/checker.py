@@ -203,6 +203,8 @@ class CheckedEvaluator:
 
     def learn(self, samples: Sequence[StoredSample]) -> None:
         """Take what earlier runs measured, so that it is no jump again."""
+        # Scores of earlier runs are the best so far: the same score is then no jump, and costs no
+        # opinion.
         for sample in samples:
             self._improve(sample.measured)
 
@@ -257,6 +259,7 @@ class CheckedEvaluator:
         # The judge's own refusals are cases too.
         if sample.outcome == "hack":
             self.cases.confirm(StoredSample("", sample, program.source))
+        # A failure has no score that could jump.
         if sample.score is None:
             return sample
         key, best = (task.id, program.program), self.best.get(task.id)

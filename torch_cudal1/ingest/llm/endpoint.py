@@ -197,6 +197,8 @@ class Endpoint:
         ]
         texts: list[str] = []
         for answer in self.ask_all(requests, temperature=temperature):
+            # A missing completion is an error here: an empty one would be scored as a failure of
+            # the model.
             if isinstance(answer, Refusal):
                 raise EndpointError(self.url, f"gave no completion: {answer.reason}")
             texts.append(answer.text)
@@ -235,6 +237,8 @@ class Endpoint:
             raise EndpointError(
                 self.url, f"does not say which models it has ({error}); name one"
             ) from error
+        # With several models a choice by the client would make results depend on the server's
+        # order.
         if len(names) != 1:
             raise EndpointError(
                 self.url, f"has {len(names)} models; name one of {', '.join(names[:8]) or 'them'}"
@@ -261,6 +265,7 @@ class Endpoint:
             with self._opener.open(request, timeout=self.patience.timeout_s) as response:
                 return _read_body(response, deadline)
         except urllib.error.HTTPError as error:
+            # HTTPError is an OSError too, so it is caught before the faults that are tried again.
             self._raise_refusal(error)
         except (http.client.HTTPException, OSError, ValueError) as error:
             # ValueError for a Content-Length that is no number.

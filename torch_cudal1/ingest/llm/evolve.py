@@ -230,6 +230,8 @@ class Evolution:
         answered = [
             i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is not None
         ]
+        # All that was answered, also what an earlier process of the run had asked for and not
+        # measured.
         self._appraiser.appraise([self._asking(number, i, shown[i]) for i in answered])
         # Seconds of this life of the round. The key counts the journal's records, so no two lives
         # share one.
@@ -266,6 +268,7 @@ class Evolution:
             for i, answer in zip(
                 part, self.writer.ask_all(requests, temperature=plan.temperature), strict=True
             ):
+                # Each answer is on the disk before the next part is requested.
                 if isinstance(answer, Completion):
                     self._keep(number, i, answer)
                 else:
@@ -319,6 +322,8 @@ class Evolution:
 
     def _summarise(self, stopped: str) -> Evolved:
         outcomes = Counter[str](sample.measured.outcome for sample in self.database.samples())
+        # Also of the round that was cut short: what was paid for and measured is not lost to the
+        # user.
         winners = tuple(reversed(_everything(self.database).entries(self.task.id)))
         best = winners[0].score if winners else None
         return Evolved(

@@ -121,6 +121,7 @@ class replace_folder:
 
     def __enter__(self) -> Path:
         shutil.rmtree(self._fresh, ignore_errors=True)
+        # Emptied before: what a killed process left there must not become a part of the model.
         self._fresh.mkdir(parents=True)
         return self._fresh
 

@@ -106,6 +106,8 @@ class TextCodec:
         shown = list(exemplars)
         while True:
             text = self._render(task, shown)
+            # Without exemplars the prompt stays as it is: a reference that is cut would be another
+            # task.
             if len(text) <= self.most_chars or not shown:
                 return text
 
@@ -127,6 +129,8 @@ class TextCodec:
         # The open block defines `ModelNew` too, so it was to replace the last whole one.
         if cut and _ENTRY.search(answer[fitting[-1].end :]):
             return Refusal("its last code block is not closed: the answer was cut off")
+        # The last block that fits: earlier ones are drafts, and a block behind it without
+        # `ModelNew` is an example of use.
         source = _canonical(fitting[-1].text)
         if len(source) > _MOST_SOURCE:
             return Refusal(f"its code has {len(source)} characters; at most {_MOST_SOURCE}")

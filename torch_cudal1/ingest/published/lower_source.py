@@ -147,6 +147,8 @@ def lower_candidate(
             child, text, replace(reference.form, entry=entry), reference.examples, reference=False
         )
     if isinstance(traced, Refusal):
+        # The reason comes from tracing, which fails at some later line. A source that compiles its
+        # own extension gets that as its reason.
         extension = next(
             (finding for finding in findings(text) if finding.rule == "extension"), None
         )
@@ -170,8 +172,10 @@ def fit_to_reference(
     """
 
     def canonical_source(source: str | int) -> str | int:
+        # A tied parameter has two names, and the candidate may read the other one.
         return reference.same.get(source, source) if isinstance(source, str) else source
 
+    # A buffer that only one of the two updates would drift from the module's own with every call.
     if [canonical_source(source) for source in writes] != [
         canonical_source(source) for source in reference.writes
     ]:
@@ -183,6 +187,7 @@ def fit_to_reference(
         canonical_source(source): position for position, source in enumerate(reference.sources)
     }
     missing = [source for source in sources if canonical_source(source) not in positions]
+    # The region has no input that could carry such a tensor.
     if missing:
         return Refusal(f"it reads {_name_sources(missing)}, which the reference's graph does not")
     # By source and not by position: a candidate may hold its parameters in another order.
@@ -209,6 +214,7 @@ def _aten(program: Program) -> Iterator[Aten]:
         if isinstance(step, Aten):
             yield step
         elif isinstance(step, Call):
+            # A nested Program runs too, so its operators are checked too.
             yield from _aten(step.program)
 
 
@@ -240,11 +246,13 @@ def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
     if "not_lowerable" in answer:
         # Cut, because the text comes from a process that runs foreign code.
         return Refusal(str(answer["not_lowerable"])[:2000])
+    # Read by the rules of any Program, although the child has checked it: the source ran there.
     program = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     sources, roles = (
         tuple(map(_source, answer["sources"])),
         tuple(_ROLES[role] for role in answer["roles"]),
     )
+    # Checked here, because `zip` below would cut the longer ones in silence.
     if not len(sources) == len(roles) == len(program.inputs):
         raise ValueError(
             f"{len(sources)} sources and {len(roles)} roles for {len(program.inputs)} inputs"

@@ -71,6 +71,8 @@ def trace_candidate(
     Raises NotLowerableError for what has no data form.
     """
     module, arguments = _construct_module(source, form, tensors, device)
+    # Traced in eval mode without gradients, as the region was: a graph with a backward is another
+    # one.
     with torch.no_grad(), launches.trace_launches(launches.sm_of(device)):
         (graph,) = run_once(module, tuple(arguments["args"]), dict(arguments["kwargs"])).graphs
         # Before `lower`: a candidate's Program may not hold the `empty` that the copies write to.
@@ -109,7 +111,8 @@ def trace_reference(
     (graph,) = capture.graphs
     lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
     names: dict[int, str] = {}
-    # `remove_duplicate=False`: a tied parameter has two names, and either may be asked for.
+    # `remove_duplicate=False`, so that a tied parameter is found under its first name whichever
+    # module holds it.
     for name, tensor in (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -204,6 +207,7 @@ def _shared_names(module: torch.nn.Module) -> dict[str, str]:
         *module.named_buffers(remove_duplicate=False),
     ]
     for name, tensor in named:
+        # By identity: tied parameters are one tensor under two names, and equal values are no tie.
         if first.setdefault(id(tensor), name) != name:
             same[name] = first[id(tensor)]
     return same

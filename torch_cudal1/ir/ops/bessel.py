@@ -5,8 +5,9 @@ PyTorch has these functions for orders 0 and 1 only, and their values leave ever
 type early: I_0(90) is no float32, K_0(110) none either. The logarithms are of ordinary size. Both
 functions are integrals of something positive with one peak, so nothing cancels:
 
-    I_v(x) = (x/2)^v / (sqrt(pi) Gamma(v + 1/2))  *  integral over all u of  sech(u)^(2v+1) exp(x tanh u)       (DLMF 10.32.2)
-    K_v(x) = 1/2  *  integral over all t of  exp(v t - x cosh t)                                                (DLMF 10.32.9)
+    I_v(x) = (x/2)^v / (sqrt(pi) Gamma(v + 1/2)) * integral over all u of
+             sech(u)^(2v+1) exp(x tanh u)                                  (DLMF 10.32.2)
+    K_v(x) = 1/2 * integral over all t of exp(v t - x cosh t)              (DLMF 10.32.9)
 
 The peak's place and height are known in closed form and taken out of the integral; the rest is
 summed with equal steps, which for such functions is right to the last digits once a step resolves
@@ -39,7 +40,10 @@ TARGETS = frozenset({"cudal1.log_bessel_i.default", "cudal1.log_bessel_k.default
 # exp(-2 pi (pi / 4) / step) is below float64's round-off: the poles next to the axis are at least
 # pi / 4 away
 STEP = 0.14
-LAST_EXPONENT = 40.0  # what is left out beside the peak is below its height times exp of minus this
+# The integrand left out beside the peak is below its height times exp(-40) = 4e-18: less than
+# float64's round-off of 1.1e-16.
+LAST_EXPONENT = 40.0
+# Stirling's series of log Gamma, DLMF 5.11.1.
 SERIES = (
     1 / 12,
     -1 / 360,
@@ -48,13 +52,17 @@ SERIES = (
     1 / 1188,
     -691 / 360360,
     1 / 156,
-)  # of log Gamma, DLMF 5.11.1
-MAX_GAUSSIAN_WIDTH = (
-    2**-6
-)  # a peak of this width is so near to a normal distribution that it has ended after 12 standard deviations
-MIN_RESOLVED_WIDTH = 2**-20  # below this width differences near the peak are round-off
-_NEAR, _SURE = 12.0, 38.0  # as many standard deviations, if the function is that far down there
-_FAR = 600.0  # beyond it exp() leaves float64
+)
+# A peak of this width is so near to a normal distribution that it has ended after 12 standard
+# deviations.
+MAX_GAUSSIAN_WIDTH = 2**-6
+# Below this width differences near the peak are round-off.
+MIN_RESOLVED_WIDTH = 2**-20
+# The sum ends after 12 standard deviations if the exponent has fallen by 38 there.
+_NEAR, _SURE = 12.0, 38.0
+# Beyond it exp() leaves float64, whose largest exponent is 709.
+_FAR = 600.0
+# Stirling's series is for large arguments: it is taken at z + 8, and Gamma's recurrence leads back.
 _SHIFT = 8
 
 
@@ -96,21 +104,28 @@ def _compute(formula: Callable[[Tensor, Tensor], Tensor], order: Tensor, x: Tens
         raise TypeError(
             f"expected an order or an x of a floating-point type, came {order.dtype} and {x.dtype}"
         )
+    # In float64 whatever the dtypes: the peak's height is a difference of large numbers.
     v, at = torch.broadcast_tensors(order.double(), x.double())
     return result.copy_(formula(v, at))
 
 
 def _log_i(order: Tensor, x: Tensor) -> Tensor:
     served = (x > 0) & (x < math.inf) & (order >= 0) & (order < math.inf)
+    # Other places get 1.0 and their limits below: a NaN there would enter the count of steps, which
+    # is one number for the whole tensor.
     v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
     a = 2 * v + 1
+    # hypot, because a * a and x * x overflow long before their root does.
     root_sum = a / 2 + torch.hypot(a / 2, at)
     t = at / root_sum  # tanh of the peak's place
+    # The quotient underflows for small x; the difference of logarithms does not.
     log_t = torch.where(t > 1e-300, torch.log(t), torch.log(at) - torch.log(root_sum))
     width = torch.rsqrt(a * (1 + t * t))
 
     def exponent(d: Tensor) -> Tensor:
         far = torch.sinh(d)
+        # cosh d - 1 in a form that keeps its digits near the peak, where it is a difference of
+        # equal numbers.
         above = 2 * torch.sinh(d / 2) ** 2 + t * far
         return a * (t * far / (1 + above) - torch.log1p(above))
 
@@ -143,14 +158,17 @@ def _log_k(order: Tensor, x: Tensor) -> Tensor:
     served = (x > 0) & (x < math.inf) & (order < math.inf)
     v, at = torch.where(served, order, 1.0), torch.where(served, x, 1.0)
     r = torch.hypot(v, at)
+    # r - v without cancellation. x * (x / (r + v)) and not x * x, which would overflow.
     gap, log_gap = at * (at / (r + v)), 2 * torch.log(at) - torch.log(r + v)  # of r - v
     width = torch.rsqrt(r)
 
     def exponent(d: Tensor) -> Tensor:
         rise = 2 * torch.sinh(d / 2) ** 2
+        # Far to the left exp() overflows while the gap underflows: their product would be NaN.
         left_branch = torch.where(d < -_FAR, torch.exp(log_gap - d - math.log(2)), gap * rise)
         return torch.where(
             d > 0,
+            # Clamped, because 0 * inf is NaN for order 0.
             -r * rise - v * torch.clamp_max(torch.sinh(d) - d, 1e300),
             v * (d - torch.expm1(d)) - left_branch,
         )
@@ -181,11 +199,11 @@ def _integrate(
 ) -> Tensor:
     """The integral of `exp(exponent)` from `-before` to `after`, by the trapezoidal rule."""
     step = torch.clamp_max(width / 2, STEP)
+    # A peak too narrow for float64 asked for 1e19 steps.
     narrow = width < MIN_RESOLVED_WIDTH
     count = torch.ceil((before + after) / step)
-    count = torch.where(
-        narrow, 0.0, torch.nan_to_num(count, nan=0.0, posinf=0.0)
-    )  # both overflow for numbers beyond 1e300
+    # NaN and infinity come from numbers beyond 1e300, for which `before` and `after` overflow.
+    count = torch.where(narrow, 0.0, torch.nan_to_num(count, nan=0.0, posinf=0.0))
     total = torch.zeros_like(step)
     for number in range(int(count.max()) + 1 if count.numel() else 0):
         total += torch.where(count >= number, torch.exp(exponent(number * step - before)), 0.0)
@@ -233,11 +251,13 @@ def _backward(
     gradient: Tensor,
 ) -> tuple[None, Tensor]:
     order, x, output = ctx.saved_tensors  # type: ignore[attr-defined]
+    # Summed over the places at which x was broadcast.
     return None, (gradient * slope(order, x, output)).sum_to_size(x.shape)
 
 
 def _slope_i(order: Tensor, x: Tensor, value: Tensor) -> Tensor:
     """I_v'/I_v = v/x + I_(v+1)/I_v (DLMF 10.29.2)."""
+    # As a difference of logarithms: the functions themselves leave float64 early.
     return order / x + torch.exp(operator_of("cudal1.log_bessel_i.default")(order + 1, x) - value)
 
 

@@ -1,10 +1,10 @@
 """Products of groups of rows with a matrix each, as mixtures of experts have them, in every dtype:
 `cudal1::grouped_mm`.
 
-PyTorch's own `aten::_grouped_mm` has a result on fake tensors for bfloat16 only, so that nothing
-else can be traced through it; transformers calls an operator of its own under Dynamo then, which no
-Program may name. `replace_library_operators` puts this one in its place: the same products, computed by
-PyTorch's kernel as transformers' eager does, and with gradients.
+PyTorch's own `aten::_grouped_mm` has a result on fake tensors for bfloat16 only, so no other dtype
+can be traced through it. For those transformers calls an operator of its own under Dynamo, which no
+Program may name. `replace_library_operators` puts this one in its place: the same products,
+computed by PyTorch's kernel as transformers' eager does, and with gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _NAME = "cudal1::grouped_mm"
 _LIBRARY_OPERATORS = frozenset(
     {"transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback.default"}
 )
-_ARGUMENTS = {"input": 0, "weight": 1, "offs": 2}  # of the operators in `_LIBRARY_OPERATORS`
+# Of the operators in `_LIBRARY_OPERATORS`, which may be called by keyword.
+_ARGUMENTS = {"input": 0, "weight": 1, "offs": 2}
 
 
 def operator_of(target: str) -> torch._ops.OpOverload:
@@ -59,14 +60,15 @@ def replace_library_operators(graph: fx.Graph) -> None:
 def _products(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     try:
         product: Tensor = torch.ops.aten._grouped_mm.default(rows, matrices, ends)
+        # The fake implementation promises a contiguous result, whatever strides the kernel gives.
         return product.contiguous()
-    except (
-        RuntimeError
-    ):  # strides that are no multiple of 16 bytes, float64, a GPU that it has no kernel for
+    # Strides that are no multiple of 16 bytes, float64, or a GPU for which it has no kernel.
+    except RuntimeError:
         return _multiply_groups(rows, matrices, ends)
 
 
 def _multiply_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    # Zeros: rows behind the last group belong to no product.
     out = rows.new_zeros(_shape(rows, matrices, ends))
     for number, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         if matrices.dim() == 2:
@@ -92,6 +94,7 @@ def _shape(rows: Tensor, matrices: Tensor, ends: Tensor) -> tuple[int, ...]:
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    # `_backward` uses the form with two matrices itself; its own gradient is not written.
     if inputs[1].dim() != 3:
         raise NotImplementedError(
             "gradients of a gradient of grouped products; expected (rows, terms) x (groups, terms, columns)"
@@ -111,6 +114,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
 
 @cache
 def _define() -> torch.library.Library:
+    # FRAGMENT: other modules define operators in the same namespace.
     library = torch.library.Library("cudal1", "FRAGMENT")
     library.define(
         "grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor",

@@ -1,12 +1,12 @@
 """Recurrent layers as one step each: `aten.lstm.input`, `aten.gru.input`, `aten.rnn_tanh.input`,
 `aten.rnn_relu.input`.
 
-PyTorch takes these operators apart wherever it traces: into a loop over time steps, or into cuDNN's
-call, which asks fake weights for their addresses and fails. `OneStepRecurrence` puts `cudal1::lstm` and its kin
-in their place while a module is traced, and everything in Python that handles a step
-(`aten.overload`) uses the same, since they know their result's shape. A Program names the ATen
-operator only, and runs it as eager does: where the weights lie one behind the other, cuDNN reads
-them there.
+PyTorch decomposes these operators wherever it traces: into a loop over time steps, or into cuDNN's
+call, which asks fake weights for their addresses and fails. `OneStepRecurrence` puts `cudal1::lstm`
+and the like in their place while a module is traced. All Python code that handles a step
+(`aten.overload`) uses these stand-ins too, because they know their result's shape. A Program names
+the ATen operator only and runs it as eager does: where the weights are contiguous in one buffer,
+cuDNN reads them there.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class OneStepRecurrence(TorchFunctionMode):
 
 
 def find_one_step_layers(graph: torch.fx.Graph) -> list[bool]:
-    """For each recurrent layer that a graph of Dynamo's calls: whether `OneStepRecurrence` traces it as one
-    step.
+    """For each recurrent layer that a Dynamo graph calls: whether `OneStepRecurrence` traces it as
+    one step.
     """
     return [_is_one_step(node) for node in _layers(graph)]
 
@@ -73,9 +73,10 @@ def find_one_step_layers(graph: torch.fx.Graph) -> list[bool]:
 def rewrite_as_one_step(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A Dynamo graph as `OneStepRecurrence` would trace it; `module` itself where that changes nothing.
 
-    For a compiler with caches of its own, which tell graphs apart by what they call and know
-    nothing of a mode around them.
+    For a compiler with caches of its own.
     """
+    # Such a cache tells graphs apart by the functions that they call, and does not know the mode
+    # around them: the same key would stand for both forms.
     steps = find_one_step_layers(module.graph)
     if not any(steps):
         return module
@@ -109,18 +110,19 @@ def _recurrent_functions() -> dict[Any, str]:
 
 def _is_served(args: Sequence[Any]) -> bool:
     """Whether these are the arguments of a dense sequence, for which a step is what eager does."""
-    if len(args) != 9 or not isinstance(
-        args[2], (tuple, list)
-    ):  # (data, batch_sizes, hx, ...) of a packed sequence
+    # A packed sequence has (data, batch_sizes, hx, ...) instead.
+    if len(args) != 9 or not isinstance(args[2], (tuple, list)):
         return False
     sequence, dropout, training = args[0], args[5], args[6]
     if (
         sequence.ndim != 3
         or sequence.numel() == 0
+        # Dropout between layers draws numbers inside the operator.
         or (training and dropout)
         or torch.is_autocast_enabled(sequence.device.type)
     ):
         return False
+    # The stand-in has no autograd formula.
     if torch.is_grad_enabled() and any(t.requires_grad for t in (sequence, *args[2])):
         return False
     if sequence.device.type == "cuda":
@@ -140,6 +142,7 @@ def _define() -> torch.library.Library:
         signature = str(operator._schema).partition("(")
         library.define(
             f"{name}({signature[2]}",
+            # As ATen's operators are tagged; `aten.is_random` looks at the arguments.
             tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
         )
         for key in ("CPU", "CUDA"):
@@ -167,5 +170,6 @@ def _fake_plain(
     *_, bidirectional, batch_first = rest
     outer = input.transpose(0, 1) if batch_first else input
     shape = (*outer.shape[:2], hx.shape[-1] * (2 if bidirectional else 1))
-    output = input.new_empty(shape)  # time is outermost in memory either way
+    # Time is outermost in memory whether `batch_first` or not.
+    output = input.new_empty(shape)
     return output.transpose(0, 1) if batch_first else output, hx.new_empty(hx.shape)

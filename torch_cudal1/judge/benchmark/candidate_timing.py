@@ -100,8 +100,8 @@ class OutputAudit:
         return secrets.randbelow(len(self.sets)) if self.rotation[1] else 0
 
     def is_due(self) -> bool:
-        """Whether another look is due: at least one, then while the plan asks for it and it costs
-        little.
+        """Whether another output is to be compared: at least one, then while the plan wants more
+        and comparing takes little of the budget.
         """
         # At least one, whatever it costs: a score needs evidence that the timed calls computed.
         return not self.compared_calls or (

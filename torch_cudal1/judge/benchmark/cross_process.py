@@ -1,18 +1,13 @@
 """Cross-process paired benchmark: two sides in two processes, timed on the parent's clock, for a
-candidate beside which nothing may be trusted, not even a clock.
+candidate in whose process nothing may be trusted, not even a clock.
 
-Each side is asked in turn to run its slot n times and an eighth as often; a call costs the long
-batch less what short ones take in the middle, over the calls they differ by, whatever a request
-costs and whatever the process claims. Of short batches the median so far counts: a difference of
-two single times would have the noise of both, and half as much time to spread it over. Caches stay
-hot: a flush would run in the process that is not trusted. It judges no outputs: its caller keeps
-and reads them.
+Each side in turn runs its slot n times and an eighth as often. The cost of a call is the long batch
+less the median of the short ones so far, over the difference of their calls, so that what a request
+costs cancels, whatever the process claims. Caches stay hot: a flush would run in the process that
+is not trusted. It judges no outputs: its caller keeps and reads them.
 
-A candidate that knows how often it is asked could be slow in short batches to seem fast: of what
-its batch takes, no more is taken for the request than a request to the baseline's process costs.
-
-What it does not stop: a process that works between requests, on a thread or stream of its own, on
-what it will be asked next.
+It does not stop a process that works between requests, on a thread or stream of its own, on what it
+expects to be called with next.
 """
 
 from __future__ import annotations
@@ -62,7 +57,7 @@ _WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """A batch of calls: seconds on the clock of the process that asked, and microseconds claimed by
+    """A batch of calls: seconds on the clock of the requesting process, and microseconds claimed by
     the process that ran them.
     """
 

@@ -175,8 +175,8 @@ def _by_margin(plan: TimingPlan) -> bool:
 def _is_plain(
     plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]
 ) -> bool:
-    """Whether the margin lies outside the range of all buckets, steady or not, which asks more than
-    the interval that decides.
+    """Whether the margin lies outside the range of all buckets, steady or not. This is stricter
+    than the interval that decides.
     """
     # A look after half of the pairs is one more chance to err, hence the wider ranges.
     ranges = {
@@ -189,8 +189,8 @@ def _is_plain(
 def _is_decided(
     plan: TimingPlan, pairs: Mapping[L2, Pairs], summaries: Mapping[L2, PairedSummary]
 ) -> bool:
-    """Whether the margin lies outside the interval that decides. Buckets that disagree make it
-    their whole range.
+    """Whether the margin lies outside the interval that decides. That interval is the whole range
+    of buckets that disagree.
     """
     if not _by_margin(plan):
         return False
@@ -231,9 +231,9 @@ def _is_far_after_few(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
     """Whether the first few pairs, of calls so slow that each is a bucket of its own, settle the
     decision already.
 
-    They do where the interval that allows for such looks lies below the margin in some state of the
-    cache, or in all states above it and above what is measured again in a fresh process in any
-    case: no swap rests on a few pairs of one process.
+    They do where the interval, which allows for several looks, lies below the margin in some state
+    of the cache, or in all states above both the margin and the speed-up that a fresh process
+    measures again.
     """
     if (
         plan.margin is None
@@ -241,6 +241,8 @@ def _is_far_after_few(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
         or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values())
     ):
         return False
+    # No swap rests on a few pairs of one process: above, another process measures again in any
+    # case.
     summaries = [summarise(each) for each in pairs.values()]
     # a score is rounded down to two decimals before it is a surprise
     enough = max(plan.margin, REMEASURED_SPEEDUP + 0.01)

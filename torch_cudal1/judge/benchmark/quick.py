@@ -92,8 +92,8 @@ class QuickBenchmark:
         return self.baseline.child is self.candidate.child
 
     def restart(self) -> QuickBenchmark:
-        """Another benchmark of the same two, which are warm: other outputs are looked at, at least
-        one of its own.
+        """Another benchmark of the same two sides, which are warm: outputs to compare are drawn
+        anew, at least one.
         """
         # Each measurement must have an output judged, whatever earlier ones had.
         audit = replace(self.audit, compared_calls=0, spent_s=0.0)
@@ -263,9 +263,8 @@ class PreparedBenchmark:
         return timed if self.has_concurrent_checks else self.run_concurrent_checks(timed)
 
     def run_concurrent_checks(self, timed: BenchmarkResult) -> BenchmarkResult:
-        """The last measurement with what can be asked beside others: were outputs of timed calls
-        right, does the process's clock tell the truth, are all streams joined. Raises
-        CandidateFailure.
+        """The last measurement with the checks that can run beside other work: outputs of timed
+        calls, the process's clock, joined streams. Raises CandidateFailure.
         """
         if self.has_concurrent_checks:
             self.benchmark.check_last_outputs()
@@ -296,9 +295,9 @@ class PreparedBenchmark:
 def prepare_benchmark(
     trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan
 ) -> PreparedBenchmark:
-    """Draw the inputs for slot "candidate" of the trial's child and a slot of another child (or of
-    this one, where both are ours), and let both begin. What the outputs are to be is known by then,
-    so that others are not kept off the device meanwhile.
+    """Draw the inputs for slot "candidate" of the trial's child and for a slot of another child (or
+    of the same one, where both sides are code of this package), call both sides first, and compute
+    the results that outputs are compared with.
 
     Raises CandidateFailure.
     """

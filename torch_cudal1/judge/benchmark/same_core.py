@@ -56,7 +56,7 @@ class SameCore:
         return self.shared
 
     def release(self) -> None:
-        """All cores for all threads, as before; of whatever process still lives."""
+        """Allow all cores to all threads again, of the processes that still live."""
         for pid in self._processes:
             _pin_process(pid, self._allowed)
         self.shared = False

@@ -1,10 +1,8 @@
-"""A source candidate against the clock: its process, and the oracle's with the baseline in it,
-asked in turn by this one.
+"""Times a source candidate against a baseline in the oracle's process.
 
 The samples are slopes on this process's clock (`judge.benchmark.cross_process`), because the
 candidate's Python could patch every clock of its own; the outputs of timed calls are judged like
-those of validation. Which baseline, and what follows from it, is
-`judge.evaluate.source_evaluator`'s.
+those of validation. `judge.evaluate.source_evaluator` chooses the baseline and decides.
 """
 
 from __future__ import annotations

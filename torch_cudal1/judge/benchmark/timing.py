@@ -152,12 +152,8 @@ def batch_for(plan: TimingPlan, l2: L2, sides: tuple[WarmCosts, WarmCosts]) -> S
     """Calls per sample, as many on either side, so that the faster one is timed for
     `plan.sample_us`; pairs as planned.
 
-    The join at a sample's end costs the same whatever the sample holds. With a number of calls for
-    each side, one that something delayed while it warmed up paid that for one call and the other
-    for fourteen: one kernel beside another process on its GPU was 15 times as fast as itself. With
-    one number the join draws every ratio towards 1. The slower side is timed for four samples at
-    most; a call beside one of 10 ms and more, where a join is nothing, for a twentieth of what that
-    takes.
+    The slower side is timed for four samples at most. Beside a call of 10 ms and more the faster
+    side is timed for a twentieth of what that call takes.
     """
     slow_us = max(side.call_us for side in sides)
     # One number of calls for both sides: the join at a sample's end then draws every ratio towards

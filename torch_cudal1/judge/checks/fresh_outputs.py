@@ -16,8 +16,8 @@ __all__ = ["FRESH_OUTPUT", "check_fresh_outputs"]
 
 
 def check_fresh_outputs(trial: Trial) -> list[CheckResult]:
-    """Exact type, form and strides of eager's outputs; memory of its own; an output in the caller's
-    hands never changes.
+    """Outputs have exactly eager's type, form and strides, memory of their own, and do not change
+    while the caller holds them; inputs are not written to.
     """
     first, second = trial.first_two
     other = trial.derive_sibling(first)

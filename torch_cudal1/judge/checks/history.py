@@ -35,8 +35,8 @@ _MAX_REPEAT_BYTES = 8 << 30  # of outputs that `repeat` reads
 
 
 def check_call_history(trial: Trial) -> list[CheckResult]:
-    """What was computed before has no influence: other inputs, the same memory with new values, new
-    memory with the same values, single elements, overwritten outputs, many calls, a life in another
+    """No earlier call influences a result: other inputs, the same memory with new values, new
+    memory with the same values, single elements changed, overwritten outputs, many calls, a fresh
     process.
     """
     first, _ = trial.first_two

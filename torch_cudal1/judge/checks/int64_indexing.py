@@ -1,9 +1,8 @@
-"""Check of 32-bit indices: one call with more than 2^31 elements, where the memory for it is
-there.
+"""Check of 32-bit indices: one call with more than 2^31 elements, where there is memory for it.
 
 Values are compared roughly, with eager's and not with float64's: an index that wraps leaves
-elements unwritten, reads others, or ends the process. How exact results are, `numerics` and
-`shapes` have asked.
+elements unwritten, reads others, or ends the process. `numerics` and `shapes` test how exact
+results are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checks of form: other shapes, memory layouts and types of the plain inputs than those of the
-examples.
+"""Checks of form: other shapes, memory layouts and types of the plain inputs than the examples
+have.
 
-A source has no guard, so whatever the reference accepts is asked. A Program is guarded: its shapes,
-strides and types are part of its region, and everything else reaches the baseline.
+A source has no guard, so it must take every form that the reference takes. A Program is guarded:
+its shapes, strides and types are part of its region, and everything else reaches the baseline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The judge judged: outputs that are known to be wrong must be refused, or the input sets prove
+"""Check `impostor`: outputs that are known to be wrong must be refused, or the input sets prove
 nothing.
 
-For each output the same comparator meets zeros, a constant, another input's result, the inputs,
+For each output the same comparator judges zeros, a constant, another input's result, the inputs,
 rounded, damaged and masked results, and results of eager with one parameter zeroed or at its
-initial value. What no input set tells apart is recorded as unobservable.
+initial value. What no input set tells from the right result is recorded as unobservable.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class _ControlResult:
 
 
 def check_negative_controls(trial: Trial) -> list[CheckResult]:
-    """Every negative control is refused by enough input sets; the value is the number of refused
-    ones of all that differ from eager's result.
+    """Every negative control is refused by enough input sets. The value is the number of refused
+    controls, the limit the number of those that differ from eager's result.
 
-    Unless parameters are tried too, no candidate has a part in that: of sets that all candidates of
-    a region meet it is asked once.
+    Without controls of parameters the result does not depend on the candidate, so it is computed
+    once for the sets that all candidates of a region share.
     """
     samples = [
         sample
@@ -275,9 +275,9 @@ def _list_damaged(expected: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, b
 def _run_parameter_controls(
     trial: Trial, samples: Sequence[InputSet], controls: dict[str, _ControlResult]
 ) -> Agreement | None:
-    """Eager with one parameter zeroed or as it was constructed. Where the drawn sets accept that,
-    other distributions are tried: one that tells them apart is asked of the candidate too. The
-    first disagreement found on the way.
+    """Eager with one parameter zeroed or at its initial value. Where the drawn sets accept that,
+    other distributions are tried, and the candidate is compared on the first one that refuses it.
+    Returns the first disagreement of the candidate, None if there is none.
     """
     roles = trial.reference.roles
     positions = [

@@ -55,8 +55,8 @@ _STEPPED = ("sgd", "foreach", "fused")
 
 @dataclass(frozen=True)
 class _Change:
-    """How far the candidate's change is from the exact one, what is allowed, how large the exact
-    one is and the result (rms).
+    """A change of a result (rms): the error of the candidate's change, its limit, the size of the
+    exact change, and the size of the result.
     """
 
     error: float

@@ -1,8 +1,8 @@
-"""Checks of what a candidate does to the machine: memory, threads and descriptors that grow,
-late results, canaries touched.
+"""Checks of what a candidate does to the machine: memory, threads and descriptors that grow, late
+results, canaries touched.
 
-Counts come from the child and are compared here. What is seen is growth over many calls and what is
-there after them; memory taken and given back within a call is the limit's business.
+Counts come from the child and are compared here. They show growth over many calls and what is left
+after them; memory taken and given back within a call is bounded by the limits of the process.
 """
 
 from __future__ import annotations

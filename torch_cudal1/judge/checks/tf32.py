@@ -55,8 +55,8 @@ def check_tf32_policy(trial: Trial) -> list[CheckResult]:
 
 
 def make_exact_for_class(trial: Trial, free: str) -> list[torch.Tensor | None]:
-    """Plain inputs and the parameters of a class as zeros and ones, so that TF32 loses nothing
-    there; the rest as ever.
+    """Inputs on which one class of operators is exact in TF32: plain inputs and the parameters of
+    that class are zeros and ones; other parameters are drawn as usual.
     """
     # Sums of zeros and ones are exact in TF32, so the free class makes no error.
     counts, noise = (_draw(trial, distribution) for distribution in ("integers", "normal"))

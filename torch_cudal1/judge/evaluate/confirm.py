@@ -29,12 +29,12 @@ def confirm_measurement(
     best: float | None,
     where: str = "the same device",
 ) -> BenchmarkResult:
-    """`first`, or the slowest of all takes where its score is surprising or its plan wants several
-    processes.
+    """`first`, or the slowest of several measurements where its score is surprising or its plan
+    wants several processes.
 
-    Takes that are more than 10 % apart, and whose intervals do not meet, fail `jump`, unless a
-    third agrees with one of them: one measurement can be disturbed, two alike are not. `again`
-    measures in a fresh process, at `where`; `best`: see `is_surprising`.
+    Measurements that are more than 10 % apart, and whose intervals do not overlap, fail `jump`,
+    unless a third agrees with one of them. `again` measures in a fresh process, at `where`; `best`:
+    see `is_surprising`.
     """
     quoted = score_measurement(first.measurement.summary, first.measurement.plan)
     # A first measurement that is unstable or has a failed check is refused whatever others say.

@@ -119,8 +119,7 @@ def score_by_paper(means: Sequence[float], *, relative: bool = False) -> float |
     """The paper's rule for bucket means: their median rounded towards 1, unless their variance (n -
     1) exceeds 0.005.
 
-    `relative`: the variance of their logarithms instead. The absolute one asks more of 50x than of
-    1x: 0.14 % against 7 %.
+    `relative`: the variance of their logarithms instead.
     """
     # The ratio's variance grows with its square: 0.005 allows 7 % of spread at 1x and 0.14 % at
     # 50x.

@@ -323,8 +323,8 @@ def _validate(trial: Trial, checked: Sequence[CheckResult]) -> Verdict:
 def _measure(
     trial: Trial, ranking: BaselineRanking, verdict: Verdict, config: EvaluationConfig
 ) -> tuple[Verdict, Timing | None]:
-    """Time the candidate on trial, again in a fresh process where its score asks for it: the
-    verdict with what timing checked.
+    """Time the candidate, again in a fresh process where its score is surprising. Returns the
+    verdict with the checks of timing, and the measurement if all of them passed.
     """
     elsewhere = find_other_device(config.device)
     where = "the same device" if elsewhere is None else "another device"

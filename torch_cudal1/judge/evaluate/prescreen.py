@@ -170,7 +170,9 @@ def _run_candidate(
     expected: Outputs,
     failures: dict[int, str],
 ) -> Outputs | None:
-    """What a candidate yields, if it loads, runs and yields about what eager does."""
+    """The outputs of a candidate, None if it does not load, does not run, or its result is grossly
+    not eager's.
+    """
     if not trial.child.usable:
         return None
     try:
@@ -186,7 +188,9 @@ def _run_candidate(
 
 
 def _relative_error(outputs: Outputs, expected: Outputs) -> float:
-    """The largest distance of an output from eager's, told from its first elements."""
+    """The largest relative distance (rms over rms) of an output from eager's, over its first
+    elements.
+    """
     errors = [0.0]
     for output, reference in zip(outputs, expected, strict=True):
         if output is not None and reference is not None and reference.is_floating_point():

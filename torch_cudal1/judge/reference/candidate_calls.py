@@ -206,7 +206,7 @@ class CandidateCalls:
         ]
 
     def ensure_present(self, *samples: InputSet) -> None:
-        """Have the child hold these sets, all at once: what it let go of is handed over again.
+        """Have the child hold these sets, all at once: sets that were evicted are sent again.
         Raises CandidateFailure.
         """
         together = [sample.name for sample in samples]

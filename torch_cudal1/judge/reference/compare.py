@@ -123,8 +123,8 @@ def compare_tied_indices(
     dim: int | None,
     longest: int = 1,
 ) -> Comparison:
-    """Other indices than eager's are right where the float64 values they point at differ by less
-    than (C) lets values differ.
+    """Indices that differ from eager's pass where the float64 values they point at differ by less
+    than criterion (C) lets values differ.
     """
     if dim is None:
         values, dim, candidate, baseline = (
@@ -153,8 +153,8 @@ def compare_tied_indices(
 
 
 def same_numbers(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
-    """Equal form and values, zeros of either sign, or equal bits: whatever is measured of one holds
-    for the other.
+    """Whether two results have equal form and values (zeros of either sign are equal), or equal
+    bits, so that errors measured of one hold for the other.
     """
     if first is None or second is None:
         return first is second
@@ -164,11 +164,10 @@ def same_numbers(first: torch.Tensor | None, second: torch.Tensor | None) -> boo
 
 
 def is_nearer(candidate: torch.Tensor, baseline: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether a floating result is ten times nearer to float64 than eager's: where eager's keeps no
-    digits, this one has some.
+    """Whether a floating result is at least ten times nearer to float64 than eager's.
 
-    It is false for draws: whatever is drawn otherwise in float64 is as far from a candidate's as
-    from eager's.
+    False for random draws: what float64 draws otherwise is as far from a candidate's result as from
+    eager's.
     """
     # Integers have no rounding to be nearer by.
     errors = (

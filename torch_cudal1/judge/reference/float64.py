@@ -113,11 +113,10 @@ def measure_input_sensitivity(
     exact: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
     """How far a relative change of the inputs moves each float64 output, per unit of change,
-    element by element.
+    element by element: the largest of four random changes; None where there is no result.
 
-    `run` yields float64 outputs, `exact` those on `inputs`. What cancels moves by the size of its
-    terms, whatever is left of them, and no arithmetic is nearer than that times its round-off. The
-    largest of four random changes; None where there is no result.
+    `run` yields float64 outputs, `exact` those on `inputs`. A sum that cancels moves by the size of
+    its terms, however small it is, and no arithmetic is nearer than that times its round-off.
     """
     moved = [
         None if out is None or not out.is_floating_point() else torch.zeros_like(out)
@@ -161,7 +160,7 @@ def _nudge(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
-    """A result in the strides that it has in eager, where a later step asks for places in memory."""
+    """A result in the strides that it has in eager, where a later step reads memory by strides."""
     if (
         strides is None
         or not isinstance(value, torch.Tensor)
@@ -366,7 +365,7 @@ def _attention_scale(bound: Mapping[str, Any]) -> float:
 
 
 def _causal_mask(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor | None:
-    """What a causal mask lets through, by query and key; None without one."""
+    """The visible keys of each query under a causal mask; None without one."""
     if not bound.get("is_causal", False):
         return None
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -375,9 +374,8 @@ def _causal_mask(bound: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor
 def _weigh_values(
     weights: torch.Tensor, values: torch.Tensor, visible: torch.Tensor | None
 ) -> torch.Tensor:
-    """weights @ values, of which what is not `visible` takes no part: not even as 0 times NaN,
-    which kernels form in some blocks.
-    """
+    """weights @ values, without the values that are not `visible`."""
+    # A hidden value that is NaN must not enter as 0 times NaN, which kernels form in some blocks.
     plain = weights @ values
     # Without NaN among the values a weight of 0 hides them as a mask does.
     if visible is None or bool(values.isfinite().all()):

@@ -26,8 +26,8 @@ _GPU_SHARE, _HOST_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
 
 @dataclass
 class InputCache:
-    """Sets of one child by name, the one met last at the end. `bases`: whose memory a set shares,
-    of all that were ever there.
+    """Sets of one child by name, the most recently used last. `bases`: whose memory a set shares,
+    for all sets that were ever sent.
     """
 
     device: str
@@ -35,8 +35,8 @@ class InputCache:
     bases: dict[str, str] = field(default_factory=dict)
 
     def admit(self, name: str, size_bytes: int, base: str, pinned: Collection[str]) -> list[str]:
-        """Note a set that is about to come; the names of the sets to drop first, none of them
-        in `pinned`.
+        """Record a set that is about to be sent. Returns the names of the sets to evict first, none
+        of them in `pinned`.
         """
         evicted, room = [], memory_share_bytes(self.device, _GPU_SHARE, _HOST_BYTES)
         # Dictionaries keep their order, so the sets that were not used for longest come first. The
@@ -64,7 +64,7 @@ class InputCache:
         return True
 
     def forget(self, name: str) -> None:
-        """It was dropped."""
+        """Record that the set was dropped."""
         self.sizes.pop(name, None)
         self.bases.pop(name, None)
 

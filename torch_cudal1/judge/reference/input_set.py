@@ -1,5 +1,4 @@
-"""One input set that a candidate meets, and what the reference yields on it, computed when it is
-first asked for.
+"""One input set of a candidate and what the reference yields on it, computed at first use.
 
 It is made and kept by `trial`; it judges nothing and talks to no child.
 """
@@ -24,12 +23,12 @@ _COMPUTED = ("expected", "exact", "sensitivity")  # cached properties of a set
 
 @dataclass
 class InputSet:
-    """One input set: the tensors in this process, and the reference's outputs (computed when first
-    asked for).
+    """One input set: the tensors in this process, and the reference's outputs (computed at first
+    use).
 
-    `is_shared`: every candidate of the region meets this set, so what was computed for one stays
-    for the next; `shared_results`: what was found of it and others of its kind that no candidate
-    has a part in.
+    `is_shared`: all candidates of the region run on this set, so what was computed for one stays
+    for the next; `shared_results`: results of checks on sets of its kind that do not depend on the
+    candidate.
     """
 
     name: str
@@ -85,8 +84,8 @@ class InputSet:
         return self.sensitivity[position] if self.sensitivity else None
 
     def copy_expected(self, other: InputSet) -> None:
-        """Take over what the reference yields on another set of the same values: only where they
-        lie differs.
+        """Take over the reference's outputs from another set of the same values at other
+        addresses.
         """
         # Written where the cached properties look, so that none is computed again.
         self.__dict__ |= {
@@ -111,7 +110,7 @@ class InputSet:
             yield self.eager(self.inputs)
 
     def forget_computed(self) -> None:
-        """Free all that was computed; it is computed again when it is asked for again."""
+        """Free all computed results; they are computed again at the next use."""
         for name in _COMPUTED:
             self.__dict__.pop(name, None)
 

@@ -1,8 +1,8 @@
 """Compares the outputs of one call with what the reference yields on the same input set.
 
-`compare` weighs two tensors; here the right ones are chosen for it: float64 results only where they
-are needed, TF32 where the contract allows it, further runs of eager where eager varies. It draws no
-inputs and knows no check.
+`compare` weighs two tensors; this module chooses what a result is compared with: float64 results
+only where they are needed, TF32 where the contract allows it, further runs of eager where eager
+varies. It draws no inputs and knows no check.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def compare_outputs(
 def _compare_eager_numbers(
     trial: Trial, sample: InputSet, position: int, out: torch.Tensor
 ) -> Comparison | None:
-    """The result of comparing eager's numbers with themselves.
+    """The result of comparing eager's numbers with themselves, where the candidate's are the same.
 
-    None for other numbers, where the float64 result is there already, and under a contract that
-    asks for none.
+    None for other numbers, where the float64 result exists already, and under a contract that needs
+    none.
     """
     expected = sample.expected.outputs[position]
     assert expected is not None

@@ -1,9 +1,9 @@
-"""A reference and a candidate as Python sources (KernelBench style: `Model` with its inputs, and
-`ModelNew`), made judgeable.
+"""References and candidates that are Python sources (KernelBench style: `Model` with its inputs,
+and `ModelNew`).
 
 The reference runs in one child, the oracle, the candidate in another; this process imports neither.
-It says what is to be computed and how to load a candidate; checks and verdict are the same as
-for Programs.
+This module describes what the reference computes and loads candidates; checks and verdict are the
+same as for Programs.
 """
 
 from __future__ import annotations

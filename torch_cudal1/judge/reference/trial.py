@@ -133,7 +133,7 @@ class Trial(CandidateCalls):
             self.free_memory()
 
     def drop_large_sets(self) -> None:
-        """Drop all sets where they are large, since nothing will be asked of them again."""
+        """Drop all sets where they are large; no later check uses them."""
         samples = list(self.samples.values())
         if sum(message_bytes(sample.inputs) for sample in samples) > max_cached_bytes(
             self.device.type
@@ -219,8 +219,8 @@ class Trial(CandidateCalls):
     def derive_sibling(
         self, base: InputSet, distribution: str = "normal", number: int = 0
     ) -> InputSet:
-        """New plain inputs for the same parameters and buffers: a living instance of a module is
-        met again.
+        """New plain inputs for the same parameters and buffers, so that the same instance of a
+        module is called again.
         """
 
         def make(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -285,7 +285,7 @@ class Trial(CandidateCalls):
     def replace_inputs(
         self, sample: InputSet, replacements: Mapping[int, torch.Tensor], kind: str
     ) -> InputSet:
-        """`sample` with some inputs replaced; no other candidate will meet it."""
+        """`sample` with some inputs replaced, for this candidate only."""
         inputs = [replacements.get(index, tensor) for index, tensor in enumerate(sample.inputs)]
         changes = [replacements.get(index) for index in range(len(inputs))]
         return self._send(self._make_set(kind, inputs), base=sample.name, values=changes)

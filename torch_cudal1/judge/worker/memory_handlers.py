@@ -107,7 +107,6 @@ def fill_free_blocks(byte: int, device: torch.device, *, everywhere: bool = Fals
     Memory that a candidate gets from the driver, and the private pool of a CUDA graph, are not
     filled.
     """
-    # Blocks that other streams still use become free only after their work.
     torch.cuda.synchronize(device)
     here = torch.cuda.current_device()
     sizes: dict[int, list[int]] = defaultdict(list)
@@ -133,7 +132,6 @@ def fill_free_blocks(byte: int, device: torch.device, *, everywhere: bool = Fals
                 torch.empty(size, dtype=torch.uint8, device=device).fill_(byte)
                 for size in sorted(stream_sizes, reverse=True)
             ]
-    # The fills must be done before the blocks are used on other streams.
     torch.cuda.synchronize(device)
     # Freed together: a block freed early would serve a later request of the loop.
     del blocks
@@ -174,7 +172,9 @@ def _run_in_redzones(session: Session, request: Request) -> Answer:
     """
     tensors, seed, device = session.sets[request["inputs"]], int(request["seed"]), session.device
     redzones = {
-        index: Redzones.around(tensors[index], seed + index) for index in request["positions"]
+        # A seed of its own for each tensor: a store from one into another is noticed.
+        index: Redzones.around(tensors[index], seed + index)
+        for index in request["positions"]
     }
     inputs = [
         redzones[index].tensor if index in redzones else tensor
@@ -311,9 +311,11 @@ def _run_many(session: Session, request: Request) -> Answer:
     """Call a slot `calls` times, drop the outputs, and answer the resource usage."""
     inputs, run = session.sets[request["inputs"]], session.slots[request["slot"]]
     with torch.no_grad():
+        # The outputs die at once, so memory that grows is kept by the candidate.
         for _ in range(int(request["calls"])):
             run(inputs)
     synchronise(session.device)
+    # Garbage that waits for a collection is no leak.
     gc.collect()
     return _read_usage(session, request)
 

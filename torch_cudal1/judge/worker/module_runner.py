@@ -43,7 +43,7 @@ class ModuleRunner:
     ) -> None:
         self._source, self._spec, self._mode = source, spec, mode
         self._device = _next_gpu(device) if mode.other_gpu else device
-        # Id of a tensor -> the tensor, and its copy on the other GPU. The tensor keeps its id taken.
+        # Id of a tensor -> the tensor, kept alive, and its copy on the other GPU.
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._instance: torch.nn.Module | None = None
         # Kept alive: another tensor could take the place of a dead one.
@@ -146,7 +146,7 @@ class ModuleRunner:
 
     def make_instance(self) -> torch.nn.Module:
         """A new instance from the constructor, on the device, in the run mode."""
-        # Constructors that draw tensors outside the state dict draw those of the reference.
+        # Tensors that a constructor draws may be outside the state dict; the reference draws alike.
         torch.manual_seed(self._spec.seed)
         arguments = unpack_arguments(self._spec.init, ())
         instance = getattr(self._source, self._spec.entry)(
@@ -251,7 +251,7 @@ class ModuleRunner:
             grads = torch.autograd.grad(
                 [out for out, _ in pairs],
                 leaves,
-                # Autocast may have changed the dtype of an output.
+                # In float64 or under autocast an output has another dtype than its cotangent.
                 [c.to(out.dtype) for out, c in pairs],
                 allow_unused=True,
                 create_graph=self._mode.double_backward,

@@ -1,10 +1,9 @@
-"""Takes the bytes of the outputs of a call before any Python can run on behalf of the tensors, so a
-lazy result has no late start.
+"""Copies the bytes of a call's outputs by address, so that no Python code of a tensor runs: a lazy
+result is never computed late.
 
-An output must be a plain tensor by identity of its type, with its bytes behind it, and no mode may
-be active; then its memory is read by address, through ctypes on the host and the CUDA driver on a
-GPU. Functions used here are bound at import, before any candidate. A thread that writes while the
-bytes are read is not stopped.
+The type of an output must be exactly torch.Tensor, its storage must hold its bytes, and no mode may
+be active. Then its memory is read through ctypes on the host, and through the CUDA driver on a GPU.
+It does not stop a thread that writes while the bytes are read.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from torch_cudal1.judge.wire.channel import DTYPES, save_tensors, storage_extent
 
 __all__ = ["RefusedOutput", "raw_tensors", "refuse_lazy"]
 
+# Bound at import, before any candidate: a patched method of Tensor is not called.
 _TENSOR, _PARAMETER, _kind = torch.Tensor, torch.nn.Parameter, type
 _modes = (torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack)
 _address, _storage, _shape = torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.size
@@ -35,6 +35,7 @@ _size, _conjugated, _negated, _layout = (
     torch.strided,
 )
 _NAMES = dict(DTYPES)
+# A GPU tensor passes through a host buffer of this size.
 _CHUNK = 64 << 20
 
 
@@ -45,19 +46,23 @@ class RefusedOutput(SandboxError):
 
     def __init__(self, reason: str) -> None:
         super().__init__("reading outputs", reason)
-        self.args = (reason,)  # so that it can be pickled
+        # Unpickling calls the class with `args`.
+        self.args = (reason,)
 
 
 def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
-    """Raises RefusedOutput unless every output is a tensor of exactly torch's type and no mode
-    waits for operations.
+    """Raises RefusedOutput unless the type of every output is exactly torch.Tensor or Parameter, and
+    no dispatch or function mode is active.
     """
     for position, out in enumerate(outputs):
         kind = _kind(out)
+        # Identity, not the name of the type: a subclass may have any name, and compute when it is
+        # compared.
         if out is not None and kind is not _TENSOR and kind is not _PARAMETER:
             raise RefusedOutput(
                 f"output {position} is a {kind.__module__}.{kind.__qualname__}, expected exactly torch.Tensor"
             )
+    # An active mode would see every operation on the outputs from now on.
     dispatch, function = (count() for count in _modes)
     if dispatch or function:
         raise RefusedOutput(
@@ -66,12 +71,13 @@ def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
 
 
 def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
-    """As `channel.save_tensors`, by address. Raises RefusedOutput for a tensor without bytes."""
+    """As `channel.save_tensors`, but by address. Raises RefusedOutput for a tensor without bytes."""
     plain = [out for out in outputs if out is not None]
     if any(
         out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out)
         for out in plain
     ):
+        # Sparse tensors, and those whose bytes are not their values (lazy conj and neg bits).
         return save_tensors(outputs, path)
     if (arena_layout := _write_to_arena(outputs, path)) is not None:
         return arena_layout
@@ -96,6 +102,7 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
         )
         end += size
     text = json.dumps(header).encode()
+    # The format aligns the data to 8 bytes.
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -107,7 +114,7 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
 def _write_to_arena(
     outputs: Sequence[torch.Tensor | None], path: Path
 ) -> list[list[Any] | None] | None:
-    """Write to memory that the judge shares: the layout; None where it shares none, or too little."""
+    """Write to the arena, and return the layout; None where there is none, or it is too small."""
     arena = arena_of(path.parent)
     plain = [(position, out) for position, out in enumerate(outputs) if out is not None]
     if arena is None or not plain or any(out.device.type != arena.device.type for _, out in plain):
@@ -125,6 +132,7 @@ def _write_to_arena(
 def _check_extent(position: int, out: torch.Tensor) -> int:
     extent = storage_extent(_shape(out), _stride(out))
     available = _size(_storage(out))
+    # A lazy tensor, or a forged storage, claims bytes that do not exist.
     if extent and (_offset(out) + extent) * out.element_size() > available:
         needed = (_offset(out) + extent) * out.element_size()
         raise RefusedOutput(
@@ -140,6 +148,7 @@ def _write(file: IO[bytes], address: int, size: int, *, on_gpu: bool) -> None:
         if size:
             file.write(memoryview((ctypes.c_char * size).from_address(address)).cast("B"))
         return
+    # The driver, as `Tensor.cpu` is an operator that a candidate can override.
     copy = ctypes.CDLL("libcuda.so.1").cuMemcpyDtoH_v2
     host = (ctypes.c_char * min(size, _CHUNK))()
     for start in range(0, size, _CHUNK):

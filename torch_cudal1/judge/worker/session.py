@@ -1,10 +1,10 @@
-"""Serves the judge's requests in a child process: loads Programs, runs them on buffers, reports raw
-facts. Started as `python -m torch_cudal1.judge.worker.session FD`.
+"""Serves the judge's requests in a child process: loads Programs, runs them on input sets, answers
+raw facts. Started as `python -m torch_cudal1.judge.worker.session FD`.
 
 This process holds no reference result, no tolerance and no verdict: the parent compares and
-decides, and a test keeps every module of `evaluate`, `checks` and `reference` out of it. Its
-standard output means nothing. An exception in a request is answered as an error; what ends the
-process is for the parent to notice.
+decides. A test keeps every module of `evaluate`, `checks` and `reference` out of it. Its standard
+output has no meaning. An exception in a request is answered as an error; the parent notices when
+the process ends.
 """
 
 from __future__ import annotations
@@ -52,12 +52,20 @@ from torch_cudal1.runtime.runner import build_runner
 __all__ = ["HANDLERS", "Handler", "Request", "Session", "main"]
 
 Request: TypeAlias = Mapping[str, Any]
-_ERASED_BYTE = 0xFF  # NaN in every floating type
+# NaN in every floating type.
+_ERASED_BYTE = 0xFF
 
 
 @dataclass
 class Session:
-    """What one child holds: callables in slots, input sets by name, outputs kept alive."""
+    """The state of one child.
+
+    - slots: name -> callable. sets: name -> input tensors. held: outputs kept alive.
+    - static: positions of inputs that keep their values from call to call.
+    - rings: input sets in rotation, for timing. sides: the two callables that `warm` prepared.
+    - first_us: slot -> microseconds of its first call. host_us: slot -> microseconds of host time
+      to queue one call, at the last measurement.
+    """
 
     device: torch.device
     scratch: Path = Path()
@@ -67,11 +75,11 @@ class Session:
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
     rings: dict[tuple[str, ...], RotatingInputs] = field(default_factory=dict)
     sides: tuple[RotatingCalls, RotatingCalls] | None = None
-    first_us: dict[str, float] = field(default_factory=dict)  # of each slot's first call
-    host_us: dict[str, float] = field(default_factory=dict)  # to queue a call of a slot, the last
+    first_us: dict[str, float] = field(default_factory=dict)
+    host_us: dict[str, float] = field(default_factory=dict)
 
     def turn_ring(self, request: Request) -> RotatingInputs:
-        """The ring of the request's sets, turned by its `shift`."""
+        """The ring of the request's input sets, rotated by its `shift`."""
         names = tuple(request["sets"])
         if names not in self.rings:
             self.rings[names] = RotatingInputs([self.sets[name] for name in names], self.static)
@@ -79,7 +87,7 @@ class Session:
         return self.rings[names]
 
     def warm_sides(self) -> tuple[RotatingCalls, RotatingCalls]:
-        """The two sides that `warm` settled. Raises SandboxError before that request."""
+        """The two sides that `warm` prepared. Raises SandboxError before that request."""
         if self.sides is None:
             raise SandboxError("timing", "nothing was warmed; expected the request `warm` first")
         return self.sides
@@ -93,7 +101,7 @@ def _hello(session: Session, request: Request) -> dict[str, Any]:
     lock_down(request, session.device)
     unshared = _open_arena(session, request.get("arena"), lend)
     gc.collect()
-    # imported objects are never garbage: later collections need not visit them
+    # Imported objects never become garbage, so later collections need not visit them.
     gc.freeze()
     return {
         "pid": os.getpid(),
@@ -108,24 +116,25 @@ def _open_arena(
     handle_and_size: Sequence[Any] | None,
     register: Callable[[Path, Arena], None],
 ) -> str:
-    """Open the memory that the parent shares. Answers why it cannot be opened, "" if it is."""
+    """Open the parent's arena. Returns why it cannot be opened, "" if it was."""
     if handle_and_size is None:
         return "none was given"
     handle, size_bytes = str(handle_and_size[0]), int(handle_and_size[1])
     try:
         register(session.scratch, open_arena(handle, size_bytes, session.device))
     except SandboxError as error:
+        # Not an error: messages go through files then.
         return error.found
     return ""
 
 
 def _share(session: Session, request: Request) -> dict[str, Any]:
-    """Open larger shared memory for the next messages; `unshared` says why it cannot be opened."""
+    """Open a larger arena for the next messages; the answer says why it cannot be opened."""
     return {"unshared": _open_arena(session, request["arena"], lend_also)}
 
 
 def _unshare(session: Session, request: Request) -> dict[str, Any]:
-    """Close the larger shared memory."""
+    """Close the larger arena."""
     return_to_first(session.scratch)
     return {}
 
@@ -134,6 +143,7 @@ def _load(session: Session, request: Request) -> dict[str, Any]:
     """Build the runner of a Program under a schedule and put it into a slot."""
     program = read_program(request["program"], request["payloads"])
     session.static = frozenset(request["static"])
+    # On a CPU Inductor would compile its C++ headers in every child.
     if session.device.type == "cpu" and request["schedule"] != "eager":
         keep_headers()
     session.slots[request["slot"]] = build_runner(
@@ -143,8 +153,8 @@ def _load(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _read_source(session: Session, request: Request) -> dict[str, Any]:
-    """Describe a reference file: how to make and call its module. Its example tensors go to a
-    file.
+    """Describe how to construct and call the module of a reference file; writes its example tensors
+    to a file.
     """
     description, tensors = describe_reference(
         import_source(request["text"], session.scratch),
@@ -156,12 +166,13 @@ def _read_source(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _load_source(session: Session, request: Request) -> dict[str, Any]:
-    """Make a module from a source text and put it into a slot. Answers name, dtype and shape of
-    each tensor of its state, as constructed.
+    """Put the module of a source text into a slot. Answers name, dtype and shape of each tensor of
+    its state dict after construction.
     """
     spec, mode = CallSpec.from_json(request["form"]), RunMode(**request["way"])
     source = import_source(request["text"], session.scratch)
     runner = ModuleRunner(source, spec, mode, session.device)
+    # Parameters and buffers keep their values from call to call; only the inputs rotate.
     session.static = frozenset(range(len(spec.names)))
     session.slots[request["slot"]] = runner
     state = runner.make_instance().state_dict()
@@ -174,11 +185,10 @@ def _load_source(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _put(session: Session, request: Request) -> dict[str, Any]:
-    """Take an input set from a file; `base` names an earlier set that fills the places the file
-    leaves out.
-    """
+    """Read an input set from a file. `base`: the earlier set that supplies the missing tensors."""
     path = Path(request["path"])
     tensors = load_tensors(request["layout"], path, session.device)
+    # The scratch folder may be in memory, which two copies would fill.
     path.unlink(missing_ok=True)
     base: Sequence[torch.Tensor | None] = (
         session.sets[request["base"]] if request["base"] else tensors
@@ -191,13 +201,14 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _drop(session: Session, request: Request) -> dict[str, Any]:
-    """Forget input sets and, unless told to keep them, held outputs."""
+    """Free input sets and, without `held` in the request, the held outputs."""
     size = sum(
         _bytes_of(tensor) for name in request["names"] for tensor in session.sets.get(name, ())
     )
     for name in request["names"]:
         session.sets.pop(name, None)
     dropped = set(request["names"])
+    # Rings and sides keep the tensors of their sets alive.
     if any(not dropped.isdisjoint(names) for names in session.rings):
         session.rings = {
             names: ring for names, ring in session.rings.items() if dropped.isdisjoint(names)
@@ -205,14 +216,15 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
         session.sides = None
     if not request.get("held"):
         session.held.clear()
+    # The judge takes memory for larger messages from the driver, not from this allocator.
     make_room(session.device, size)
     return {}
 
 
 def _clear(session: Session, request: Request) -> dict[str, Any]:
-    """Forget everything that was loaded, as a new process would start; compiled code stays.
+    """Reset the session to that of a new process; compiled code stays.
 
-    `kept`: so does GPU memory, overwritten so that no result is left in it.
+    `kept`: GPU memory stays in PyTorch's allocator too, overwritten.
     """
     empty = Session(session.device, session.scratch)
     for attribute in fields(Session):
@@ -220,7 +232,9 @@ def _clear(session: Session, request: Request) -> dict[str, Any]:
     gc.collect()
     if session.device.type == "cuda":
         if request.get("kept"):
-            # the driver takes 20 ms for a tensor of 32 MiB when its memory was given back
+            # Overwritten: the next candidate could return a result that it finds there. Kept: beside
+            # other processes on an H200, a new tensor of 32 MiB took 20 ms, most of it waiting for a
+            # turn on the GPU (0.05 ms alone).
             memory_handlers.fill_free_blocks(_ERASED_BYTE, session.device, everywhere=True)
         else:
             torch.cuda.empty_cache()
@@ -228,21 +242,26 @@ def _clear(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _run(session: Session, request: Request) -> dict[str, Any]:
-    """Call a slot on an input set: outputs to a file, with their properties. `hold` keeps the
-    outputs alive for `reread`.
+    """Call a slot on an input set; writes the outputs to a file and answers their properties.
+
+    `hold`: keep the outputs alive, for `reread`.
     """
     inputs = session.sets[request["inputs"]]
     started = time.perf_counter()
     with torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
+    # Before anything else touches them: a lazy output would be computed by the first operation.
     refuse_lazy(outputs)
     synchronise(session.device)
+    # With the wait for the device. A first call may compile, or do work that later calls skip.
     session.first_us.setdefault(request["slot"], (time.perf_counter() - started) * 1e6)
     layout = raw_tensors(outputs, Path(request["path"]))
+    # Compared with the outputs of earlier calls, before these are held themselves.
     facts = describe(outputs, inputs, session.held)
     if request.get("hold"):
         session.held.append(list(outputs))
     size = sum(map(_bytes_of, outputs))
+    # Freed first, so that the allocator can return their memory.
     del outputs
     make_room(session.device, size)
     return {
@@ -253,8 +272,9 @@ def _run(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _compile_ahead(session: Session, request: Request) -> dict[str, Any]:
-    """Compile the kernels that a call of a slot launches, on generated tensors; `like` has pairs of
-    a shape and the name of a dtype.
+    """Compile the kernels that a call of a slot launches.
+
+    `like`: pairs of a shape and the name of a dtype, of the inputs.
     """
     like = [(shape, getattr(torch, dtype)) for shape, dtype in request["like"]]
     compile_ahead(session.slots[request["slot"]], like, session.device)
@@ -262,8 +282,8 @@ def _compile_ahead(session: Session, request: Request) -> dict[str, Any]:
 
 
 def _reread(session: Session, request: Request) -> dict[str, Any]:
-    """Write held outputs number `index` out again as they are now, or the tensors at `positions` of
-    the input set `name`.
+    """Write out held outputs number `index` as they are now, or the tensors at `positions` of the
+    input set `name`: a later call may have overwritten them.
     """
     path = Path(request["path"])
     if "name" not in request:
@@ -271,14 +291,15 @@ def _reread(session: Session, request: Request) -> dict[str, Any]:
     tensors = session.sets[request["name"]]
     runner = session.slots.get(request.get("slot", ""))
     if isinstance(runner, ModuleRunner) and runner.holds(tensors[: (count := len(runner.state()))]):
-        # the module holds copies of the parameters: a call must leave those as they were too
+        # The module has copies of the parameters, and a call must not write to those either.
         tensors = [*runner.state(), *tensors[count:]]
     return {"layout": raw_tensors([tensors[index] for index in request["positions"]], path)}
 
 
 def _build(session: Session, request: Request) -> dict[str, Any]:
-    """Compile one proposal into a Program: its JSON, and its payloads in a file."""
-    from torch_cudal1 import kernels  # imports Triton: only a child that compiles pays for it
+    """Compile one proposal into a Program; answers its JSON, and its payloads in a file."""
+    # Imports Triton, so only in a child that compiles.
+    from torch_cudal1 import kernels
 
     program = read_program(request["program"], request["payloads"])
     built = kernels.build(program, kernels.Proposal.from_json(request["proposal"]), request["sm"])
@@ -310,6 +331,7 @@ HANDLERS: dict[str, Handler] = {
 
 def main(fd: int, handlers: Mapping[str, Handler] = HANDLERS) -> None:
     """Serve requests on the inherited socket until the parent hangs up."""
+    # A program that the candidate starts must not get the channel.
     os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=fd))
     session = Session(torch.device("cpu"))
@@ -325,7 +347,7 @@ def main(fd: int, handlers: Mapping[str, Handler] = HANDLERS) -> None:
 def _answer_in_order(
     session: Session, request: Request, handlers: Mapping[str, Handler]
 ) -> dict[str, Any]:
-    """The answer to a request, or to the first that fails of those `due` before it."""
+    """Serve the requests of `due`, then `request`; the answer to the last, or the first failure."""
     for due in request.get("due", ()):
         answer = _answer(session, due, handlers)
         if "error" in answer:
@@ -338,13 +360,16 @@ def _answer(session: Session, request: Request, handlers: Mapping[str, Handler])
         return handlers[request["verb"]](session, request)
     except (MemoryError, torch.OutOfMemoryError) as error:
         return {"error": f"out of memory: {error}", "detector": "resource"}
-    except PermissionError as error:  # what the sandbox refuses
+    except PermissionError as error:
+        # The sandbox refused something.
         return {"error": f"PermissionError: {error}", "detector": "isolation"}
     except Cudal1Error as error:
+        # `lost`: after a sticky CUDA error this process cannot serve another candidate.
         detector = {"detector": error.detector} if isinstance(error, RefusedOutput) else {}
         return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **detector}
-    except Exception as error:  # noqa: BLE001  whatever a candidate raises becomes its reason, and this process is disposable
-        # torch's CPU allocator raises RuntimeError
+    # A candidate may raise anything. It becomes its reason, and this process is disposable.
+    except Exception as error:  # noqa: BLE001
+        # torch's CPU allocator raises RuntimeError where memory runs out.
         detector = {"detector": "resource"} if "allocate memory" in str(error) else {}
         return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **detector}
 

@@ -1,6 +1,6 @@
-"""Imports a KernelBench-style source from its text, and reads what a reference file says of itself.
+"""Imports a KernelBench-style source from its text, and describes a reference file.
 
-The text is untrusted Python; it is run here, in a disposable process, and nowhere else.
+The text is untrusted Python, which runs in this disposable process only.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ __all__ = ["describe_reference", "import_source"]
 
 
 def import_source(text: str, folder: Path) -> ModuleType:
-    """Run a source text as a module of its own, once per process."""
+    """Import a source text as a module, once per process."""
     name = f"cudal1_source_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    # a file, because Triton and tracebacks read their source
+    # A file, because Triton and tracebacks read the source of a function from it.
     path = folder / f"{name}.py"
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise SandboxError("import", f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # Before its code runs, as dataclasses and pickle look their module up by name.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -43,11 +44,11 @@ def import_source(text: str, folder: Path) -> ModuleType:
 def describe_reference(
     source: ModuleType, entry: str, device: torch.device, seed: int
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """The call spec, roles and operation count of a reference file (JSON), and its example tensors:
-    parameters, buffers, then the call's.
+    """The call spec, tensor roles and operation count of a reference file (JSON), and its example
+    tensors: parameters and buffers, then those of the call.
 
-    Raises SandboxError for a file without Model, get_inputs or get_init_inputs, or with arguments
-    that are not plain.
+    Raises SandboxError for a file without class `entry`, get_inputs or get_init_inputs, and for
+    arguments that are neither tensors nor plain values.
     """
     missing = [
         name
@@ -56,6 +57,7 @@ def describe_reference(
     ]
     if missing:
         raise SandboxError("reading the reference", f"it defines no {', no '.join(missing)}")
+    # Anew before each step, so that none depends on how much the one before it drew.
     torch.manual_seed(seed)
     args, kwargs = constructor_arguments(source.get_init_inputs())
     init = pack_arguments({"args": args, "kwargs": kwargs}, None)
@@ -81,9 +83,10 @@ def describe_reference(
 
 
 def _count_flops(model: torch.nn.Module, call: Any, tensors: Sequence[torch.Tensor]) -> int:
-    """Multiplications and additions of one call, products, convolutions and attention only; 0 where
-    it fails.
+    """Multiplications and additions of one call, in matrix products, convolutions and attention
+    only; 0 where the call fails.
     """
+    # Copies: a model may write to its inputs, and these are the examples.
     arguments = unpack_arguments(call, [tensor.clone() for tensor in tensors])
     try:
         with torch.no_grad(), make_flop_counter() as counter:
@@ -95,6 +98,7 @@ def _count_flops(model: torch.nn.Module, call: Any, tensors: Sequence[torch.Tens
         LookupError,
         AttributeError,
         AssertionError,
-    ):  # it will be reported where the result is needed
+    ):
+        # The failure is reported where a result is needed.
         return 0
     return int(counter.get_total_flops())

@@ -216,6 +216,7 @@ def _read_outputs(
     specs: Mapping[int, TensorSpec],
     roots: Mapping[int, int],
 ) -> tuple[Output, ...]:
+    # An output that is listed twice is written once.
     values = dict.fromkeys(value for value in program.outputs if value is not None)
     inputs = len(program.inputs) + len(program.constants)
     if (
@@ -245,6 +246,7 @@ def _read_outputs(
 
 
 def _is_written(spec: TensorSpec) -> bool:
+    # Half types are rounded by the store; 8-bit types would need a rounding of their own.
     return spec.torch_dtype in COMPUTE and spec.torch_dtype not in NARROW_DTYPES
 
 

@@ -96,6 +96,7 @@ def _slice(
 def _select(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
+    # A selection is a slice of one place without its dimension.
     node, dim, position = args[0], args[1] % len(args[0].shape), args[2] % args[0].shape[args[1]]
     return (reshape(_slice_dim(node, dim, position, 1, 1), outs[0].shape),)
 
@@ -114,6 +115,7 @@ def _repeat(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
     node, shape = args[0], outs[0].shape
+    # Repeats may add dimensions in front.
     sizes = (1,) * (len(shape) - len(node.shape)) + node.shape
 
     def remap(index: Index) -> Index:

@@ -49,6 +49,7 @@ def _relu(
 def _gelu(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
+    # ATen has two formulas, and they differ by more than rounding.
     approximate = kwargs.get("approximate", args[1] if len(args) > 1 else "none")
     if approximate == "tanh":
         template = f"(0.5 * {{0}} * (1.0 + libdevice.tanh({_BETA!r} * ({{0}} + {_KAPPA!r} * {{0}} * {{0}} * {{0}}))))"

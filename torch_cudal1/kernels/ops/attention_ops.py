@@ -81,6 +81,7 @@ def _make_handler(names: tuple[str, ...]) -> Handler:
         (weights,) = softmax.HANDLERS[f"{kind}.default"]((scores, -1, *more), {}, (spec,))
         assert isinstance(weights, Softmax)
         weights = replace(weights, causal=causal)
+        # Batch and heads are one dimension: a kernel's program computes rows of a single head.
         batch, columns, size = math.prod(value.shape[:2]), value.shape[2], value.shape[3]
         attended = Dot(
             (batch, scores.shape[1], size),

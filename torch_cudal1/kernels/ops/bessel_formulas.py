@@ -120,6 +120,8 @@ def _make_call(name: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
+        # The functions convert to float64 themselves; results are rounded to fp32 once, at their
+        # end.
         order, x = (cast(arg, _F32) for arg in args)
         return (pointwise(name + "({0}, {1})", order, x, dtype=outs[0].torch_dtype),)
 

@@ -176,6 +176,8 @@ def _make_axis(conv: Conv, d: int, size: int, kernel: int, out: int) -> SpatialA
     # between input elements.
     for rest in range(stride):
         taps = [k for k in range(kernel) if (rest + padding - k * dilation) % stride == 0][::-1]
+        # A class without taps yields zeros, or the bias: its outputs lie between those of other
+        # classes.
         classes.append(
             TapClass(
                 len(taps),

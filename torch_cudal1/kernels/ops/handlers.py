@@ -30,6 +30,7 @@ __all__ = [
     "sqrt",
 ]
 
+# A handler takes nodes, not tensors: it expresses an operator, and computes nothing.
 Handler: TypeAlias = Callable[
     [tuple[Any, ...], dict[str, Any], tuple[TensorSpec, ...]], tuple[Node | None, ...]
 ]

@@ -32,6 +32,7 @@ _F32 = torch.float32
 # ATen's Reduction: none and mean; the third, 2, is the sum.
 _NONE, _MEAN = 0, 1
 _SMOOTH = "tl.where({0} < {1}, tl.div_rn(0.5 * {0} * {0}, {1}), {0} - 0.5 * {1})"
+# The two differ by a factor of their width: ATen defines both so.
 _HUBER = "tl.where({0} < {1}, 0.5 * {0} * {0}, {1} * ({0} - 0.5 * {1}))"
 # the logarithms are kept from minus infinity, as ATen does
 _BINARY = (
@@ -128,6 +129,7 @@ def _likelihood(
     # eager.
     count = reshape(reduce("sum", counted, (0,)), ())
     total = reshape(reduce("sum", each, (0,)), ())
+    # Divided once, after the sum: a mean of rounded quotients would be less exact.
     loss = div(total, count) if reduction == _MEAN else total
     return pointwise("({0})", loss, dtype=outs[0].torch_dtype), pointwise(
         "({0})", count, dtype=outs[1].torch_dtype

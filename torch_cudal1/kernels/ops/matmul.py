@@ -179,6 +179,8 @@ def read_operand(node: Node) -> Operand:
         raise NotLowerableError(
             "an operand is computed in the fusion group; a product reads its operands from memory"
         )
+    # Views have become arithmetic on the index: what is left is a form over rows, columns and
+    # batch.
     form = flatten(index, below.strides)
     batch, *matrix = (
         [_make_digit(atom, form, group) for atom in group] for group in _make_atoms(sizes)

@@ -74,6 +74,7 @@ def moments(x: Node, dims: tuple[int, ...], correction: float = 0.0) -> tuple[No
 
 
 def _rstd(variance: Node, eps: float) -> Node:
+    # rsqrt as in eager's kernels: 1 / sqrt would round twice.
     return pointwise("libdevice.rsqrt({0} + {1})", variance, constant(eps, _F32), dtype=_F32)
 
 
@@ -112,6 +113,7 @@ def _rms_norm(
     dims = tuple(range(len(x.shape) - len(shape), len(x.shape)))
     wide = cast(x, _F32)
     squares = reduce("sum", pointwise("({0} * {0})", wide, dtype=_F32), dims)
+    # The mean of squares is not centred: there is no mean whose rounding could be corrected.
     rstd = _rstd(div(squares, constant(math.prod(shape), _F32)), eps)
     return _affine(_scale(wide, rstd), weight, None, outs[0].torch_dtype), rstd
 

@@ -54,6 +54,7 @@ ANY_UNARY = {
 }
 BINARY = {
     "mul": "({0} * {1})",
+    # fp32's maximum and minimum in hardware drop NaN: the templates ask for it to be propagated.
     "maximum": MAXIMUM,
     "minimum": MINIMUM,
     "bitwise_and": "({0} & {1})",
@@ -75,6 +76,7 @@ LOGICAL = {
     "logical_xor": "({0} ^ {1})",
     "logical_not": "({0} == 0)",
 }
+# A kernel copies nothing: what these operators copy is read where the result is used.
 IDENTITY = (
     "clone.default",
     "alias.default",
@@ -102,6 +104,8 @@ def _compare(operator: str) -> Handler:
     def handle(
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
+        # Numbers and tensors without dimensions promote less than tensors do: an fp16 tensor is
+        # compared with a number in fp16.
         common = _common(args)
         # Booleans are compared as the numbers 0 and 1.
         common = torch.int32 if common is torch.bool else common
@@ -275,6 +279,7 @@ def _bitwise_not(
 def _isnan(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
+    # Only NaN differs from itself.
     return (pointwise("({0} != {0})", args[0], dtype=torch.bool),)
 
 
@@ -318,6 +323,7 @@ def _arithmetic() -> dict[str, Handler]:
     table |= {
         f"{name}.default": make_floating(text, 1)
         for name, text in ANY_UNARY.items()
+        # Negation and absolute value keep integers; the other templates are written for floats.
         if name not in ("neg", "abs")
     }
     table |= {f"{name}.default": make_simple(ANY_UNARY[name], 1) for name in ("neg", "abs")}

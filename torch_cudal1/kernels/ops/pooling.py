@@ -90,6 +90,7 @@ def _fold_taps(taps: list[Node], template: str) -> Node:
             pointwise(template, a, b, dtype=torch.float32)
             for a, b in zip(taps[::2], taps[1::2], strict=False)
         ]
+        # An odd one is carried over to the next round.
         taps = pairs + taps[len(taps) - len(taps) % 2 :]
     return taps[0]
 
@@ -99,6 +100,7 @@ def _max(axes: int) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node | None, ...]:
         x, *rest = args
+        # ATen leaves out trailing arguments that have their default.
         settings = [*rest, *[None] * (5 - len(rest))]
         window = _expand_setting(settings[0], axes, 1)
         # An empty stride is the window's size.
@@ -134,7 +136,9 @@ def _average(axes: int) -> Handler:
             cast(tap, torch.float32)
             for tap in _taps(x, outs, window, (stride, padding, (1,) * axes), "0.0")
         ]
+        # `divisor_override` takes the place of the window's size.
         count = settings[5] or math.prod(window)
+        # The sum is divided once, correctly rounded, as in eager.
         total = div(_fold_taps(taps, "({0} + {1})"), constant(count, torch.float32))
         return (pointwise("({0})", total, dtype=outs[0].torch_dtype),)
 

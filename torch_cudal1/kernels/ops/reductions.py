@@ -64,6 +64,7 @@ def _make_reduction(kind: str) -> Handler:
 def _mean(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
+    # Half types are summed in fp32, as in eager; only the result is rounded.
     x = cast(args[0], _F32)
     dims = _read_dims(x, args[1] if len(args) > 1 else None)
     count = constant(math.prod(x.shape[d] for d in dims), _F32)
@@ -77,6 +78,7 @@ def _logical(kind: str) -> Handler:
         # Truth is folded as 0 and 1: the printer has neutral elements for int32, int64 and fp32
         # only.
         truth = cast(cast(args[0], torch.bool), torch.int32)
+        # any is the maximum of 0 and 1, all the minimum.
         folded = reduce(kind, truth, _read_dims(truth, args[1] if len(args) > 1 else None))
         return (reshape(cast(folded, torch.bool), outs[0].shape),)
 
@@ -86,6 +88,7 @@ def _logical(kind: str) -> Handler:
 def _variance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Node]:
     x = args[0]
     correction = kwargs.get("correction")
+    # The same moments as in norms: two exact passes in registers, one where the row is read again.
     mean, _, variance = moments(
         x,
         _read_dims(x, args[1] if len(args) > 1 else None),
@@ -182,6 +185,7 @@ def _with_index(kind: str) -> Handler:
         args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
     ) -> tuple[Node, ...]:
         x, dims = args[0], _read_dims(args[0], args[1])
+        # Two reductions of one tile: value and position need no kernel of their own.
         return _finish(reduce(kind, x, dims), outs), _finish(
             _extreme_position(x, dims, kind), outs, 1
         )

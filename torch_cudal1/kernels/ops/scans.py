@@ -48,6 +48,7 @@ def _flip(
         and node.dim == dim
         and (inner := _unwrap_flip(node.source, dim)) is not None
     ):
+        # A second pair of flips turns a reversed scan round again.
         return (replace(node, source=inner, reverse=not node.reverse),)
     # Alone it has no kernel: only a scan takes it in.
     return (Flip(node.shape, node.dtype, node, dim),)
@@ -76,6 +77,8 @@ def exclusive_sums(parts: Sequence[Node], shape: tuple[int, ...], dim: int) -> N
             and scan.dim == dim
             and not (scan.reverse or scan.exclusive)
         ):
+            # The scan reads one place earlier, over the whole row: the zeros are what its first
+            # element sees.
             return Scan(
                 shape, scan.dtype, "sum", _extend_to(scan.source, shape), dim, exclusive=True
             )

@@ -62,6 +62,7 @@ def _safe_softmax(
     keys from.
     """
     top, _, exponential, total = _shift_and_sum(args[0], args[1])
+    # The division is computed all the same and yields NaN there: only the selection is 0.
     probabilities = pointwise(
         'tl.where({0} == float("-inf"), 0.0, {1})', top, div(exponential, total), dtype=_F32
     )
@@ -76,6 +77,7 @@ def _mark_softmax(probabilities: Node, args: tuple[Any, ...], *, safe: bool) -> 
         and probabilities.shape
         and args[1] % len(probabilities.shape) == len(probabilities.shape) - 1
     ):
+        # The scores go with the node: attention kernels compute the softmax from them, online.
         return Softmax(
             probabilities.shape,
             probabilities.dtype,

@@ -150,6 +150,7 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
                 "keys", _print_keys(step, tile), _count_blocks(step.key, tile.rows), tile, step
             )
         )
+    # One number a row, in fp32: the sum of products that all slopes of the row subtract.
     scratch = TensorSpec("float32", step.delta.shape, step.delta.strides, "cuda")
     written = {result.value: specs[result.value] for result in step.results.values()}
     return LoweredKernels(tuple(kernels), written | {step.delta.value: scratch})

@@ -141,6 +141,7 @@ def _is_packed(proposal: Proposal) -> bool:
 
 
 def _describe(product: Product) -> dict[str, int]:
+    # The cost model cannot see strides: whether k lies along the memory decides what loads cost.
     layout = {
         "left_along_k": int(product.left.depth == 1),
         "right_along_k": int(product.right.depth == 1),

@@ -276,6 +276,8 @@ def _make_kernels(
         # state.
         text += 'extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)\n'
         text += f"recur{number}_{digest}({parameters}) {{\n  {code}\n}}\n"
+    # Launches of one stream run in order: the flags are 0 before the first block of the next
+    # kernel.
     clearing = KernelSource(
         f"clear_{digest}",
         text,

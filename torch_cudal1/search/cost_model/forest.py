@@ -3,8 +3,8 @@ together, level by level.
 
 Each tree is fitted to whole groups of rows (fusion groups), drawn with repetition. Rows of one
 fusion group resemble each other, so only trees without that group predict it without bias
-(`predict_out_of_bag`). Splits are at quantiles, each level of a tree tries half of the features, and
-a leaf's mean is shrunk towards its parent's. The same rows give the same forest.
+(`predict_out_of_bag`). Splits are at quantiles, each level of a tree tries half of the features,
+and a leaf's mean is shrunk towards its parent's. The same rows give the same forest.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Fores
         # An edge is then a value that occurs, and equal values fall on one side of it.
         interpolation="lower",
     ).T
-    bins = torch.searchsorted(
-        edges.contiguous(), rows.T.contiguous()
-    ).T  # as many edges lie below a value
+    # A bin is the number of edges below the value.
+    bins = torch.searchsorted(edges.contiguous(), rows.T.contiguous()).T
     node = torch.zeros(_TREES, len(rows), dtype=torch.long)
     features, cuts = [], []
     means = _node_means(

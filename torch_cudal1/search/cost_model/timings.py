@@ -45,8 +45,8 @@ _MAX_FILE_BYTES = 1 << 20  # some 3000 lines
 
 @dataclass(frozen=True)
 class KernelTiming:
-    """A kernel of a `family` for a fusion group of `sizes` took `us` microseconds. Raises ValueError for
-    what is no number.
+    """A kernel of a `family` for a fusion group of `sizes` took `us` microseconds. Raises
+    ValueError for what is no number.
     """
 
     family: str

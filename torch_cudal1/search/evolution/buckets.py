@@ -1,5 +1,5 @@
-"""Contrastive sampling: buckets of similar performance, distinct buckets drawn by softmax, one member
-of each (CUDA-L1, section 2.4.3).
+"""Contrastive sampling: buckets of similar performance, distinct buckets drawn by softmax, one
+member of each (CUDA-L1, section 2.4.3).
 
 Used for exemplars in prompts and for parents in an evolutionary search. Scores are compared as
 logarithms in units of their standard deviation: the paper leaves temperature and bucket width open,

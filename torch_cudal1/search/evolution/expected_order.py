@@ -1,8 +1,8 @@
 """Selects the proposals of a fusion group to compile: the fastest by a cost model, and some others.
 
-Without a model the family's own order holds. With a model a quarter is still taken in that order, so
-that a wrong model delays a good kernel but never excludes it. A kernel that is slower than the best
-beyond both predictions' spread is not compiled.
+Without a model the family's own order holds. With a model a quarter is still taken in that order,
+so that a wrong model delays a good kernel but never excludes it. A kernel that is slower than the
+best beyond both predictions' spread is not compiled.
 """
 
 from __future__ import annotations

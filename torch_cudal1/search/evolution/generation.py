@@ -27,9 +27,8 @@ Draw: TypeAlias = Callable[[Sequence[float], random.Random], list[int]]
 Legal: TypeAlias = Callable[[Sequence[Proposal]], Sequence[Proposal]]
 
 _MAX_PAIRS = 96  # drawn: many children are illegal or known
-_MIN_IMPROVEMENT_RATIO = (
-    0.97  # of the best time so far must be within the spread of a child's guess
-)
+# A child is built if this fraction of the best time is within the spread of its prediction.
+_MIN_IMPROVEMENT_RATIO = 0.97
 
 
 def propose_generation(

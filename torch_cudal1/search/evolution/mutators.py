@@ -24,9 +24,8 @@ __all__ = ["filter_legal", "make_child"]
 Field: TypeAlias = int | str | bool
 
 _MUTATION_PROBABILITY = 0.5  # of the children have one field moved
-_MAX_ACCUMULATORS_PER_THREAD = (
-    128  # of a thread: with twice as many nothing else fits its registers
-)
+# With 256 a thread has no registers left for anything else.
+_MAX_ACCUMULATORS_PER_THREAD = 128
 
 
 def make_child(
@@ -69,8 +68,8 @@ def _list_neighbours(value: Field, family_values: Sequence[Field]) -> list[Field
 
 
 def filter_legal(program: Program, proposals: Iterable[Proposal], sm: int) -> tuple[Proposal, ...]:
-    """The `proposals` that can compute a fusion group's `program` on `sm`, as far as lowering shows it
-    without a compiler.
+    """The `proposals` that can compute a fusion group's `program` on `sm`, as far as lowering shows
+    it without a compiler.
     """
     try:
         # Traced once for all proposals.

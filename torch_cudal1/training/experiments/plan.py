@@ -220,7 +220,6 @@ def build_dataclass(dataclass_type: type[_T], content: Any, where: str) -> _T:
                 for name, value in content.items()
             }
         )
-    # A field without a default is missing; the dataclass names it.
     except TypeError as error:
         raise SettingError(where, sorted(content), f"all that has no default ({error})") from error
 

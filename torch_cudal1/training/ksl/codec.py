@@ -95,7 +95,6 @@ class KslCodec:
         """
         parsed_program = self._parse_program(task, program)
         analysis_text = ""
-        # Without exemplars there is nothing to analyse.
         if analysis and exemplars:
             analysis_text = write_analysis(self._parse_exemplars(task, exemplars), parsed_program)
             analysis_text += " "

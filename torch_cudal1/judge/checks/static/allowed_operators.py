@@ -166,7 +166,7 @@ _VIEW_PRIMS = ("prims.convert_element_type.default", "prims.broadcast_in_dim.def
 
 
 def is_allowed(target: str) -> bool:
-    """Whether any candidate may say this operator, whatever its reference says."""
+    """Whether any candidate may call this operator, whatever its reference calls."""
     if target in _ALSO_ALLOWED or target in _VIEW_PRIMS:
         return True
     namespace, name, _ = target.split(".")

@@ -240,9 +240,7 @@ def _check_outputs(program: Program, reference: Program) -> None:
 
 
 def _check_written(program: Program) -> None:
-    """Memory of an Alloc is read only after some launch got it: before that it holds whatever was
-    there.
-    """
+    """No step reads memory of an Alloc, and no output returns it, before a launch was given it."""
     for nested in _programs(program):
         unwritten: set[int] = set()
         for position, step in enumerate(nested.steps):

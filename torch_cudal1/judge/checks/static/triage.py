@@ -300,7 +300,7 @@ def _constant(value: object, sizes: frozenset[int]) -> Iterator[tuple[str, str]]
 
 
 def _join_names(node: ast.AST) -> str:
-    """`a.b.c` as text, "" for what is no chain of names."""
+    """`a.b.c` as text, "" for an expression that is no chain of names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
