@@ -235,6 +235,7 @@ def _hardware_row(
             share = (
                 load.calls / calls * DEVICE_RATES[kind.device].estimate_s(estimate_cost(program))
             )
+            # By the Program's digest, which is the region's key on that device type.
             timed = _time_of_entry(entries.get(program.digest))
             total += share
             if isinstance(timed, str):
@@ -250,6 +251,7 @@ def _hardware_row(
             )
     # A sum over some of the regions would look like a fast GPU.
     known_us = None if missing else us
+    # Without a time a price would change nothing, so its absence is not named.
     missing += [] if missing or price.per_hour is not None else ["no price was given (--prices)"]
     return HardwareRow(
         hardware=kind.sku,
@@ -313,6 +315,7 @@ def _row_without_decision(name: str) -> HardwareRow:
 
 
 def _parse_price(fields: Any) -> Price:
+    # An unknown field is refused: a misspelt "price_per_hour" would be no price at all.
     if not isinstance(fields, dict) or not set(fields) <= _FIELDS or not fields:
         raise ValueError(f"{fields!r}; a GPU has {' and '.join(sorted(_FIELDS))}")
     for name, value in fields.items():

@@ -71,7 +71,7 @@ def compile_with_inductor(
     on_cpu = device_of(list(inputs)).type == "cpu"
     # The checks cost time, so a graph without index operators is compiled as torch.compile would.
     checks = cpu_index_checks() if on_cpu and has_indices(gm) else {}
-    # Inductor's caches tell graphs apart by what they call, so the one step must be in the graph
+    # Inductor's caches distinguish graphs by what they call, so the one step must be in the graph
     # itself.
     module = rewrite_as_one_step(gm)
     compiled = compile_fx_graph(

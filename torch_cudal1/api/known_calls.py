@@ -49,6 +49,7 @@ def is_known(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
 ) -> bool:
     """Whether the cache has a decision for a call like this one, without capturing it."""
+    # The same rules as a real look-up, Hub and read-only caches included.
     context = make_context(
         device_of([*tensors_among(args, kwargs), *module.parameters()]), settings
     )
@@ -62,6 +63,7 @@ def _call_digest(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     # Everything here is cheap to read and equal in every process: no ids, no addresses, no weight
     # values.
     parts = [
+        # Train or eval mode of each submodule: some may be frozen.
         f"{name} {type(part).__module__}.{type(part).__qualname__} {part.training}"
         for name, part in module.named_modules()
     ]

@@ -338,7 +338,8 @@ def keep_backward_repeatable() -> Iterator[None]:
         yield
         context = TracingContext.try_get()
         metadata = None if context is None else context.fw_metadata
-        # AOTAutograd takes None, its value before the analysis, for "some are donated".
+        # AOTAutograd reads None, the value where no analysis ran, as "some are donated", and
+        # refuses `retain_graph`.
         if metadata is not None and metadata.bw_donated_idxs is None:
             metadata.bw_donated_idxs = []
 

@@ -115,7 +115,7 @@ def run_tasks(
     def store_answer(task: WarmupTask, answer: WarmupAnswer) -> None:
         answers[task] = answer
         board.finish(task)
-        # A journal that cannot be written is told once, not for each task.
+        # A journal that cannot be written is reported once, not for each task.
         problem = journal.add(answer) if answer.is_finished and not problems else ""
         problems.extend([problem] if problem else [])
 

@@ -93,14 +93,18 @@ class WarmupOrder:
     def from_json(cls, data: Mapping[str, Any]) -> WarmupOrder:
         """The inverse of `to_json`."""
         settings: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in data["settings"].items()
+            # JSON has no tuples, and frozen settings must be hashable.
+            n: tuple(v) if isinstance(v, list) else v
+            for n, v in data["settings"].items()
         }
         return cls(Settings(**settings), bool(data["training"]), str(data["device"]))
 
     def with_cache(self, folder: Path) -> WarmupOrder:
         """The same with another cache, and no other."""
         return replace(
-            self, settings=self.settings.but(cache_dir=folder, read_only_caches=(), shipped=False)
+            # Nothing of another cache: the worker must send back everything that it decided.
+            self,
+            settings=self.settings.but(cache_dir=folder, read_only_caches=(), shipped=False),
         )
 
 
@@ -155,6 +159,7 @@ class WarmupAnswer:
 
 def signature_of(record: CallRecord) -> str:
     """A recorded form of call as a task's signature: how often it came is not part of it."""
+    # How often a form came changes with every recording; finished work must still be recognised.
     return canonical_json(asdict(replace(record, calls=1)))
 
 

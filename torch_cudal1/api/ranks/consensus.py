@@ -148,8 +148,8 @@ def _run_meeting(
     if absent is not None:
         return _record_disagreement(absent.reason)
     if meeting.leads:
-        # A search takes minutes. Without heartbeats the other ranks could not tell it from a dead
-        # leader.
+        # A search takes long. Without heartbeats the other ranks could not distinguish it from a
+        # dead leader.
         with meeting.send_heartbeats(), _broadcast_failure(meeting):
             result, message = decide()
         delivered = meeting.broadcast(message)

@@ -124,6 +124,7 @@ def examine(settings: Settings) -> tuple[HealthCheck, ...]:
         _nvcc(),
         _cache(settings.cache_dir),
         _lists(settings),
+        # The slowest question, so it is asked late: it starts two processes.
         *_sandbox(settings),
         *(
             _extra(name, use)
@@ -152,6 +153,7 @@ def _device() -> HealthCheck:
 
 
 def _extension() -> HealthCheck:
+    # `status` also says why a build that is there cannot be loaded, such as one for another torch.
     present, reason = native.status()
     if present:
         return HealthCheck("C++ extension", True, reason or "loaded")
@@ -232,6 +234,7 @@ def _cache(folder: Path) -> HealthCheck:
         with tempfile.NamedTemporaryFile(dir=nearest, prefix=".cudal1-probe-"):
             pass
     except OSError as error:
+        # Needed: without a cache no decision is kept, and every start would search again.
         remedy = "set TORCH_CUDAL1_CACHE_DIR or --cache-dir to a folder you may write to"
         return HealthCheck(
             "cache", False, f"{folder} cannot be written ({error.strerror})", remedy, needed=True
@@ -275,6 +278,8 @@ def _lists(settings: Settings) -> HealthCheck:
             f"{details}, and no signature can be verified",
             "pip install 'torch-cudal1[sign]'",
         )
+    # The default of `trust` differs between machines, and decides what `pull` and `import` are good
+    # for.
     unsigned = (
         "validated first where a search is allowed, else refused"
         if settings.trust == "judge"
@@ -345,6 +350,7 @@ def _extra(name: str, use: str) -> HealthCheck:
 
 def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
     """Each setting, its value and its source: the command line, a variable, or the default."""
+    # Compared by value: a variable that repeats the default is shown as the default.
     from_env, default = Settings.from_env(), Settings()
     rows = []
     for f in fields(Settings):
@@ -414,6 +420,7 @@ def as_environment(settings: Settings) -> dict[str, Any]:
     findings = {
         f.name: f.what
         for f in examine(settings)
+        # Only what a reader of numbers needs; paths and lists of this user stay off the page.
         if f.name in ("device", "C++ extension", "Inductor", "Triton")
     }
     return {name: version for name, version in versions().items() if version} | findings

@@ -107,8 +107,8 @@ def compute_scaled_error(outputs: Any, reference: Any | None) -> float | None:
             .nan_to_num(nan=0.0, posinf=float("inf"))
         )
         scale = (
-            # Scaled by the rms of the output: a single large element would hide errors in all
-            # others.
+            # Scaled by the rms of the output: scaled by its largest element, errors of all others
+            # would vanish.
             expected[expected.isfinite()].square().mean().sqrt().item()
             if expected.isfinite().any()
             else 0.0

@@ -43,6 +43,7 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     # All caches, also read-only ones: the user wants to see what a look-up would find.
     files = list(_cache(settings).entries())
     readable = [f for f in files if isinstance(f, EntryFile)]
+    # Read once for all rows: each look reads a folder.
     quarantined = _read_quarantine(settings)
     rows = [
         [
@@ -81,6 +82,7 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     # Such an entry may be slower than torch.compile, which could not compile when it was tuned.
     if alone := [f for f in readable if f.entry.without_inductor]:
         screen.line(_without_inductor_note(len(alone)))
+    # Shown because they may take more room than the entries, and `purge` frees it.
     kernels = count_builds(settings.cache_dir)
     if kernels.count:
         screen.line(
@@ -177,6 +179,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # The writable cache alone: read-only ones belong to others.
     cache = LocalCache(settings.cache_dir)
     starts = tuple(args.key)
+    # An option of its own, because lifting a quarantine runs a kernel again that was found wrong.
     if args.quarantined:
         return _lift_quarantine(cache, starts, args.yes, screen)
     if args.unused:
@@ -188,6 +191,7 @@ def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     def is_selected(entry: Entry) -> bool:
         return entry.region_key.startswith(starts) if starts else False
 
+    # Only with everything: kernels and times are not kept by key.
     folders = (
         [
             *find_build_folders(cache.root),
@@ -372,6 +376,7 @@ def _quarantine_reason(file: EntryFile, quarantined: Sequence[QuarantineRecord])
 
 def _remarks(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> str:
     """What a reader must know of the choice beside its name."""
+    # Both change what a reader may conclude from the speed-up in the same row.
     marks = (
         ("quarantined", _quarantine_reason(file, quarantined)),
         ("tuned without Inductor", file.entry.without_inductor),
@@ -407,6 +412,8 @@ def _show_entry(file: EntryFile, quarantined: Sequence[QuarantineRecord], screen
     )
     screen.table(("entry", ""), [list(fact) for fact in facts])
     screen.line("")
+    # Evidence comes from a file that another version may have written, so nothing of it is taken
+    # for given.
     checks = entry.evidence.get("checks") or ()
     if checks:
         screen.table(("check", "passed", "value", "limit", "detail"), [_check(c) for c in checks])
@@ -431,6 +438,7 @@ def _describe_attestation(entry: Entry) -> str:
     attestation = entry.evidence.get("attestation")
     return (
         ", ".join(f"{name} {value}" for name, value in attestation.items())
+        # As above: old entries have no attestation.
         if isinstance(attestation, Mapping)
         else text.ABSENT
     )

@@ -53,8 +53,7 @@ __all__ = ["run", "tasks_of"]
 
 # 4 as for `judge`: right, and not faster enough.
 _STORED, _FAILED, _NOT_FASTER = 0, 1, 4
-# A score in training is one short measurement: below 1 % it is noise, and not worth a full
-# evaluation.
+# A speed-up is counted only above this (CUDA-L1, section 2.1).
 _SUCCESS = 1.01
 
 
@@ -203,8 +202,7 @@ def _evolve_task(
     task: TrainingTask, job: _EvolutionJob, progress: ProgressCallback
 ) -> dict[str, Any]:
     """One task's row. A problem is reported with the task's name, and the next task is done."""
-    # A task's name may be a path. Cut from the left: the end tells tasks apart, and file systems
-    # allow 255 bytes.
+    # A task's name may be a path. Cut from the left: the end of a path tells tasks apart.
     folder = job.out / "".join(c if c.isalnum() or c in "-_." else "_" for c in task.id)[-120:]
     name = (
         torch.cuda.get_device_name(job.place.device)

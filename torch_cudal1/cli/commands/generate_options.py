@@ -95,7 +95,7 @@ def _limits(parser: argparse.ArgumentParser) -> None:
         "--money", type=_above(float, 0), metavar="M", help="money for a task; needs prices"
     )
     parser.add_argument(
-        # Prices are given by the user: an OpenAI-compatible server tells tokens, not money.
+        # Prices are given by the user: an OpenAI-compatible server counts tokens, not money.
         "--price-prompt",
         type=_from_zero,
         default=0.0,

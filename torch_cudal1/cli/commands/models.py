@@ -47,6 +47,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # Folders become single targets, so that progress counts and a bad file costs its own row.
     names = [name for target in args.target for name in _expand_target(target, failed)]
     with screen.progress() as progress:
+        # Workers are processes of their own; without them all runs here, as a debugger wants it.
         if fleet.wants_pool(args):
             outcome = fleet.warm_with_pool(args, names, settings, progress)
             results, resumed = list(outcome.results), outcome.resumed
@@ -64,6 +65,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
                 settings,
                 progress,
             )
+    # Before the problems of collecting: the decisions are stored whatever became of the files.
     _show_results(results, resumed, screen)
     for problem in lacking:
         screen.problem(problem)
@@ -83,6 +85,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     _write_page(
         args, screen, "cudal1 warmup", stories + _stories_of_failures(failed, chosen), settings
     )
+    # Wrong usage (2) outranks a failure of the work (1).
     return _report_failures(screen, failed) or (
         _FOUND_WRONG if lacking or any(r.error for r in results) else 0
     )
@@ -156,6 +159,7 @@ def plan(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     chosen = device.choose(args.device)
     plans: list[Plan] = []
     failed: list[TargetError] = []
+    # Another question with an answer of its own; the estimate below would only repeat its targets.
     if args.compare:
         with screen.progress() as progress:
             comparison = compare_gpus.compare_targets(
@@ -203,6 +207,7 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     _write_page(
         args, screen, "cudal1 explain", stories + _stories_of_failures(failed, chosen), settings
     )
+    # A target that cannot be loaded outranks a miss: its regions were never looked up.
     code = _report_failures(screen, failed)
     if not code and args.fail_on_miss and missed:
         screen.problem(
@@ -282,12 +287,14 @@ def _stories_of_failures(failed: Sequence[TargetError | str], chosen: str) -> li
 
 
 def _report_failures(screen: Screen, failed: Sequence[TargetError | str]) -> int:
+    # Named once more at the end, below the tables, where a reader of a log looks.
     for error in failed:
         screen.problem(str(error))
     return _USAGE if failed else 0
 
 
 def _misses() -> int:
+    # The report of the process: `explain` itself has no counter of its own.
     return cudal1.report().counters.get("resolve.miss", 0)
 
 
@@ -298,6 +305,7 @@ def _write_page(
     stories: list[page.Story],
     settings: Settings,
 ) -> None:
+    # A page costs the probes of `doctor`, which take seconds.
     if args.html is None:
         return
     content = page.render(

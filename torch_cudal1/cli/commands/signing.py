@@ -56,9 +56,11 @@ def keys(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """
     if args.action == "new":
         return _new(args, settings, screen)
+    # `keys list NAME` looks like a filter and would be ignored.
     if args.name or args.out:
         raise SettingError("NAME", args.name or str(args.out), "nothing beside `keys list`")
     publishers, revoked = read_publishers(settings.publishers), read_revocations(settings.revoked)
+    # One list may be usable while the other is not; the problem is shown below.
     if not isinstance(publishers, Refusal):
         screen.table(("publisher", "key"), [[name, key] for key, name in publishers.names.items()])
     if not isinstance(revoked, Refusal):
@@ -95,6 +97,8 @@ def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # A signature by a revoked key is refused everywhere: signing would look like success.
     if reason := revoked.key.get(signer.public):
         raise SettingError("KEYFILE", str(args.keyfile), f"a key that is not revoked ({reason})")
+    # Own entries only: vouching for entries of others is a different act from having validated
+    # them.
     signing = cache.sign(
         signer, (lambda entry: entry.region_key.startswith(starts)) if starts else None
     )
@@ -199,6 +203,7 @@ def _show_list_problems(settings: Settings, screen: Screen) -> bool:
 def _new(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if not args.name:
         raise SettingError("NAME", None, "the publisher's name, such as 'platform-team'")
+    # Not beside the cache, which is copied to other machines.
     path: Path = args.out or default_key_folder() / f"{args.name}.pem"
     cache = cache_for(settings)
     # The key is never written below a cache folder, which is copied to other machines.
@@ -218,6 +223,7 @@ def _records_of(
     """Kind, digest or key, and a note for people. Raises SettingError for what names nothing."""
     if argument.startswith(KEY_PREFIX):
         key = parse_public(argument)
+        # A shortened key would revoke nothing, and look as if it had.
         if isinstance(key, Refusal):
             raise SettingError("WHAT", argument, f"a whole public key ({key.reason})")
         name = publishers.names.get(key) if isinstance(publishers, Publishers) else None

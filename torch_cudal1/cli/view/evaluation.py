@@ -27,8 +27,10 @@ def describe_outcome(document: Mapping[str, Any]) -> str:
         return f"right, but not faster enough: {document['reason']}"
     if document["outcome"] == "refused":
         return f"refused by {document['detector']}: {document['reason']}"
+    # CUDA-L1's authors withdrew these lines: they are counted, never dropped.
     if document["outcome"] == "withdrawn":
         return "withdrawn: the line holds no candidate"
+    # What remains of the outcomes; see `cli.commands.verdicts.EXIT_CODES`.
     return f"the reference cannot be used: {document['reason']}"
 
 
@@ -68,7 +70,9 @@ def _speed(timing: Mapping[str, Any]) -> str:
 
 def _check(check: Mapping[str, Any]) -> list[str]:
     numbers = [
-        text.ABSENT if check[name] is None else f"{check[name]:.3g}" for name in ("value", "limit")
+        # A check without a number (a yes or no) must not show a 0.
+        text.ABSENT if check[name] is None else f"{check[name]:.3g}"
+        for name in ("value", "limit")
     ]
     return [
         check["name"],
@@ -81,6 +85,8 @@ def _check(check: Mapping[str, Any]) -> list[str]:
 def _baselines(baselines: Mapping[str, Any]) -> list[list[str]]:
     rows = [[name, text.latency(value)] for name, value in baselines["medians_us"].items()]
     return rows + [
+        # A baseline that failed is listed: without it the fastest of the others looks like the
+        # fastest of all.
         [name, text.brief(f"did not run: {reason}", 120)]
         for name, reason in baselines["failures"].items()
     ]

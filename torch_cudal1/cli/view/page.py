@@ -90,6 +90,8 @@ def render(
 
 def winners(explanation: Explanation) -> str:
     """What was swapped in, for a table: "diag_matmul (2), fold_bn", or which baseline runs and why."""
+    # Equal techniques in many layers become one name with a number: a model may have hundreds of
+    # regions.
     names = Counter(
         " + ".join(region.techniques) or region.runs
         for region in explanation.regions
@@ -105,6 +107,7 @@ def winners(explanation: Explanation) -> str:
         )
     if not explanation.regions:
         return "eager runs: left to PyTorch"
+    # A region that was never decided says nothing about what is fastest.
     if OWN_FORWARD in baselines:
         return "eager runs: no stored decision"
     return f"{baselines} runs: nothing beat it"
@@ -124,6 +127,7 @@ def _summary_row(story: Story) -> _Row:
 
 
 def _outcome(story: Story) -> str | _Cell:
+    # Failed comes before skipped: a reader must see an error first.
     if story.problem:
         return _Cell("failed", mark="bad", remark=f": {text.brief(story.problem)}")
     return f"skipped: {story.skipped}" if story.skipped else winners(story.explanation)
@@ -155,6 +159,7 @@ def _plots(stories: Sequence[Story]) -> list[dict[str, Any]]:
             "legend": (("first", "against eager"), ("second", "against torch.compile")),
         }
     ]
+    # Without a float64 run of any module the plot would be empty.
     if any(pair.accelerated is not None for pair in errors):
         error_label = (
             "Largest error of every module against float64, of eager and of the accelerated "
@@ -183,6 +188,7 @@ def _module(story: Story) -> dict[str, Any]:
         "regions": [
             _region(region, undone=bool(explanation.undone)) for region in explanation.regions
         ],
+        # Cut: a reason may hold a whole traceback of the compiler.
         "left_out": [text.brief(reason, 600) for reason in explanation.left_out],
     }
 
@@ -211,6 +217,7 @@ def _region(region: RegionReport, *, undone: bool) -> dict[str, Any]:
         "state": state,
         "name": region.name or "whole graph",
         "outcome": f"{verb} {region.runs}{gain}",
+        # What was not measured is left out rather than shown as 0.
         "facts": [pair for pair in _facts(region) if pair[1] not in ("", text.ABSENT)],
         "candidates": [_candidate_row(record) for record in (*region.raced, *region.tried)],
     }
@@ -220,6 +227,7 @@ def _facts(region: RegionReport) -> list[tuple[str, str]]:
     baselines = ", ".join(f"{name} {text.latency(us)}" for name, us in region.baselines_us.items())
     return [
         ("why", region.reason),
+        # Enough of the key for `cudal1 show`.
         ("key", region.key[:16]),
         ("kind", f"{region.kind}, {region.granularity}"),
         ("speed-up vs eager", text.speedup(region.vs_eager)),
@@ -257,6 +265,7 @@ def _candidate_speedup(record: Mapping[str, Any]) -> str:
 
 
 def _interval(region: RegionReport) -> Interval | float | None:
+    # Baselines are timed without an interval.
     if region.speedup is None or region.low is None or region.high is None:
         return region.speedup
     return Interval(region.speedup, region.low, region.high)

@@ -35,6 +35,7 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
                 for r in explanation.regions
             ],
         )
+    # Baselines stand among the candidates, so that it shows why each of them does not run.
     candidates = [
         (r.name or r.key[:12], candidate)
         for r in explanation.regions
@@ -54,13 +55,16 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
         ]
         screen.table(("region", "candidate", "decision", "found by", "why"), rows)
     for reason in explanation.left_out:
+        # A reason may hold a whole traceback.
         screen.line(f"left to PyTorch: {text.brief(reason)}")
     measured = explanation.end_to_end
+    # `explain` measures nothing end to end; the demo does.
     if measured is not None:
         screen.line(
             f"end to end: {text.latency(measured.ours_us)}; {text.speedup(measured.vs_eager)} vs eager, "
             f"{text.speedup(measured.vs_inductor)} vs Inductor"
         )
+    # The field is called `gate` because stored reports have that key; it is the end-to-end check.
     for note in explanation.gate:
         screen.line(f"measured before it was put in place: {note}")
     if explanation.undone:
@@ -76,6 +80,7 @@ def show_plan(screen: Screen, plan: Plan) -> None:
     rows = [
         [
             row.region,
+            # A fusion group's share is part of its region's share, so it has none of its own.
             text.ABSENT if row.share_of_time is None else f"{row.share_of_time:.0%}",
             text.speedup(row.expected_speedup),
             "stored" if row.cached else "estimate",

@@ -109,6 +109,7 @@ class Progress:
         """Report. `fraction` is from 0 to 1, or None when it is not known."""
         passed = self._clock() - self._start
         if passed >= _QUIET_S:
+            # A caller's fraction may run over 1 by rounding, and a bar beyond its end raises.
             shown_fraction = None if fraction is None else min(max(fraction, 0.0), 1.0)
             self._display.show(
                 text.clean(activity), shown_fraction, time_left(passed, shown_fraction)
@@ -146,6 +147,7 @@ class _Log:
     """A line every ten seconds, for files and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
+        # So that the first report after two seconds is shown at once.
         self._stream, self._last = stream, -_REPEAT_S
 
     def show(self, activity: str, fraction: float | None, remaining: str) -> None:
@@ -214,6 +216,7 @@ def _rich_table(
 ) -> None:
     table = rich.table.Table(box=None, header_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
+        # The text may be a number with a unit ("12 ms"), so the first character decides.
         numeric = bool(rows) and all(
             row[i][:1].isdigit() or row[i] in (text.ABSENT, "") for row in rows
         )

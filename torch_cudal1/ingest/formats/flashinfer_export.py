@@ -59,7 +59,7 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
     assert isinstance(candidate, str)
     results = output_specs(region.program)
     outputs = [spec for spec in results if spec is not None]
-    # The format knows tensors and numbers only; a missing result has no shape.
+
     if len(outputs) != len(results):
         return Refusal("an output is no tensor")
     if problem := next(filter(None, map(_check_spec, (*region.program.inputs, *outputs))), None):

@@ -129,8 +129,7 @@ class TextCodec:
         # The open block defines `ModelNew` too, so it was to replace the last whole one.
         if cut and _ENTRY.search(answer[fitting[-1].end :]):
             return Refusal("its last code block is not closed: the answer was cut off")
-        # The last block that fits: earlier ones are drafts, and a block behind it without
-        # `ModelNew` is an example of use.
+        # The last block that fits, because a model may write drafts before it.
         source = _canonical(fitting[-1].text)
         if len(source) > _MOST_SOURCE:
             return Refusal(f"its code has {len(source)} characters; at most {_MOST_SOURCE}")

@@ -147,8 +147,8 @@ def lower_candidate(
             child, text, replace(reference.form, entry=entry), reference.examples, reference=False
         )
     if isinstance(traced, Refusal):
-        # The reason comes from tracing, which fails at some later line. A source that compiles its
-        # own extension gets that as its reason.
+        # A source that compiles its own extension fails somewhere in tracing: the cause is put in
+        # front.
         extension = next(
             (finding for finding in findings(text) if finding.rule == "extension"), None
         )
@@ -246,7 +246,7 @@ def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
     if "not_lowerable" in answer:
         # Cut, because the text comes from a process that runs foreign code.
         return Refusal(str(answer["not_lowerable"])[:2000])
-    # Read by the rules of any Program, although the child has checked it: the source ran there.
+    # The source ran in the child, so the answer is read by the rules of any Program from outside.
     program = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     sources, roles = (
         tuple(map(_source, answer["sources"])),

@@ -111,8 +111,7 @@ def trace_reference(
     (graph,) = capture.graphs
     lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
     names: dict[int, str] = {}
-    # `remove_duplicate=False`, so that a tied parameter is found under its first name whichever
-    # module holds it.
+
     for name, tensor in (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
