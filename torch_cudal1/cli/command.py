@@ -15,6 +15,7 @@ from typing import Any
 
 __all__ = ["GROUP", "Command", "load_plugins"]
 
+# The group is a promise to other packages: renaming it would lose their commands.
 GROUP = "torch_cudal1.commands"
 
 

@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.traceback:
             raise
         screen.problem(text.of_error(error))
+        # A wrong path, setting or target is the user's to mend (2); any other failure of this
+        # package was found while it worked (1).
         return _USAGE if isinstance(error, (SettingError, TargetError, OSError)) else _FOUND_WRONG
 
 

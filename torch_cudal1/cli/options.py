@@ -138,6 +138,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         help="the list of what must not be used any more (TOML)",
     )
     parser.add_argument(
+        # Only for entries from outside the cache: what was validated on this machine needs no
+        # signature.
         "--trust",
         # "judge": validated again where a search is allowed. "signed": never used without a
         # signature.
@@ -149,13 +151,18 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 def add_training(parser: argparse.ArgumentParser) -> None:
     """Adds --training."""
     parser.add_argument(
-        "--training", action="store_true", help="tune forward and backward instead of inference"
+        # Off by default, as a server runs inference.
+        "--training",
+        action="store_true",
+        help="tune forward and backward instead of inference",
     )
 
 
 def add_recorded(parser: argparse.ArgumentParser) -> None:
     """Adds --recorded."""
     parser.add_argument(
+        # The target's own inputs are one guess of a batch size; a recording has those that were
+        # served.
         "--recorded",
         type=Path,
         metavar="FILE",

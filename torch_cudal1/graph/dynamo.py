@@ -40,7 +40,7 @@ _ARGUMENT_LOCALS = ("args", "kwargs")  # the locals of `_call` that the user pas
 
 def _call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The frame that Dynamo captures: a call below the slot in which `accelerate` sits."""
-    # `__call__` is the dispatcher's by now: going through it would call the capture again.
+    # Through `__call__` the frame would enter the dispatcher, which sits in front of `_call_impl`.
     return module._call_impl(*args, **kwargs)
 
 

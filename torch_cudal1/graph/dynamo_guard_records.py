@@ -119,8 +119,8 @@ class RecordCollector:
             )
         if type(value) is tuple:
             return True
-        # Names only: with values every Llama of transformers was bound anew at each call, because
-        # Inductor sets variables of its own.
+        # Without the names that Inductor sets: with them every Llama of transformers was bound anew
+        # until it was given up.
         if value is _ENVIRONMENT:
             # the values of the variables that a forward read have records of their own
             return self._add(

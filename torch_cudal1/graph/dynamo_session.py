@@ -29,8 +29,7 @@ _LOGGERS = ("torch._dynamo", "torch._subclasses", "torch.fx")
 @contextmanager
 def enter_compilation() -> Iterator[None]:
     """What Dynamo expects around the work on a frame."""
-    # Private names. They are imported in one place, so that a torch version that moves them breaks
-    # here only.
+    # What Dynamo itself enters around a frame. The names are private.
     from torch._dynamo.convert_frame import compile_lock, get_compile_id
     from torch._dynamo.utils import get_metrics_context
     from torch._dynamo.variables.torch_function import torch_function_mode_stack_state_mgr

@@ -70,7 +70,7 @@ class TemplateInput:
     @property
     def trace(self) -> TracedProgram:
         """The expressions. Raises NotLowerableError where the Program was not traced."""
-        # A template of whole Programs must not reach for expressions that nobody made.
+        # A template of whole Programs must not reach for expressions: none were traced for it.
         if self.expressions is None:
             raise NotLowerableError("a Program that was not read as tensor expressions")
         return self.expressions

@@ -93,7 +93,7 @@ class WarmupOrder:
     def from_json(cls, data: Mapping[str, Any]) -> WarmupOrder:
         """The inverse of `to_json`."""
         settings: dict[str, Any] = {
-            # JSON has no tuples, and frozen settings must be hashable.
+            # JSON has no tuples: fields that are tuples came back as lists.
             n: tuple(v) if isinstance(v, list) else v
             for n, v in data["settings"].items()
         }

@@ -69,6 +69,7 @@ def show_comparison(screen: Screen, comparison: GpuComparison) -> None:
     """A row a GPU type, then what is missing."""
     for workload_line in comparison.workload:
         screen.line(workload_line)
+    # Only decisions made on a GPU count; a cache filled on a CPU has none.
     if not comparison.rows:
         screen.line(
             "the cache holds no decision that was made on a GPU: run `cudal1 warmup` on each type, and bring the folders here"
@@ -78,6 +79,7 @@ def show_comparison(screen: Screen, comparison: GpuComparison) -> None:
     columns = ("GPU", "time per call", "gain there", "decided", money, "kWh per million calls")
     screen.table(columns, [_cells(row) for row in comparison.rows])
     for row in comparison.rows:
+        # A row without a time says what would give it one.
         for sentence in row.missing:
             screen.line(f"missing for {row.hardware}: {sentence}")
 
@@ -96,6 +98,7 @@ def _loads_of_recording(loaded: Loaded, recording: RecordingContents) -> list[Lo
     """
     loads = []
     for call in list_recorded_calls(loaded, recording):
+        # A recorded call that cannot be made would be missing from the weights without a word.
         if call.problem:
             raise TargetError(call.loaded.name, call.problem)
         # Inputs are a dict by name, or a tuple by position.

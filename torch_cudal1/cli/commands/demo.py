@@ -96,6 +96,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         ("model", "regions", "what won", "vs eager", "vs Inductor", "worst error / eager's"),
         [_row(s) for s in stories],
     )
+    # Also below the table, since stderr may be all that is kept.
     for story in stories:
         if story.problem or story.skipped:
             screen.problem(
@@ -112,6 +113,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             "seconds": time.monotonic() - started,
         }
     )
+    # A model without gain is no failure; a demo without any measurement is.
     return 1 if any(s.problem for s in stories) or all(s.skipped for s in stories) else 0
 
 

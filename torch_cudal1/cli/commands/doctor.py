@@ -124,7 +124,6 @@ def examine(settings: Settings) -> tuple[HealthCheck, ...]:
         _nvcc(),
         _cache(settings.cache_dir),
         _lists(settings),
-        # The slowest question, so it is asked late: it starts two processes.
         *_sandbox(settings),
         *(
             _extra(name, use)

@@ -71,6 +71,7 @@ def warm_with_pool(
     outcome = run_tasks(tasks, _open_pool(args, order), journal_for(order, tasks), progress)
     return FleetWarmup(
         tuple(_result(answer) for answer in outcome.answers if not answer.unusable),
+        # Both are targets that no second attempt changes.
         (*unmatched, *(answer.unusable for answer in outcome.answers if answer.unusable)),
         tuple(answer.task.target for answer in outcome.answers if answer.resumed),
         outcome.problems,
@@ -117,6 +118,7 @@ def _matches_target(loaded: Loaded, line: CallRecord) -> bool:
 def _open_pool(args: argparse.Namespace, order: WarmupOrder) -> WorkerPool:
     # The affinity, not `cpu_count`: a container or a job may be given fewer cores.
     cores = sorted(os.sched_getaffinity(0))
+    # Asked first: a cluster needs no GPU and no cores of this machine.
     if args.cluster is not None:
         return RayPool(order, args.cluster)
     if args.devices is not None:

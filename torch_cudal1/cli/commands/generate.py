@@ -228,6 +228,7 @@ def _adopt_winners(
     """The best in turn, until one is stored. Raises SandboxError."""
     adopted: list[AdoptionOutcome] = []
     winners = [entry for entry in evolved.winners if entry.score > _SUCCESS][: job.keep]
+    # No pool of processes is opened for nothing.
     if not winners:
         return adopted
     pair = SourceEvaluationConfig(
@@ -323,5 +324,6 @@ def _best(row: dict[str, Any]) -> str:
 def _why(row: dict[str, Any]) -> str:
     if not row["adopted"]:
         return text.ABSENT
+    # The first attempt was the best program, so its reason is the interesting one.
     last = row["adopted"][0]
     return text.brief(f"{last['outcome'].replace('_', ' ')}: {last['reason']}", 60)

@@ -51,6 +51,7 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         # `own`: what came from elsewhere stays under its publisher's name, and is not pushed on.
         inventory, left_out = _select_usable(cache_for(settings).own)
         offers = list_offers(inventory, args.family or None)
+        # An empty push would make a commit with nothing in it, or a repository with --create.
         if not offers:
             raise SettingError(
                 "--cache-dir",
@@ -104,6 +105,7 @@ def pull(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # What was refused is named, and the whole files that came are kept.
     for reason in pulled.refused:
         screen.problem(f"refused: {reason}")
+    # The pull stopped half-way: what came is whole and is kept.
     if pulled.problem:
         screen.problem(pulled.problem)
     _show_pulled(pulled, args.repo, screen)

@@ -78,6 +78,7 @@ def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] |
     except subprocess.TimeoutExpired:
         return f"its start took longer than {MAX_START_S:g} s"
     lines = [line for line in process.stdout.splitlines() if line.startswith(_REGIONS_LINE)]
+    # A target's file may exit with 0 before it said anything.
     if process.returncode or not lines:
         last = (process.stderr.strip().splitlines() or ["nothing was said"])[-1]
         return f"its start ended with code {process.returncode}: {last[:300]}"

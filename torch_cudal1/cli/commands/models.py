@@ -305,7 +305,7 @@ def _write_page(
     stories: list[page.Story],
     settings: Settings,
 ) -> None:
-    # A page costs the probes of `doctor`, which take seconds.
+    # Only a page needs the findings of `doctor`, which starts processes for them.
     if args.html is None:
         return
     content = page.render(

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     documents: list[dict[str, Any]] = []
 
     def step(activity: str, fraction: float | None) -> None:
+        # Lines from an earlier run count as done at once.
         progress(f"{chosen[len(documents)].name}: {activity}", len(documents) / len(chosen))
 
     # `ahead`: the next candidate's process starts while this one is evaluated, never while it is

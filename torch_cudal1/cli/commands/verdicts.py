@@ -75,6 +75,7 @@ def evaluation_document(
         }
         if baselines
         else None,
+        # How far the candidate was confined is part of what the result is worth.
         "confinement": evaluation.confinement.to_json() if evaluation.confinement else None,
         "elapsed_s": {name: round(seconds, 3) for name, seconds in evaluation.elapsed_s.items()},
     }
@@ -134,6 +135,7 @@ def _head(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[s
 
 
 def _empty(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[str, Any]:
+    # Every key is always there, so that a script needs no case for each outcome.
     absent: dict[str, Any] = {
         "numbers": {},
         "checks": [],

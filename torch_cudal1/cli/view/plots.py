@@ -128,6 +128,7 @@ def plot_speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
         min((i.low for i in intervals), default=1.0),
         max((i.high for i in intervals), default=1.0),
     )
+    # 1x is always inside, so that faster and slower can be seen as sides.
     low, high = min(low * 0.9, 0.8), max(high * 1.15, 1.5)
     # Logarithmic: 2x and 0.5x lie equally far from 1x.
     axes.set_xscale("log", base=2)
@@ -182,6 +183,7 @@ def plot_curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     axes.tick_params(axis="both", which="both", color=_GRID, labelcolor=_MUTED)
     axes.grid(color=_GRID, linewidth=0.6)
+    # The page's own background shows through, light or dark.
     axes.patch.set_visible(False)
     figure.patch.set_visible(False)
     for side in axes.spines.values():
@@ -206,6 +208,7 @@ def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
         # A "$" in a name is a dollar. matplotlib would read the text between two as mathematics.
         text.set_parse_math(False)
         text.set_color(_INK)
+    # Upside down: the first row of the table is the first bar.
     axes.set_ylim(len(names) - 0.5, -0.5)
     return figure, axes
 
@@ -250,11 +253,13 @@ def _svg(figure: Figure, label: str, salt: str) -> str:
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
     content = buffer.getvalue()
+    # An XML declaration is not allowed inside HTML.
     content = content[content.index("<svg") :]
     # matplotlib's style sheet would hold for the whole page.
     content = re.sub(r'<style type="text/css">.*?</style>', "", content, flags=re.DOTALL)
     # Only inside tags: a module's name may contain the text of a colour.
     content = re.sub(r"<[^>]*>", lambda tag: _retag(tag.group(), salt), content)
+    # A screen reader announces one image with a label instead of every tick.
     return content.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
 
 

@@ -109,7 +109,7 @@ class Progress:
         """Report. `fraction` is from 0 to 1, or None when it is not known."""
         passed = self._clock() - self._start
         if passed >= _QUIET_S:
-            # A caller's fraction may run over 1 by rounding, and a bar beyond its end raises.
+            # A caller's fraction may run over 1, and a bar must not run beyond its end.
             shown_fraction = None if fraction is None else min(max(fraction, 0.0), 1.0)
             self._display.show(
                 text.clean(activity), shown_fraction, time_left(passed, shown_fraction)

@@ -172,9 +172,7 @@ def _run_in_redzones(session: Session, request: Request) -> Answer:
     """
     tensors, seed, device = session.sets[request["inputs"]], int(request["seed"]), session.device
     redzones = {
-        # A seed of its own for each tensor: a store from one into another is noticed.
-        index: Redzones.around(tensors[index], seed + index)
-        for index in request["positions"]
+        index: Redzones.around(tensors[index], seed + index) for index in request["positions"]
     }
     inputs = [
         redzones[index].tensor if index in redzones else tensor

@@ -114,7 +114,7 @@ def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list
 def _write_to_arena(
     outputs: Sequence[torch.Tensor | None], path: Path
 ) -> list[list[Any] | None] | None:
-    """Write to the arena, and return the layout; None where there is none, or it is too small."""
+    """Write to the arena; the layout, or None where there is no arena or it is too small."""
     arena = arena_of(path.parent)
     plain = [(position, out) for position, out in enumerate(outputs) if out is not None]
     if arena is None or not plain or any(out.device.type != arena.device.type for _, out in plain):

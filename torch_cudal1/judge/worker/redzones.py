@@ -1,4 +1,4 @@
-"""Places tensors between redzones, and free GPU memory between guard blocks; computes their digests.
+"""Places tensors between redzones, and free GPU memory between guard blocks; digests of both.
 
 The parent computes the digests of intact patterns from the seed (`wire.redzone_patterns`), and
 decides whether they changed. A store beyond the redzones goes unnoticed here; `guard_pages` catches
@@ -92,5 +92,4 @@ class GuardBlocks:
 
 
 def _read_bytes(tensor: torch.Tensor) -> bytes:
-    # By address: no method of a tensor that a candidate may have patched.
     return ctypes.string_at(tensor.data_ptr(), tensor.numel()) if tensor.numel() else b""

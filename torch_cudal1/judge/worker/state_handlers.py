@@ -1,8 +1,8 @@
 """RPC handlers of the checks of state, shape and concurrency.
 
 Each does to a slot what a real program does to a model between or during calls: new values in old
-memory, an update of the weights, several threads, a side stream, a CUDA graph. The parent reads
-what came out and decides. Streams, graphs and their pools are made here, never by a candidate.
+memory, an update of the weights, several threads, a side stream, a CUDA graph. The parent compares
+the results and decides. Streams, graphs and their pools are created here, never by a candidate.
 """
 
 from __future__ import annotations
@@ -33,28 +33,31 @@ Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 Outputs: TypeAlias = list[torch.Tensor | None]
 _SCRIBBLE_VALUE = 12_345.0
-_MAX_DISTINCT_RESULTS = 8  # one that differs is enough to fail
-_SPIN_CYCLES = 20_000_000  # about 10 ms on a GPU at 2 GHz: far longer than a launch takes
+# A single wrong result is enough to reject.
+_MAX_DISTINCT_RESULTS = 8
+# About 10 ms on a GPU at 2 GHz: far longer than a launch takes.
+_SPIN_CYCLES = 20_000_000
 
 
 def _rewrite(session: Session, request: Request) -> Answer:
-    """Write new values (null in the layout: none) into the memory of a set, by a way that no
-    version counter sees.
-    """
+    """Write new values into the memory of an input set. A null in the layout skips its tensor."""
     values = load_tensors(request["layout"], Path(request["path"]), session.device)
     for old, new in zip(session.sets[request["name"]], values, strict=True):
         if new is not None:
+            # Through .data, which leaves Tensor._version alone: a cache keyed by address and
+            # version would serve the old result.
             _flat(old.data).copy_(_flat(new))
     return {}
 
 
 def _arrange(session: Session, request: Request) -> Answer:
-    """Place the tensors of a set as a caller may: one element into their storage, or one object in
-    several places.
+    """Place the tensors of an input set as a caller may: `offset`: one element into their storage;
+    `same`: one object at two positions.
     """
     tensors = session.sets[request["name"]]
     for index in request["offset"]:
         old = tensors[index]
+        # One element further: the address is then not aligned for vector loads.
         storage = torch.empty(
             storage_extent(old.shape, old.stride()) + 1, dtype=old.dtype, device=old.device
         )
@@ -67,12 +70,14 @@ def _arrange(session: Session, request: Request) -> Answer:
 
 
 def _scribble(session: Session, request: Request) -> Answer:
-    """Overwrite the held outputs, except views of inputs. Answers how many."""
+    """Overwrite the held outputs, except views of inputs. Answers their number."""
     inputs = [tensor for tensors in session.sets.values() for tensor in tensors]
     count = 0
     for outputs in session.held:
         for out, facts in zip(outputs, describe(outputs, inputs), strict=True):
             if out is not None and facts is not None and not facts["inputs"] and out.numel():
+                # A candidate that returned a buffer which it keeps would compute or return this
+                # value later.
                 out.data.fill_(
                     _SCRIBBLE_VALUE if out.dtype.is_floating_point or out.dtype.is_complex else 1
                 )
@@ -81,7 +86,10 @@ def _scribble(session: Session, request: Request) -> Answer:
 
 
 def _soak(session: Session, request: Request) -> Answer:
-    """Call a slot many times, the sets in turn, at most `budget_s` long. Answers how often."""
+    """Call a slot up to `calls` times on the input sets in turn, for at most `budget_s` seconds.
+
+    Answers the number of calls.
+    """
     run, sets = session.slots[request["slot"]], [session.sets[name] for name in request["sets"]]
     ends, calls = time.monotonic() + float(request["budget_s"]), 0
     with torch.no_grad():
@@ -93,7 +101,7 @@ def _soak(session: Session, request: Request) -> Answer:
 
 
 def _read_state(session: Session, request: Request) -> Answer:
-    """Name, dtype and shape of each entry of the living instance's state dict, and whether it is in
+    """Name, dtype and shape of each entry of the present instance's state dict, and whether it is in
     training mode.
     """
     instance = _module_runner(session, request).instance
@@ -106,35 +114,38 @@ def _read_state(session: Session, request: Request) -> Answer:
 
 
 def _update(session: Session, request: Request) -> Answer:
-    """Bring the living instance to the parameters and buffers of a set, by one of `_UPDATES`."""
+    """Set the present instance to the parameters and buffers of a set, by one of `_UPDATES`."""
     runner = _module_runner(session, request)
     state = runner.state()
     values = session.sets[request["name"]][: len(state)]
     _UPDATES[request["way"]](runner, state, values)
+    # Otherwise the next call would construct a new instance, and no stale weight would show.
     runner.adopt(values)
     return {}
 
 
 def _transform(session: Session, request: Request) -> Answer:
-    """Replace the living instance by a copy of it, through deepcopy or pickle."""
+    """Replace the present instance by a copy of it, made by deepcopy or pickle."""
     runner = _module_runner(session, request)
     old = runner.instance
     if request["how"] == "deepcopy":
         runner.replace(copy.deepcopy(old))
     else:
-        runner.replace(pickle.loads(pickle.dumps(old)))  # noqa: S301  its own bytes, in its own process
+        # Its own bytes, in its own process.
+        runner.replace(pickle.loads(pickle.dumps(old)))  # noqa: S301
     return {}
 
 
 def _reenter(session: Session, request: Request) -> Answer:
-    """Call slots from several threads at once, on CUDA each on a stream of its own.
+    """Call slots from several threads at once; on CUDA each thread uses its own stream.
 
-    The distinct results of each thread are written out; `found` holds [thread, number of outputs]
-    in the order of the file.
+    Writes the distinct results of each thread to a file. `found` in the answer: [thread, number of
+    outputs] for each result, in the order of the file.
     """
     jobs = [(session.slots[slot], session.sets[name]) for slot, name in request["jobs"]]
     calls = max(1, int(request["calls"]) // len(jobs))
-    for run, inputs in jobs:  # what a first call sets up is no part of this
+    # Setting up in the first call from several threads is not tested here.
+    for run, inputs in jobs:
         run(inputs)
     synchronise(session.device)
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -157,11 +168,7 @@ def _reenter(session: Session, request: Request) -> Answer:
 def _collect_results(
     run: Callable[..., Outputs], inputs: Sequence[torch.Tensor], calls: int, device: torch.device
 ) -> list[Outputs]:
-    """The distinct results of one thread's calls, at most `_MAX_DISTINCT_RESULTS`.
-
-    Results are dropped only where all their bits are those of another, so the parent compares every
-    value that came; it cannot be sent each of some thousand calls.
-    """
+    """The distinct results of one thread's calls, at most `_MAX_DISTINCT_RESULTS`."""
     distinct: list[Outputs] = []
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     for _ in range(calls):
@@ -169,16 +176,19 @@ def _collect_results(
             outputs = run(inputs)
         if stream is not None:
             stream.synchronize()
+        # Thousands of results cannot be sent. Only results that equal another one bit for bit are
+        # dropped, so the parent sees every value.
         if len(distinct) < _MAX_DISTINCT_RESULTS and not any(
             all_same_bits(outputs, result) for result in distinct
         ):
+            # Cloned: a candidate may overwrite a buffer that it returned.
             distinct.append([None if out is None else out.clone() for out in outputs])
     return distinct
 
 
 def _run_on_side_stream(session: Session, request: Request) -> Answer:
-    """On a stream that does not wait for the default one: a slow producer writes the inputs, the
-    slot is called, and the consumer overwrites the inputs at once, all queued in order.
+    """Call a slot on a side stream: a slow producer writes the inputs, the slot is called, and a
+    consumer overwrites the inputs at once, all queued in this order.
     """
     run, values = session.slots[request["slot"]], session.sets[request["inputs"]]
     moving = [index for index in range(len(values)) if index not in session.static]
@@ -186,19 +196,23 @@ def _run_on_side_stream(session: Session, request: Request) -> Answer:
     for index in moving:
         inputs[index] = _copy(values[index])
     with torch.no_grad():
-        run(inputs)  # compilation and first-call work are no part of this
+        # Compilation and other work of a first call may synchronise, and would hide the fault.
+        run(inputs)
         garbage = [torch.zeros_like(_flat(inputs[index])) for index in moving]
         for index, waste in zip(moving, garbage, strict=True):
             _flat(inputs[index]).copy_(waste)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream(session.device)
         with torch.cuda.stream(stream):
+            # A kernel on another stream would read the inputs during this time, before they are
+            # written.
             torch.cuda._sleep(_SPIN_CYCLES)
             for index in moving:
                 _flat(inputs[index]).copy_(_flat(values[index]))
             outputs = run(inputs)
             for index, waste in zip(moving, garbage, strict=True):
                 _flat(inputs[index]).copy_(waste)
+            # On the same stream: a kernel that still runs on another one has not written them yet.
             outputs = [out if out is None else _copy(out) for out in outputs]
         stream.synchronize()
     return {
@@ -208,13 +222,12 @@ def _run_on_side_stream(session: Session, request: Request) -> Answer:
 
 
 def _run_captured(session: Session, request: Request) -> Answer:
-    """Capture one call in a CUDA graph of the caller and replay it on the data of each set, the
-    allocator emptied in between.
-    """
+    """Capture one call in a CUDA graph, as a user would, and replay it on each input set."""
     run, sets = session.slots[request["slot"]], [session.sets[name] for name in request["sets"]]
     moving = [index for index in range(len(sets[0])) if index not in session.static]
     inputs = [_copy(tensor) if index in moving else tensor for index, tensor in enumerate(sets[0])]
     with torch.no_grad():
+        # Warm-up on a side stream before a capture, as PyTorch's notes on CUDA graphs ask for.
         side = torch.cuda.Stream(session.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -228,9 +241,11 @@ def _run_captured(session: Session, request: Request) -> Answer:
     for tensors in sets:
         for index in moving:
             _flat(inputs[index]).copy_(_flat(tensors[index]))
+        # Memory that the graph uses but does not own is unmapped now, and the replay fails.
         torch.cuda.empty_cache()
         graph.replay()
         torch.cuda.synchronize()
+        # Copied: the next replay overwrites the static outputs.
         outputs += [out if out is None else _copy(out) for out in static_outputs]
     return {"layout": save_tensors(outputs, Path(request["path"]))}
 
@@ -254,6 +269,7 @@ def _write_each(write: Callable[[torch.Tensor, torch.Tensor], object]) -> Callab
 
 
 def _repoint(old: torch.Tensor, new: torch.Tensor) -> None:
+    # Only the address changes; the Parameter object stays.
     old.data = _copy(new)
 
 
@@ -276,8 +292,8 @@ def _load_state(assign: bool) -> Callable[..., None]:
 
 
 def _step_sgd(**options: bool) -> Callable[..., None]:
-    """One step of SGD at a learning rate of 1 along old - new: it lands on old - (old - new).
-    Buffers are written directly.
+    """Update parameters by one step of SGD with a learning rate of 1 and the gradient old - new,
+    which leads to new up to rounding. Buffers are written directly.
     """
 
     def update(
@@ -323,6 +339,7 @@ _UPDATES: dict[
     "assign": _load_state(assign=True),
     "sgd": _step_sgd(foreach=False),
     "foreach": _step_sgd(foreach=True),
+    # Fused optimisers do not move Tensor._version (seen on a CPU, torch 2.13).
     "fused": _step_sgd(fused=True),
     "swap": _swap_parameters,
     "inference": _copy_in_inference_mode,
@@ -330,7 +347,7 @@ _UPDATES: dict[
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The storage a tensor spans, overlapping elements once."""
+    """The memory span of a tensor as one dimension; elements that overlap are in it once."""
     return tensor.as_strided(
         (storage_extent(tensor.shape, tensor.stride()),), (1,), tensor.storage_offset()
     )

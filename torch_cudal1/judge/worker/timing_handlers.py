@@ -1,7 +1,6 @@
-"""RPC handlers of benchmarks: what sits in slots is called on a clock.
+"""RPC handlers of benchmarks: they call slots and measure the time.
 
-Times are raw: what they mean, and whether this process may be believed, is for the parent to
-decide.
+Times are raw. The parent decides what they mean, and whether to trust this process.
 """
 
 from __future__ import annotations
@@ -30,18 +29,20 @@ Answer: TypeAlias = dict[str, Any]
 
 
 def _warm_up(session: Session, request: Request) -> Answer:
-    """Warm two slots up for timing: first call, cost of a call, cost with a flush, in
-    microseconds.
+    """Warm up slots `a` and `b` for timing. Answers for each: microseconds of the first call, of a
+    call, and of a call with an L2 flush.
     """
     ring = session.turn_ring(request)
     session.sides = (
         RotatingCalls(session.slots[request["a"]], ring),
         RotatingCalls(session.slots[request["b"]], ring, 1),
     )
+    # A candidate timed before may have set aside part of the L2 cache for itself.
     reset = str(reset_persisting_l2(session.device) or "")
     with torch.no_grad():
         warm_ups = [timing.warm_up(side, session.device) for side in session.sides]
     first_us = [
+        # A slot that has run before had its first call then.
         session.first_us.get(request[name], warm_up.first_us)
         for name, warm_up in zip("ab", warm_ups, strict=True)
     ]
@@ -55,10 +56,10 @@ def _warm_up(session: Session, request: Request) -> Answer:
 
 
 def _time_pairs(session: Session, request: Request) -> Answer:
-    """A batch of paired samples of the two sides, baseline first; the outputs of the last `keep`
-    calls of b are held.
+    """A batch of paired samples of the two sides, the baseline first. Holds the outputs of the last
+    `keep` calls of b.
 
-    `position`: where in the ring the call after the last would be.
+    `position` in the answer: the place in the ring after the last call.
     """
     session.turn_ring(request)
     a, b = session.warm_sides()
@@ -67,13 +68,16 @@ def _time_pairs(session: Session, request: Request) -> Answer:
         pairs = timing.sample_bucket(
             a, b, session.device, timing.SampleBatch.from_json(request["batch"]), results
         )
+    # Held after the clock has stopped: the parent compares outputs of calls that were timed.
     session.held[:] = [list(outputs) for outputs in results]
     return {"pairs": pairs, "kept": len(session.held), "position": b.position}
 
 
 def _compare_clocks(session: Session, request: Request) -> Answer:
-    """Host and device time of the two sides apart. With `slot` and `sets`, of a slot that has run
-    before, as side b: whether it leaves work on streams that its own events do not wait for.
+    """Host time and device time of each of the two sides.
+
+    With `slot` and `sets`, for one slot that has run before: only the ratio of device times with and
+    without a wait for the whole device, which shows work left on other streams.
     """
     with torch.no_grad():
         if "slot" in request:
@@ -86,12 +90,16 @@ def _compare_clocks(session: Session, request: Request) -> Answer:
 
 
 def _time_batch(session: Session, request: Request) -> Answer:
-    """Call a slot `calls` times from place `start` of the ring, and wait: microseconds in all.
-    `keep`: outputs are held, and what is freed stays for the next batch. `drop`: what was held
-    before is dropped first, outside the clock. `queued`: the GPU's time.
+    """Call a slot `calls` times from place `start` of the ring, and wait. Answers microseconds for
+    all calls.
+
+    - keep: hold the outputs, and keep freed memory in the process for the next batch.
+    - drop: free the outputs held before.
+    - queued: measure the GPU's time.
     """
     if request["keep"]:
         keep_freed()
+    # Before the clock starts: freeing takes time too.
     if request.get("drop"):
         session.held.clear()
     slot, calls, start = request["slot"], int(request["calls"]), int(request["start"])
@@ -103,11 +111,11 @@ def _time_batch(session: Session, request: Request) -> Answer:
 
 
 def _time_alternating(session: Session, request: Request) -> Answer:
-    """Batches of two slots in turn: microseconds of a call, one pair for each of `leads`, which
-    says who is first.
+    """Time batches of two slots in turn. Answers microseconds per call, one pair for each of
+    `leads`, whose values say which slot runs first.
 
-    Each begins at a place of the ring of its own and keeps its outputs to its end; those of the
-    second slot's last batch are held, from place `start`.
+    Holds the outputs of the second slot's last batch, whose calls began at place `start` of the
+    ring.
     """
     keep_freed()
     session.held.clear()
@@ -116,6 +124,7 @@ def _time_alternating(session: Session, request: Request) -> Answer:
     for leads in request["leads"]:
         costs = [0.0, 0.0]
         for side in (int(leads), 1 - int(leads)):
+            # A random place: a slot cannot foresee which inputs come next.
             calls, at = int(request["calls"][side]), secrets.randbelow(1 << 16)
             elapsed_us, results = _run_batch(
                 session, request, request["slots"][side], calls, at, keep=True
@@ -123,6 +132,7 @@ def _time_alternating(session: Session, request: Request) -> Answer:
             costs[side] = elapsed_us / calls
             if side:
                 session.held[:], start = [list(outputs) for outputs in results], at
+            # Freed between batches, outside the clock.
             del results
         pairs.append(costs)
     return {"pairs": pairs, "start": start}
@@ -131,7 +141,7 @@ def _time_alternating(session: Session, request: Request) -> Answer:
 def _run_batch(
     session: Session, request: Request, slot: str, calls: int, start: int, *, keep: bool
 ) -> tuple[float, deque[Any]]:
-    """Microseconds of a batch of calls, and what they returned if that is results."""
+    """Microseconds of a batch of calls, and the outputs of all of them with `keep`."""
     results: deque[Any] = deque(maxlen=None if keep else 0)
     begin = partial(RotatingCalls, session.slots[slot], session.turn_ring(request), start)
     with torch.no_grad():
@@ -145,7 +155,7 @@ def _run_batch(
 
 
 def _time_interleaved(session: Session, request: Request) -> Answer:
-    """Interleaved samples of several slots, each of which has run: microseconds per call."""
+    """Interleaved samples of several slots that have run before, in microseconds per call."""
     runs = {
         slot: RotatingCalls(session.slots[slot], session.turn_ring(request))
         for slot in request["slots"]

@@ -33,7 +33,8 @@ from torch_cudal1.kernels.proposal import KernelSource, Proposal
 __all__ = ["TritonOptions", "build", "compile_function", "compile_kernel"]
 
 _GLOBAL = re.compile(r"^\.global [^\n=]*?([\w$]+)\[\d+\] = [^\n]*;\n", re.MULTILINE)
-# The judge and the executor promise addresses of 16 bytes (`Launch.aligned`): loads may be vectors.
+# Addresses are multiples of 16 bytes, so that loads may be vectors; `Launch.aligned` is a guard that
+# is checked at every call.
 _ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -154,6 +155,8 @@ def _isolate_triton(folder: str) -> Iterator[None]:
 
     with knobs.compilation.scope(), knobs.cache.scope(), knobs.runtime.scope():
         knobs.runtime.add_stages_inspection_hook = _stages_hook
+        # Line info would put the path of the temporary folder into the cubin: its bytes would
+        # differ from build to build.
         knobs.compilation.disable_line_info = True
         knobs.cache.dir = folder
         yield

@@ -149,7 +149,7 @@ def _find_row_results(
         for candidate in sources
         if candidate is not node and node in _sources_of_reductions(candidate)
     }
-    # A source below another one is computed in the earlier launches of that one's own plan.
+    # A source below another source is planned with it: `plan_stages` calls itself for these rows.
     outermost = [node for node in sources if node not in nested]
     return tuple(
         add_scratch(node, first + position, specs) for position, node in enumerate(outermost)
@@ -290,8 +290,8 @@ def _combine_pieces(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
         )
     elif fold.kind == "expsum":
         tops = _find_companion(fold, "max", partial)
-        # Of a row of minus infinities the maximum is one, and the difference of two infinities
-        # would be NaN.
+        # The maximum of a row of minus infinities is minus infinity, and the difference of two
+        # infinities would be NaN.
         top = pointwise(
             'tl.where({0} == float("-inf"), 0.0, {0})', reduce("max", tops, last), dtype=_F32
         )

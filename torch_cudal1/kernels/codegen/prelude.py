@@ -60,8 +60,8 @@ POINTERS = {
 
 
 def add_prelude(body: str, functions: str = "") -> str:
-    """The complete text of a kernel, of its text from the arguments on: the head that every kernel
-    has, the special functions that it calls, and its own `functions`.
+    """The complete text of a kernel: the head that every kernel has, the special functions that it
+    calls, its own `functions`, and `body`, its text from the arguments on.
     """
     head, entry = _HEADER.split(_ENTRY)
     called = {"log_bessel_": bessel_formulas.FUNCTIONS, "nearest_tf32": _NEAREST_TF32}

@@ -27,7 +27,7 @@ __all__ = ["Expressions", "Handlers", "Output", "TracedProgram", "read_expressio
 # By family, then by operator.
 Handlers: TypeAlias = Mapping[str, Mapping[str, Handler]]
 
-# Of bytes these operators yield bytes: nothing passes the range of the type.
+# Results of these operators stay within the range of an 8-bit type: there is nothing to wrap.
 _IN_RANGE = frozenset(
     {
         *(
@@ -88,7 +88,6 @@ def read_expressions(program: Program, handlers: Handlers) -> Expressions:
     leaves = _read_leaves(program)
     nodes: dict[int, Node | None] = {}
     for value, spec in leaves.items():
-        # Every input and constant is read from memory where an expression asks for it.
         nodes[value] = Leaf(spec.shape, spec.torch_dtype, value, spec.strides)
     specs, roots, families = dict(leaves), {value: value for value in leaves}, set()
     if len(program.steps) > _MAX_PROGRAM_STEPS:

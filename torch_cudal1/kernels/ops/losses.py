@@ -125,8 +125,8 @@ def _likelihood(
         constant(ignored, torch.int64),
         dtype=_F32,
     )
-    # Ignored targets do not count: the mean divides by what is left, 0 / 0 where nothing is, as
-    # eager.
+    # Ignored targets do not count: the mean divides by the number of the others, which is 0 / 0
+    # where there are none, as in eager.
     count = reshape(reduce("sum", counted, (0,)), ())
     total = reshape(reduce("sum", each, (0,)), ())
     # Divided once, after the sum: a mean of rounded quotients would be less exact.

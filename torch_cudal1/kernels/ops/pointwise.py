@@ -279,7 +279,6 @@ def _bitwise_not(
 def _isnan(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    # Only NaN differs from itself.
     return (pointwise("({0} != {0})", args[0], dtype=torch.bool),)
 
 

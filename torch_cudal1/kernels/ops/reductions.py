@@ -88,7 +88,7 @@ def _logical(kind: str) -> Handler:
 def _variance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Node]:
     x = args[0]
     correction = kwargs.get("correction")
-    # The same moments as in norms: two exact passes in registers, one where the row is read again.
+    # The same moments as in norms: two passes in registers, one pass where the row is read again.
     mean, _, variance = moments(
         x,
         _read_dims(x, args[1] if len(args) > 1 else None),

@@ -214,7 +214,6 @@ def _count_blocks(tensor: StepTensor, rows: int) -> int:
 
 def _make_kernel(name: str, body: str, grid: int, tile: _Tile, step: BackwardStep) -> KernelSource:
     """A kernel from its text; its arguments are the tensors that the text names."""
-    # A kernel takes the pointers that its text names: the others would be arguments nothing reads.
     arguments_by_value = {
         tensor.value: tensor for tensor in step.tensors if f"p{tensor.value} +" in body
     }
@@ -270,8 +269,8 @@ def _print_queries(step: BackwardStep, tile: _Tile) -> str:
         [f"{test}[:, None]" for test in in_rows],
         [f"{test}[:, None]" for test in in_columns],
     )
-    # The mask is put on the slopes, not on the scores: what a NaN or an infinity made of a hidden
-    # score must be 0, and 0 times a NaN is none.
+    # The mask is put on the slopes, not on the scores: a hidden score may be NaN or infinite, and
+    # weight * (... - delta) would carry that into the sum.
     visible = ["(m[:, None] >= n[None, :])"] * step.causal + [
         f"{test}[None, :]" for test in in_columns
     ]
@@ -400,7 +399,6 @@ def _pad_to_power(size: int) -> int:
 
 def _bounds_test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
     """The test that a position is inside; none where the tile divides the size."""
-    # Sizes are literals: where the tile divides the size there is nothing to test.
     return [f"({name} < {size}){spread}"] * (size % tile != 0)
 
 

@@ -93,7 +93,6 @@ def lower_split_precision(
             "int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH)
         )
         scratch[first + 4 + i] = _dense_spec("int32", (batch, rows, 2))
-    # Value numbers in the order of the kernels' arguments.
     operands = (product.left.value, product.right.value)
     row_sizes, piece_values = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
     text, name = _print_text(schedule, epilogue, sizes)

@@ -152,7 +152,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
-        # Asked of the open descriptor: the path may be exchanged after a `stat`. A pipe or a device
+        # Read from the open descriptor: the path may be exchanged after a `stat`. A pipe or a device
         # has no size that the manifest could be compared with.
         if not stat.S_ISREG(status.st_mode):
             raise SupplyError(

@@ -160,8 +160,6 @@ def hold_lock(path: Path, timeout_s: float) -> Iterator[LockState]:
     try:
         yield state
     finally:
-        # Releasing a lock that was never acquired would release that of an outer holder: the lock
-        # object is a singleton for its path.
         if state.held:
             lock.release()
 

@@ -83,8 +83,8 @@ def resolve(
             # Kept even when a later source has a hit: `trouble` shows a folder that cannot be read.
             misses.append(SourceMiss(source.name, answer.reason))
         elif answer.stale is None:
-            # Sources are in order of cost: the disk, then the network. A usable hit makes no
-            # further request.
+            # The disk is read before the network (`TuneContext.sources`): a usable hit there
+            # makes no request.
             return Resolved(answer, tuple(misses))
         else:
             unusable = unusable or answer

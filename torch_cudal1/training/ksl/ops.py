@@ -24,6 +24,7 @@ __all__ = [
     "resolve_task",
 ]
 
+# Products on a GPU are in float16, everything else in float32: `tasks` chooses.
 DTYPES = {"float32": "f32", "float16": "f16"}
 DIMS: Mapping[str, tuple[str, ...]] = {
     "chain": ("R", "C"),
@@ -81,6 +82,8 @@ _CHAINS = (
         (_X, _Y),
         "torch.nn.functional.silu(x) * y",
         ("v = v * torch.sigmoid(v)", "v = v * y"),
+        # libdevice's functions are as exact as CUDA's own, which eager uses; `tl.exp` is an
+        # approximation (ex2.approx).
         ("v = v / (1.0 + libdevice.exp(-v))", "v = v * y"),
     ),
     Op(
@@ -90,6 +93,7 @@ _CHAINS = (
         (_X, _Y),
         "torch.nn.functional.gelu(x * 1.5) + y",
         ("v = v * 1.5", "v = torch.nn.functional.gelu(v)", "v = v + y"),
+        # The exact form with erf, which is PyTorch's default, and not the approximation by tanh.
         ("v = v * 1.5", "v = 0.5 * v * (1.0 + libdevice.erf(v * 0.7071067811865476))", "v = v + y"),
     ),
     Op(
@@ -118,6 +122,7 @@ _CHAINS = (
         (_X, _Y),
         "torch.sqrt(x * x + y * y + 1.0)",
         ("v = v * v", "v = v + y * y", "v = torch.sqrt(v + 1.0)"),
+        # Correctly rounded, as PyTorch's square root; `tl.sqrt` is an approximation.
         ("v = v * v", "v = v + y * y", "v = tl.sqrt_rn(v + 1.0)"),
     ),
     Op(
@@ -191,6 +196,7 @@ _ROWS = (
         "row",
         ("max", "sub", "exp", "sum", "log", "gather", "sub"),
         (_X, Argument("t", ("R",), "labels")),
+        # A loss for each row: a mean over all rows would need a second reduction.
         "torch.nn.functional.cross_entropy(x, t, reduction='none')",
     ),
 )
@@ -264,6 +270,8 @@ _DIAGS = (
         "diag",
         ("ones", "tril", "mul", "mul"),
         (_M, _E),
+        # A matrix of ones and a mask in memory, which a program saves: the triangle follows from
+        # indices.
         "torch.tril(torch.ones(x.shape, dtype=x.dtype, device=x.device)) * x * e",
         pieces={"value": "x * e", "lower": "yes"},
     ),
@@ -275,6 +283,8 @@ _SCANS = (
         "scan",
         ("flip", "cumsum", "flip"),
         (_X,),
+        # Two copies of the input, which a program saves by reading and writing its rows from the
+        # end.
         "torch.flip(torch.cumsum(torch.flip(x, (-1,)), dim=-1), (-1,))",
         pieces={"value": "x", "reverse": "yes"},
     ),
@@ -287,6 +297,7 @@ _SCANS = (
         pieces={"value": "x * x"},
     ),
 )
+# All pools have one input, without padding or dilation: windows lie inside their row.
 _POOLED = (Argument("x", ("B", "C", "L")),)
 _POOLS = (
     Op(
