@@ -28,9 +28,9 @@ class pause_gc(ContextDecorator):
     """`with pause_gc():`, or as a decorator: no automatic collection until the last open block
     ends.
 
-    A collector that is off already stays off. `keeps`: objects of the block stay for good, as
-    modules do, so they join the oldest generation at once. Not for what may become garbage, which
-    would then be collected late.
+    A collector that is already off stays off. `keeps`: objects of the block stay for good, as
+    modules do, so they join the oldest generation at once. Do not set it where objects may become
+    garbage, which would then be collected late.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:

@@ -40,8 +40,8 @@ def status() -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Build:
-    """How the extension came to be: file name, torch and compiler that it was built with ("" where
-    there is none), and its use.
+    """How the extension was built: file name, and the torch and compiler that it was built with (""
+    where there is no extension). `used` and `reason` are those of `status()`.
     """
 
     used: bool

@@ -66,8 +66,8 @@ class RegionReport:
     - speedup, low, high: against the best baseline, measured when the decision was made; None when
       a baseline runs.
     - vs_eager, vs_inductor: against these two alone; None when that one was not measured.
-    - error_ratio: our rms error over the baseline's own, both against float64; worst_error: our
-      largest scaled error.
+    - error_ratio: the candidate's rms error over the baseline's own, both against float64;
+      worst_error: the candidate's largest scaled error.
     - raced: one mapping a baseline: "label", "decision" ("runs", "beaten" or "failed") and
       "reason", with what it measured.
     - tried: one mapping a candidate with at least "label", "decision" ("accepted", "rejected" or
@@ -158,11 +158,11 @@ class Explanation:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """What is expected of one region before anything is built. `share_of_time` is of the model's
+    """The expectation for one region before anything is built. `share_of_time` is of the model's
     time, None when not measured.
 
-    `cached` tells that a decision is already stored, so `expected_speedup` is then its measured
-    lower bound, not a guess.
+    `cached`: a decision is already stored, and `expected_speedup` is its measured lower bound, not
+    a guess.
     """
 
     region: str

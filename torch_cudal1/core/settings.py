@@ -78,7 +78,7 @@ class Settings:
     - enabled: False means every call runs the user's own baseline (the kill switch).
     - on_miss: what a region without a cached decision gets: "baseline", "tune" (search now, within
       budget_s), "error".
-    - strictness: what a failure of ours does besides falling back: "silent" (counted), "warn"
+    - strictness: what a failure of this package does besides falling back: "silent" (counted), "warn"
       (logged once), "error" (raised).
     - precision, assume_finite: the precision contract.
     - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in
@@ -93,7 +93,7 @@ class Settings:
       of these are not raced either; use a cache of its own.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for
       its host memory).
-    - offline: nothing of ours opens a connection; what is not on this machine is a miss.
+    - offline: this package opens no connection; what is not on this machine is a miss.
     - record: the file to which every process appends the forms of the calls it serves (no data),
       for a later warm-up.
     - shadow_rate: the share of calls of a swapped region that also run the baseline and are
@@ -261,8 +261,8 @@ class Settings:
 
 
 def select_environment(names: Collection[str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    """The variables a child process is given: those in `names` and those that start with one of
-    `prefixes`.
+    """The variables that a child process gets: the names in `names`, and every name that starts
+    with one of `prefixes`.
     """
     return {
         name: value

@@ -59,8 +59,8 @@ _clock = _Clock()
 
 @contextmanager
 def lock_gpu(device: torch.device, use: str, *, wait_s: float = 60.0) -> Iterator[Refusal | None]:
-    """Hold the GPU's timing lock around the body, which runs all the same where it cannot be had: a
-    Refusal says why.
+    """Hold the GPU's timing lock around the body. The body also runs where the lock cannot be had:
+    a Refusal then says why.
 
     `use`: the purpose in a word, for `lock_uses`. Not to be nested. The CPU has no lock: any
     program may load it, and the variance check sees that.
@@ -113,8 +113,8 @@ def working_s() -> float:
 
 
 def _acquire(name: str, patience_s: float) -> int | None:
-    """A descriptor that holds the lock of that name; None when another process has held it all the
-    time. Raises OSError.
+    """A descriptor that holds the lock of that name. None when another process has held it for
+    `patience_s`. Raises OSError.
     """
     deadline = time.monotonic() + patience_s
     while True:

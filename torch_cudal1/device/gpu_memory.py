@@ -28,8 +28,8 @@ _PEAK_COPIES_PER_MESSAGE = 6
 
 
 def memory_share_bytes(device: str, share: float, host_bytes: int) -> int:
-    """Bytes: a share of all memory of the current GPU for "cuda", `host_bytes` for "cpu", whose
-    memory all other programs use too.
+    """Bytes that one process may use: a share of all memory of the current GPU for "cuda", and
+    `host_bytes` for "cpu", whose memory all other programs use too.
     """
     return (
         int(share * _total_bytes())
@@ -39,8 +39,8 @@ def memory_share_bytes(device: str, share: float, host_bytes: int) -> int:
 
 
 def max_cached_bytes(device: str) -> int:
-    """Bytes of inputs and references that stay for the next candidate; the rest is computed again
-    for each.
+    """Bytes of inputs and references that a process keeps for the next candidate. The rest is
+    computed again for each candidate.
     """
     return memory_share_bytes(device, _CACHED_GPU_FRACTION, _CACHED_HOST_BYTES)
 
@@ -51,7 +51,7 @@ def _total_bytes() -> int:
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Return memory to the driver that PyTorch caches, where it is more than a GiB."""
+    """Return memory that PyTorch caches to the driver, where it is more than a GiB."""
     if (
         device.type == "cuda"
         and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -61,8 +61,8 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def is_memory_short(device: torch.device, size_bytes: int) -> bool:
-    """Whether the device has little memory left for a large message of `size_bytes` and for what
-    another process computes of it.
+    """Whether the device has little memory left for a large message of `size_bytes` and for the
+    results that another process computes from it.
     """
     return (
         device.type == "cuda"
@@ -72,6 +72,6 @@ def is_memory_short(device: torch.device, size_bytes: int) -> bool:
 
 
 def make_room(device: torch.device, size_bytes: int) -> None:
-    """`release_cached_memory` where memory is short for a message of `size_bytes`."""
+    """Call `release_cached_memory` where memory is short for a message of `size_bytes`."""
     if is_memory_short(device, size_bytes):
         release_cached_memory(device)

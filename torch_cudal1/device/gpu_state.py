@@ -46,8 +46,8 @@ def read_gpu_state(device: torch.device) -> dict[str, Any]:
 
 
 def reset_persisting_l2(device: torch.device) -> Refusal | None:
-    """Give lines that a kernel pinned in the L2 cache back, and let none be pinned from now on. A
-    Refusal where that cannot be done.
+    """Release the lines that a kernel pinned in the L2 cache, and let no kernel pin any from now
+    on. A Refusal where the driver or the GPU cannot do that.
     """
     if device.type != "cuda":
         return Refusal("not a CUDA device")

@@ -42,8 +42,8 @@ _WINOGRAD_SAVING = 4.0
 
 @dataclass(frozen=True)
 class DevicePeaks:
-    """What a device cannot exceed: FLOP/s by bytes of the type, bytes/s of its memory, bytes that
-    its last cache can hold.
+    """Rates that a device cannot exceed: FLOP/s by bytes of the type, and bytes/s of its memory.
+    `cache_bytes`: what its last-level cache holds.
     """
 
     flops_per_s: dict[int, float]
@@ -53,7 +53,7 @@ class DevicePeaks:
 
 @dataclass(frozen=True)
 class RequiredWork:
-    """What a Program must do at least: FLOPs in a type of so many bytes, and bytes of results."""
+    """The least work of a Program: FLOPs in a type of `type_bytes` bytes, and bytes of its results."""
 
     flops: float
     type_bytes: int
@@ -89,7 +89,7 @@ def find_device_peaks(device: torch.device) -> DevicePeaks | Refusal:
         return DevicePeaks(flops_per_s, math.inf, math.inf)
     properties = torch.cuda.get_device_properties(device)
     spec = GPU_SPECS.get(10 * properties.major + properties.minor)
-    # Older releases of PyTorch do not tell these three.
+    # Older releases of PyTorch lack these three.
     rates = [
         getattr(properties, name, 0)
         for name in ("clock_rate", "memory_clock_rate", "memory_bus_width")
@@ -116,7 +116,9 @@ def find_lower_bound_us(work: RequiredWork, peaks: DevicePeaks) -> float:
 
 
 def check_roofline(work: RequiredWork, peaks: DevicePeaks | Refusal, time_us: float) -> CheckResult:
-    """`value`: the share of the peaks that `time_us` would mean; at most MAX_PEAK_FRACTION."""
+    """The check "roofline". Its `value` is the share of the peaks that `time_us` would mean; at
+    most MAX_PEAK_FRACTION passes.
+    """
     if isinstance(peaks, Refusal):
         # Passed with the reason: an unknown GPU must not refuse every candidate.
         return CheckResult("roofline", True, detail=f"not tested: {peaks}")

@@ -1,8 +1,8 @@
 """What each GPU is: one table by compute capability, and the GPU that tile rankings assume.
 
 A new GPU is one row. Facts come from NVIDIA's CUDA C++ Programming Guide (technical specifications
-per compute capability) and its architecture papers. What the driver tells of the GPU at hand (SM
-count, clocks, L2 size) is read by `device.peaks`; the largest limits of all GPUs, which a Program
+per compute capability) and its architecture papers. The driver's facts of the GPU at hand (SM
+count, clocks, L2 size) are read by `device.peaks`; the largest limits of all GPUs, which a Program
 must keep to wherever it runs, are in `ir.check`.
 """
 
@@ -62,8 +62,8 @@ CPU_CLOCK_HZ = 6e9
 
 @dataclass(frozen=True)
 class TypicalGpu:
-    """The GPU for which bounds of tile configurations are worked out. Elsewhere only their ratios
-    matter, and the candidates are measured there.
+    """The GPU for which bounds of tile configurations are computed. On other GPUs only the ratios
+    of the bounds count, and the candidates are measured there.
     """
 
     sm: int
@@ -80,8 +80,8 @@ FP32_FLOPS_PER_ELEMENT = 50.0
 
 @dataclass(frozen=True)
 class CheckRates:
-    """What a reference and the comparison with it reach, host work included: for estimates of how
-    long a check takes, which must not depend on how busy the machine is.
+    """Rates that a reference and its comparison reach, host work included. Estimates of how long a
+    check takes use them, because they must not depend on how busy the machine is.
     """
 
     flops_per_s: float

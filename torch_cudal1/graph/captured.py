@@ -1,7 +1,7 @@
-"""One call of a module as regions: captured through Dynamo, traced by AOTAutograd, lowered to
+"""Captures one call of a module as regions: through Dynamo, then AOTAutograd, then lowered to
 canonical Programs.
 
-Nothing is decided here, and nothing of the user's runs.
+Nothing is decided here, and none of the user's code runs.
 """
 
 from __future__ import annotations

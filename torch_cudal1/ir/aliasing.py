@@ -46,8 +46,8 @@ class ValueOrigins:
         return self._maker.get(value)
 
     def root(self, value: int) -> int | None:
-        """The position of the step that made the memory of `value`, views followed back; None for
-        an input's or a constant's.
+        """The position of the step that made the memory of `value`, with views followed back. None
+        for memory of an input or a constant.
         """
         position = self._maker.get(value)
         while position is not None and may_return_operand(self._steps[position]):
@@ -58,7 +58,9 @@ class ValueOrigins:
 
 
 def is_view(step: Step) -> bool:
-    """Whether it moves nothing: an ATen operator whose result is its operand's memory."""
+    """Whether a step is an ATen operator whose result is its operand's memory, so that it moves no
+    data.
+    """
     return isinstance(step, Aten) and any(
         # The schema marks a view: `Tensor(a)` among its results.
         result.alias_info is not None
@@ -72,8 +74,8 @@ def may_return_operand(step: Step) -> bool:
 
 
 def makes_fresh_memory(step: Step) -> bool:
-    """Whether nothing that a step yields can be memory of an operand: an operator that is no view,
-    a nested Program of such.
+    """Whether no result of a step can be memory of an operand: an operator that is no view, or a
+    nested Program whose outputs are made by such operators.
     """
     if isinstance(step, Call):
         # A nested Program may hand its own operand on, so its outputs are followed back too.

@@ -152,7 +152,7 @@ def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
 
 
 def _extent_bytes(spec: TensorSpec) -> int:
-    """Bytes from the first element to the last, and of the elements, whichever is more."""
+    """Bytes from the first element to the last, or bytes of all elements, whichever is more."""
     last = (
         sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
         if spec.numel
@@ -162,8 +162,8 @@ def _extent_bytes(spec: TensorSpec) -> int:
 
 
 def _overlaps_itself(spec: TensorSpec) -> bool:
-    """Whether two elements may share memory: a stride that does not step over all that smaller
-    strides reach.
+    """Whether two elements may share memory: some stride is not larger than the reach of all
+    smaller strides together.
     """
     reached = 0
     for stride, size in sorted(

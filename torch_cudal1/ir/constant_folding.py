@@ -55,7 +55,7 @@ def fold_constants(program: Program, device: torch.device, run: _MakeRunner) -> 
 
 
 def _find_constant_steps(program: Program) -> frozenset[int]:
-    """Positions of the steps that depend on no input, but for those whose memory may be an
+    """Positions of the steps that depend on no input, without those whose memory may be an
     output's.
     """
     # The caller may write to a result. As a constant it would be changed for every later call.
@@ -83,7 +83,9 @@ def _is_plain(step: Step) -> bool:
 
 
 def _find_output_steps(program: Program) -> set[int]:
-    """Steps whose memory may be an output's, and the views in between."""
+    """Positions of the steps whose memory may be an output's, and of the views between them and the
+    outputs.
+    """
     makers, positions = ValueOrigins(program), set()
     waiting = [out for out in program.outputs if out is not None]
     while waiting:
@@ -105,8 +107,8 @@ def _compute_values(
     device: torch.device,
     run: _MakeRunner,
 ) -> list[torch.Tensor] | None:
-    """The values `read`, computed now; None where that fails, which is then the call's failure, or
-    where they are too much.
+    """The values `read`, computed now. None where a step fails, or where the values are too large
+    or on another device.
     """
     first = len(program.inputs)
     numbers = {index: index - first for index in range(first, first + len(program.constants))}

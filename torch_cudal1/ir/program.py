@@ -159,7 +159,7 @@ class Launch:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The value numbers whose memory it is given, those that it fills included."""
+        """The value numbers whose memory the kernel gets, including those that it fills."""
         return tuple(arg.value.index for arg in self.args if isinstance(arg.value, Value))
 
     @property

@@ -129,7 +129,9 @@ def _inline_calls(program: Program, device: torch.device) -> _InlinedProgram:
 
 
 def _constants(program: Program) -> Iterable[torch.Tensor]:
-    """Constants of the Program and of every nested one, in the order in which `_inline` meets them."""
+    """The constants of the Program and of every nested Program, in the order in which `_inline`
+    uses them.
+    """
     yield from (program.payloads[name] for name in program.constants)
     for step in program.steps:
         if isinstance(step, Call):
@@ -139,7 +141,9 @@ def _constants(program: Program) -> Iterable[torch.Tensor]:
 def _inline(
     program: Program, args: Sequence[int], flat: _InlinedProgram, constants: Any
 ) -> list[int | None]:
-    """Append the steps of `program`, called with the values `args`; the values of its outputs."""
+    """Append the steps of `program`, called with the values `args`, to `flat`. Returns the values
+    of its outputs.
+    """
     names = [*args, *(next(constants) for _ in program.constants)]
     for step in program.steps:
         if isinstance(step, Call):

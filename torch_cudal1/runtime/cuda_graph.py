@@ -67,7 +67,9 @@ class GraphedRunner:
 
     @property
     def direct(self) -> Runner:
-        """The C++ form once there is one, which calls back here for what it has not captured."""
+        """The C++ form once there is one, else this object. The C++ form calls `_uncaptured` where
+        it has no graph for a call.
+        """
         return self._replay or self
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -136,7 +138,7 @@ class GraphedRunner:
     def _uncaptured(
         self, inputs: Sequence[torch.Tensor], capturing: bool
     ) -> list[torch.Tensor | None]:
-        """A call that the C++ form does not serve: nothing was captured at these addresses, or the
+        """Serve a call that the C++ form cannot: no graph was captured at these addresses, or the
         user is capturing.
         """
         # The user's capture gets the plain launches, as in `__call__`.
@@ -223,7 +225,9 @@ def _hand_out(
 
 
 def _copy_if_in_graph(result: torch.Tensor | None, captured: GraphCapture) -> torch.Tensor | None:
-    """A result of a last step, or a copy of it where it is memory that the next replay writes."""
+    """A result of a last step; a copy of it where it lies in memory that the next replay
+    overwrites.
+    """
     if result is None:
         return None
     graph_tensors = [

@@ -58,13 +58,13 @@ class DispatchTable(Protocol):
 # Compared by identity: the sources are tensors, whose == is an elementwise operation.
 @dataclass(frozen=True, eq=False)
 class DirectCall:
-    """A graph that stands for the whole call: it writes to nothing, and its outputs are the user's,
-    in fresh memory.
+    """A graph that stands for the whole call: it writes to no input, and its outputs are the
+    user's, in fresh memory.
 
     `sources` are the runner's inputs: the number of a tensor among the user's arguments, or a
     tensor of the module. `runner()` is the callable, None while it must not run. `finish` gives the
-    outputs their form; None if the module returns the first of them as it is. `conditions` is what
-    Dynamo checks at each call (None: nothing).
+    outputs their form; None if the module returns the first of them as it is. `conditions` is the
+    check that Dynamo makes at each call; None for no check.
     """
 
     runner: Callable[[], Callable[[Sequence[torch.Tensor]], Any] | None]
@@ -82,7 +82,7 @@ class DirectCall:
         kwargs: Mapping[str, Any],
     ) -> None:
         """Let `table` serve calls of `module` like this one while `guard` and the conditions hold.
-        Without effect if it does already, or nothing may run.
+        Does nothing if the table already does, or while `runner` may not run.
         """
         runner = self.runner()
         # C++ can only ask a guard of its own.
@@ -116,7 +116,7 @@ def make_dispatch_table(*, cuda: bool) -> DispatchTable | None:
 
 
 def miss_sentinel() -> object:
-    """What a table returns for a call that it does not serve."""
+    """The object that a table returns for a call that it does not serve."""
     extension = native.extension()
     return None if extension is None else extension.MISS
 

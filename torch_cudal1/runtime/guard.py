@@ -1,13 +1,13 @@
-"""Guards a bound call: tells in microseconds whether the module is as it was, and the signature and
-global state under which a call runs.
+"""Guards a bound call: compares the module with its state at binding in microseconds, and describes
+the arguments and the global state of a call.
 
 `bind_guard` takes the snapshot (`torch_cudal1.runtime.guard_builder` says what is in it),
 `ModuleGuard.holds` compares it with the present at every call: in C++ where the extension is built,
 else by the plain Python below, with the same answers. `signature` describes the arguments,
-`call_state` the global switches, and `find_tracing` says when a call must run the plain module
-because something looks on.
+`call_state` the global switches. `find_tracing` says why a call must run the plain module: a tracer
+or a mode records what happens inside it.
 
-It runs nothing, decides nothing, and does not look at the values of tensors.
+It runs nothing, decides nothing, and does not read the values of tensors.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def bind_guard(
 
 
 def _as_native_tuples(watched: GuardRecords) -> tuple[tuple[object, ...], ...]:
-    """The records as the tuples that the C++ guard reads; it takes the facts of the tensors itself."""
+    """The records as the tuples that the C++ guard reads. It takes the facts of the tensors itself."""
     return (
         tuple((r.target, r.kind) for r in watched.type_matches),
         tuple((r.target, r.table) for r in watched.dict_identities),
@@ -127,7 +127,7 @@ def find_tracing() -> Refusal | None:
     A default device (`torch.set_default_device`) is a mode too, but records nothing: it is part of
     `call_state` instead.
     """
-    # A compiled or exported graph must hold the module's own operators, not a call of ours.
+    # A compiled or exported graph must hold the module's own operators, not a call of a compiled Program.
     if torch.compiler.is_compiling():
         return Refusal("torch.compile or torch.export is tracing")
     # One mode that is a DeviceContext is `torch.set_default_device`, which records nothing.
@@ -229,9 +229,9 @@ def python_signature(
 
 
 def opaque_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
-    """`signature` for calls with objects among the arguments (a cache, a config): two calls of one
-    description may differ in what such an object holds, which Dynamo's guards look at. None where a
-    tensor cannot be served.
+    """`signature` for calls with objects among the arguments, such as a cache or a config. It names
+    the class of such an object only, so Dynamo's guards have to compare what the object holds. None
+    where a tensor cannot be served.
     """
     return python_signature(args, kwargs, opaque=True)
 

@@ -82,8 +82,8 @@ _SEQUENCES = (list, deque, set)
 
 
 def record_module(module: nn.Module) -> GuardRecords | Refusal:
-    """Walk `module`. A Refusal if it has hooks, scripted parts, tensor subclasses or state that can
-    change unseen.
+    """Walk `module` and record its state. A Refusal if it has hooks, scripted parts, tensor
+    subclasses or state that can change without a trace in Python.
     """
     walk = _Walk()
     try:
@@ -219,7 +219,7 @@ class _Walk:
     # --- values behind attributes
 
     def _value(self, where: str, value: Any, depth: int) -> None:
-        """An attribute, or something inside one: follow whatever can change in place."""
+        """Follow an attribute, or a value inside one, as far as it can change in place."""
         if isinstance(value, OPAQUE_TYPES):
             return
         if isinstance(value, torch.Tensor):
@@ -241,7 +241,9 @@ class _Walk:
                 self._value(name, part, depth + 1)
 
     def _parts(self, where: str, value: Any) -> Iterable[tuple[str, object]]:
-        """Record what can change in `value` itself, and list what is to be followed from there."""
+        """Record what can change in `value` itself; returns the values to follow from there, by
+        name.
+        """
         # A bound method is made anew at each look-up, so its identity says nothing; what it is made
         # of does.
         if isinstance(value, types.MethodType):
@@ -288,7 +290,7 @@ class _Walk:
         return [(f"{where}[{key!r}]", item) for key, item in pairs]
 
     def _content(self, where: str, value: Any) -> bool:
-        """Record the content of a mutable container; False if it is none of the plain types."""
+        """Record the content of a mutable container. False if it is of none of the plain types."""
         if type(value) in _DICTS:
             self._table(where, "item", value)
         elif type(value) in _SEQUENCES:
@@ -302,7 +304,9 @@ class _Walk:
     # --- classes and code
 
     def _class(self, cls: type) -> None:
-        """The bodies of a module class and of its bases, and the code that its `forward` names."""
+        """Record the bodies of a module class and its bases, and the code that its `forward`
+        reaches.
+        """
         # Without `object`, whose body Python code cannot change.
         for base in cls.__mro__[:-1]:
             if self._new(base):
@@ -330,8 +334,8 @@ class _Walk:
             self._content(where, value)
 
     def _code(self, where: str, function: types.FunctionType | None, cls: type | None) -> None:
-        """A function, and what its names lead to: methods of `cls`, globals, functions of the same
-        file, `module.name` pairs.
+        """Record a function, and follow its names: methods of `cls`, globals, functions of the same
+        file, and `module.name` pairs.
         """
         # Once for each class: the names in an inherited function lead to other methods in a
         # subclass.
@@ -400,8 +404,8 @@ def _join(path: str, name: object) -> str:
 
 
 def _has_slots(cls: type) -> bool:
-    """Whether instances keep state in `__slots__` or in the C part of a built-in base, which are
-    not watched.
+    """Whether instances keep state in `__slots__` or in the C part of a built-in base. Neither is
+    watched.
     """
     # A built-in base, such as a list or dict, keeps its state in C.
     foreign = any(not base.__flags__ & HEAP_TYPE for base in cls.__mro__[:-1])

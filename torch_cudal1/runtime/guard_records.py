@@ -142,7 +142,7 @@ class EmptyHooks:
 
 
 class _Absent:
-    """What a `NameMatch` finds where there is nothing."""
+    """The value of a `NameMatch` whose name was not there."""
 
 
 ABSENT = _Absent()
@@ -189,8 +189,8 @@ class ClosureMatch:
 
 @dataclass(frozen=True, slots=True)
 class TensorMatch:
-    """A parameter, buffer or attribute tensor; `p.data = t`, `.half()` or `.to()` change the facts
-    and not the object.
+    """A parameter, buffer or attribute tensor. `p.data = t`, `.half()` and `.to()` change its facts
+    but keep the object.
     """
 
     where: str
@@ -202,7 +202,7 @@ class TensorMatch:
 @dataclass(frozen=True)
 class GuardRecords:
     """Everything that a guard compares. It keeps the objects alive, so that their identities are
-    not reused, but no old storage of a tensor.
+    not reused. It keeps no storage alive that a tensor has given up.
     """
 
     type_matches: tuple[TypeMatch, ...]

@@ -169,8 +169,8 @@ def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
-    """What the node indexes with, the size of what it indexes, and whether a negative index counts
-    from the end.
+    """For each index of the node: the index, the size of the dimension that it indexes, and whether
+    a negative value counts from the end.
     """
     name = str(node.target)
     if name in _TABLE_OPERATORS:
@@ -234,8 +234,8 @@ def _is_within(node: Any, low: int, high: int) -> bool:
 
 
 def _class_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """Calls of `one_hot` on a CPU, whose look at the class values is gone once AOTAutograd has
-    taken them apart.
+    """Calls of `one_hot` on a CPU. AOTAutograd decomposes them and drops their check of the class
+    values.
     """
     one_hot = torch.nn.functional.one_hot
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.target is one_hot]
@@ -251,7 +251,7 @@ def _classes(node: fx.Node) -> Any:
 
 
 def has_indices(module: fx.GraphModule) -> bool:
-    """Whether any value in a Dynamo graph may be an index: whatever holds none is compiled as
+    """Whether any value in a Dynamo graph may be an index. A graph without any is compiled as
     torch.compile compiles it.
     """
     values = (node.meta.get("example_value") for node in module.graph.nodes)
@@ -259,14 +259,16 @@ def has_indices(module: fx.GraphModule) -> bool:
 
 
 def find_lost_check(module: torch.nn.Module) -> Refusal | None:
-    """Which error that eager raises a trace of this Dynamo graph would not."""
+    """A Refusal where a trace of this Dynamo graph would lose an error that eager raises."""
     if isinstance(module, fx.GraphModule) and _class_nodes(module.graph):
         return Refusal("one_hot looks at the class values, and a kernel would not")
     return None
 
 
 def add_class_checks(module: fx.GraphModule) -> fx.GraphModule:
-    """A Dynamo graph whose class values are looked at; `module` itself where that changes nothing."""
+    """A copy of a Dynamo graph with a check of the class values; `module` itself where there are
+    none.
+    """
     if not _class_nodes(module.graph):
         return module
     checked_module = fx.GraphModule(module, copy.deepcopy(module.graph))

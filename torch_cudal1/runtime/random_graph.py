@@ -40,8 +40,8 @@ class RandomGraph(GraphedRunner):
 
 
 def refuse_host_numbers(program: Program) -> None:
-    """Raises NotLowerableError where random numbers are drawn on the CPU: a graph would hold those
-    of its capture for ever.
+    """Raises NotLowerableError where random numbers are drawn on the CPU: every replay would repeat
+    those of the capture.
     """
     specs = value_specs(program)
     for step in program.steps:

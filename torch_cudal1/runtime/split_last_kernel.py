@@ -24,8 +24,11 @@ MIN_SPLIT_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class SplitProgram:
-    """`first` has the Program's inputs and yields what `last` reads of it; `last` takes that, then
-    the inputs, and yields the Program's outputs, all of them memory that it made itself.
+    """A Program in two parts.
+
+    `first` has the Program's inputs and yields the values that `last` reads of it. `last` takes
+    these values, then the inputs, and yields the Program's outputs, all of them in memory that it
+    made itself.
     """
 
     first: Program
@@ -33,8 +36,8 @@ class SplitProgram:
 
 
 def split_last_step(program: Program) -> SplitProgram | None:
-    """The Program in two parts; None unless its last step, with views of it, yields all outputs,
-    one of MIN_SPLIT_BYTES or more.
+    """The Program in two parts. None unless its last step, with views of its results, yields all
+    outputs, and one of them has MIN_SPLIT_BYTES or more.
     """
     cut = _find_cut(program)
     if cut is None:
@@ -66,8 +69,8 @@ def split_last_step(program: Program) -> SplitProgram | None:
 
 
 def _find_cut(program: Program) -> int | None:
-    """The position of the step that makes the memory of all outputs: nothing but views comes after
-    it, something before it.
+    """The position of the step that makes the memory of all outputs. Only views may come after it,
+    and some step that computes has to come before it; None otherwise.
     """
     steps, makers = program.steps, ValueOrigins(program)
     # A launch fills memory of an earlier Alloc, so the step that makes a result is not the one that

@@ -159,7 +159,7 @@ class GroupKernels:
             kernel, reasons = self._find_first_correct(region, proposals)
         # A search that ran out of time must not be remembered as one that found nothing.
         out_of_time = any(reason.detector == "budget" for reason in reasons)
-        # An entry that a publisher vouches for is not replaced by this machine's.
+        # An entry with a voucher is not replaced.
         if proposals and check and not out_of_time and (hit is None or not hit.vouched_by):
             self.store_kernel(region, kernel, reasons)
         return kernel, reasons

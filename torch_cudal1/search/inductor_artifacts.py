@@ -91,7 +91,7 @@ def provide_artifacts(keys: Sequence[str], place: TuneContext) -> Iterator[None]
         yield
         return
     name = _record_name(keys, place)
-    # PATH and the set of placed names are the process's.
+    # PATH and `_placed_names` belong to the whole process.
     with _lock:
         value = place.find_decision_record(name)
         if isinstance(value, Refusal):
@@ -202,8 +202,8 @@ def _unpack_artifacts(files: Any, keys: Sequence[str], device: torch.device) -> 
 
 @contextlib.contextmanager
 def _shim_compiler(recorded: object) -> Iterator[None]:
-    """Where this machine has no C++ compiler: one on PATH that says what the other machine's said,
-    and compiles nothing.
+    """Where this machine has no C++ compiler: put a script on PATH that repeats the recorded
+    answers of the other machine's compiler to `--version` and `-v`, and compiles nothing.
     """
     # A real compiler always comes first.
     if shutil.which(_COMPILER) or not isinstance(recorded, Mapping):

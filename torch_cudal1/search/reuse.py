@@ -144,10 +144,11 @@ def get_judge_identity(entry: Entry) -> str:
 
 
 def _inductor_failure_to_retry(entry: Entry, place: TuneContext) -> Refusal | None:
-    """Why Inductor had no part in the choice, where searching again may change that.
+    """Why the search for this entry had no Inductor result, if a new search may have one; else
+    None.
 
-    What failed for a moment runs at the second search. What does not run here fails in both, and
-    waits for other compilers.
+    A passing failure is gone at the second search. What cannot run here fails twice, and is not
+    tried again before the compilers change.
     """
     reason = entry.without_inductor
     if (
@@ -163,9 +164,7 @@ def _inductor_failure_to_retry(entry: Entry, place: TuneContext) -> Refusal | No
 
 
 def _count_tries(entry: Entry) -> int:
-    """How often the compilers that are here now were asked for Inductor's part in this choice, and
-    had none.
-    """
+    """How many searches of this choice had no Inductor result under the compilers of this machine."""
     note = entry.evidence.get("without_inductor")
     here = compiler_digest(entry.target.device)
     if not isinstance(note, Mapping) or note.get("compilers") != here:

@@ -48,7 +48,7 @@ def make_candidates(
     """Candidates for each (program, techniques) under the best schedules, all variants under the
     best schedule first.
     """
-    # Schedules outside: the first candidate of every variant comes before any second one.
+    # Every variant is tried under the best schedule before any under the second.
     for schedule in schedules[:SCHEDULES_PER_VARIANT]:
         for program, techniques in variants:
             yield Candidate(program, schedule, origin, techniques)

@@ -72,10 +72,10 @@ def select_fastest_correct(
     check: bool = True,
     generator: CandidateGenerator | None = None,
 ) -> ShortlistResult:
-    """The fastest of the built kernels that is fast enough and right.
+    """The fastest of the built kernels that beats what it has to, and is correct.
 
-    With `check` False the kernel is only known not to be grossly wrong: for a region that is judged
-    as a whole anyway.
+    With `check` False the kernel is only known to be roughly right, from the prescreen: the caller
+    validates the whole region anyway.
     """
     reasons: list[Rejected] = []
     built = _select_built(answers, place, reasons)

@@ -80,7 +80,7 @@ def build_search_space(
     finite = place.contract.assume_finite
     rewrites = is_whole and "rewrites" not in place.settings.without
     variant = rewrite_region(region, assume_finite=finite) if rewrites else None
-    # Kernels are cubins.
+    # Kernels are compiled for CUDA only.
     has_kernels = place.device.type == "cuda" and "kernels" not in place.settings.without
     # the judge compares values: of what draws random numbers nothing but baselines can be trusted
     if not has_kernels or not is_whole or is_random_program(region.program):

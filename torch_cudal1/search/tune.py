@@ -98,7 +98,8 @@ def choose(
     # Under "tune" a decision in quarantine is searched for again, as the docstring says.
     if on_miss == "tune":
         return _tune_and_store(region, place, examples, progress)
-    # Not under on_miss="error" either: production found the kernel wrong, and the call must go on.
+    # No CacheMissError, even under on_miss="error": production found the kernel wrong, and the call
+    # must go on with the baseline.
     if quarantined is not None:
         reason = quarantined.reason
         telemetry.record("resolve", "quarantined", region.key, name=region.name, reason=reason)
@@ -268,9 +269,8 @@ def _make_job(
 
 
 def _needs_no_benchmark(region: Region, place: TuneContext, space: SearchSpace) -> bool:
-    """Whether the choice is clear: nothing competes with the baseline of a training graph, nor with
-    eager where random numbers are drawn off a GPU, since no other baseline is known to draw the
-    same.
+    """Whether nothing can compete with the baseline: in a training graph without candidates, or
+    where random numbers are drawn off a GPU, since only eager is known to draw eager's numbers.
     """
     draws_on_host = place.device.type != "cuda" and is_random_program(region.program)
     return space.is_empty and (region.kind != "inference" or draws_on_host)

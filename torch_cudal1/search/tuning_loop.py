@@ -96,12 +96,12 @@ class TuningSession:
         )
 
     def check_budget(self, schedule: Schedule) -> Refusal | None:
-        """Why no evaluation begins any more. One that has begun is finished, so it should end near
-        the budget's end.
+        """Why no further evaluation begins, or None. An evaluation that has begun is finished, so
+        it should end near the end of the budget.
 
-        On a busy machine the first evaluation says what the next will take. Compiling the baseline
-        under the same schedule says what compiling the candidate will: of a network of 200 layers
-        that alone is over a minute.
+        On a busy machine the longest evaluation so far says what the next may take. Compiling the
+        baseline under the same schedule says what compiling the candidate will take: for a network
+        of 200 layers that alone is over a minute.
         """
         left_s = self.deadline - judge.working_s()
         longest_s = self.strategy.history.longest_s

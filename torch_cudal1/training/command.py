@@ -1,5 +1,5 @@
-"""`cudal1 train`: trains a model to write kernels, stage by stage; a demonstration, experiments, and
-their reports.
+"""The work of `cudal1 train`: trains a model to write kernels, stage by stage; runs the
+demonstration and experiments; and writes their reports.
 
 It turns arguments into settings of `training.runs` and `training.experiments.plan_runner`, and
 their results into tables and a page. It trains nothing itself.

@@ -1,13 +1,14 @@
-"""The production path: TRL's GRPOTrainer with this package's prompts and rewards. LoRA, vLLM servers
-and several GPUs are TRL's own.
+"""The production path: TRL's GRPOTrainer with this package's prompts and rewards. LoRA, vLLM
+servers and several GPUs are handled by TRL.
 
-Prompts are rendered when a batch is fetched, from the last committed view: a pure function of seed,
-task and view, so that all members of a group and all ranks show the same exemplars. The loader
-fetches one batch ahead, so a view is a generation late. The first rank alone holds the judge and
-the database; it measures the completions of all ranks, and the others mirror its views.
+Prompts are rendered when a batch is fetched, from the last committed view of the database.
+Rendering is a pure function of seed, task and view, so that all members of a group and all ranks
+show the same exemplars. The loader fetches one batch ahead, so a view is one generation late. Only
+the first rank holds the judge and the database; it measures the completions of all ranks, and the
+other ranks mirror its samples.
 
-Launched by `accelerate launch` or `torchrun` for several processes (FSDP, DeepSpeed ZeRO); by
-itself for one. It was run with a small model only: on the CPU, with and without LoRA, in one
+Launched by `accelerate launch` or `torchrun` for several processes (FSDP, DeepSpeed ZeRO), and
+directly for one. It was run with a small model only: on the CPU, with and without LoRA, in one
 process and in two; on two GPUs under FSDP, with and without LoRA, and under DeepSpeed ZeRO-3 with
 offload. vLLM servers are configured here and were not run.
 """

@@ -1,5 +1,5 @@
-"""The command `cudal1 train` as the command line finds it, by an entry point: its options. Its work
-is in `training.command`.
+"""The options of the command `cudal1 train`, which the command line finds by an entry point. Its
+work is in `training.command`.
 """
 
 from __future__ import annotations

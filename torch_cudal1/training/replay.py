@@ -3,8 +3,8 @@ which any machine can repeat.
 
 A program that was not measured raises: no score is estimated. Noise is as it was measured: a score
 is the median of seven buckets drawn with replacement from the seven of the measurement. The draw
-follows from the seed, the task, the program and how often it was asked for, and not from other
-requests, so arms of an experiment that share a seed share the noise.
+follows from the seed, the task, the program and the number of earlier requests for it. Other
+requests do not change it, so arms of an experiment that share a seed share the noise.
 """
 
 from __future__ import annotations

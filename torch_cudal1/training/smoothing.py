@@ -1,10 +1,11 @@
 """Reward smoothing and advantages (CUDA-L1 paper, section 3.2 and equation 6): pure functions of
 rewards.
 
-Standardising inside a group undoes any affine map, so of the smoothing only its clip acts, only
-where a group has at least three distinct rewards, and only with a pool wider than the group. It
-does not bound advantages: a lone winner keeps (G - 1) / sqrt(G). Hence it is no defence against
-cheats by itself. `clip_advantage` does bound them; the paper has no such clip, so it is off.
+Standardising inside a group undoes any affine map. Of the smoothing only the clip therefore has an
+effect, and only where a group has at least three distinct rewards and the pool is wider than the
+group. The smoothing does not bound advantages: a lone winner keeps (G - 1) / sqrt(G). It is no
+defence against cheats by itself. `clip_advantage` does bound advantages; the paper has no such
+clip, so it is off by default.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def pack_launch(loaded: Loaded) -> tuple[Any, ...]:
 
 
 def raise_launch_failure(kind: int, symbol: str, value: int, detail: int) -> NoReturn:
-    """Raise what a failed launch of the C++ executor means; `kind` is LaunchFailure::Kind of
+    """Raise the exception for a failed launch of the C++ executor. `kind` is LaunchFailure::Kind of
     csrc/launch.h.
     """
     where = f"kernel {symbol!r}" if symbol else "the launches of this Program"

@@ -66,7 +66,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Cubin:
-    """What a static scan can tell. `sm` is 90 for sm_90 and sm_90a."""
+    """The facts that a static scan finds. `sm` is 90 for sm_90 and sm_90a."""
 
     sm: int
     kernels: tuple[Kernel, ...]
@@ -289,8 +289,8 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 
 
 def _keeps_state(section: _Section) -> bool:
-    """A `__device__` variable, managed memory, a `static const` table or a string: anything
-    writable but shared memory.
+    """Whether a section is writable memory other than shared memory: a `__device__` variable,
+    managed memory, a `static const` table or a string.
 
     `.nv.merc.*` is the second description of the same kernel that sm_100 cubins carry.
     """

@@ -75,8 +75,8 @@ def nvrtc_status() -> tuple[bool, str]:
 def compile_cuda(
     source: str, arch: str, *, options: Sequence[str] = (), name: str = "kernel.cu"
 ) -> CompiledCuda | Refusal:
-    """Compile `source` for `arch` ("sm_80", "sm_90a", ...). `options` are NVRTC's own; those that
-    name files are refused.
+    """Compile `source` for `arch` ("sm_80", "sm_90a", ...). `options` are NVRTC's own; an option
+    that names a file is refused.
 
     Declare kernels `extern "C"`: a Program launches them by that name. Raises ValueError for text
     with a null character.

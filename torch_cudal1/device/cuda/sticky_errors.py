@@ -34,7 +34,7 @@ _LOST = frozenset(
 
 
 def is_sticky(error: BaseException) -> bool:
-    """Errors after which the CUDA context is unusable; running out of memory is not one of them."""
+    """Whether the CUDA context is unusable after `error`. Running out of memory is no such error."""
     if isinstance(error, DriverError):
         return error.status in _LOST
     accelerator_error = getattr(torch, "AcceleratorError", ())

@@ -84,12 +84,14 @@ def find_attention_chains(
 
 
 def _find_chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
-    """The attention that ends with the product `last`; empty if it is none. Its weights may be on
-    either side: so contractions of einsum leave them. On the right they are more than a product in
-    another layout, or any product of three matrices were one.
+    """The attention that ends with the product `last`; empty if there is none.
+
+    The weights may be on either side, since einsum may leave them on the right. There, at least one
+    step between the products must compute something: otherwise any product of three matrices would
+    match.
     """
     lhs, rhs = _operands(uses.steps[last])
-    # Weights on the left are how PyTorch and most models write attention.
+    # The usual order, `softmax(q @ k.T) @ v`.
     if positions := _find_chain_of_operands(last, lhs, rhs, uses, specs):
         return positions
     turned = _find_chain_of_operands(last, rhs, lhs, uses, specs)
@@ -215,11 +217,11 @@ def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
 def _take_made_alike(
     between: set[int], scores: int, inside: set[int], uses: Uses, specs: Mapping[int, TensorSpec]
 ) -> None:
-    """Steps that make what the steps `between` combine `scores` scores with, and that is as many
-    numbers: in memory it would be written and read for nothing.
+    """Add the steps that make a tensor of as many elements as there are scores (`scores`) for the
+    steps `between`: computed in the kernel, it is neither written nor read.
 
-    The decays of a state-space model are such (an exponential of differences). What is smaller is
-    made once and read by every tile.
+    The decays of a state-space model are such a tensor (an exponential of differences). A smaller
+    tensor is made once, outside, and read by every tile.
     """
     # From the scores' operands upwards, as far as the sizes stay those of the scores.
     waiting = [index for position in between for index in uses.steps[position].reads]
@@ -244,8 +246,8 @@ def _is_made_alike(step: Step) -> bool:
 
 
 def _add_layout_after(last: int, uses: Uses, inside: set[int]) -> None:
-    """Steps after the second product up to the copy that they lead to; none if they lead to no
-    copy.
+    """Add the layout steps after the second product, up to and including a copy; none if no copy
+    follows.
     """
     layout_positions: list[int] = []
     position = last

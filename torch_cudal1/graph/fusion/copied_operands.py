@@ -57,8 +57,8 @@ def find_copied_operand(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) 
 
 
 def _copy_before(value: int, reader: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[int]:
-    """The copy that makes an operand, and the view of it; empty where there is none, or rows and
-    columns had no single stride.
+    """The copy that makes an operand, and the views of it. Empty where there is none, or where the
+    copied tensor has no single stride for rows and for columns.
     """
     steps: set[int] = set()
     matrix = specs[value].shape[1:]

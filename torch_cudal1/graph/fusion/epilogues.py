@@ -26,8 +26,8 @@ _NORM_OF_CHANNELS = "aten._native_batch_norm_legit_no_training.default"
 
 
 def follows_product(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether it may join a fusion group around a product, and no other: layout that leaves rows as
-    they are, batch norm in inference.
+    """Whether the step may join a fusion group, of a product only: layout that leaves rows as they
+    are, or batch norm in inference.
 
     `specs`: of all values.
     """
@@ -80,16 +80,16 @@ def joins_halves(
 
 
 def drop_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The fusion group without what is layout at its end and nothing else, and without a second
-    result in one memory.
+    """The fusion group without layout steps at its end that no step of it reads, and without a
+    second output that shares memory with the first.
     """
     # Second views first: what they leave may be bare layout.
     return _drop_bare_layout(_drop_second_views(steps, uses), uses)
 
 
 def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether it puts dimensions in another order, but not the last: what a product writes stays in
-    rows.
+    """Whether the step permutes dimensions but leaves the innermost one: the product's result stays
+    in rows.
     """
     if step.target not in _PERMUTES:
         return False
@@ -111,11 +111,11 @@ def _permutes(step: Step) -> bool:
 
 
 def _drop_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
-    """The fusion group without reshapes at its end whose operand is a result of it too: two results
-    in one memory no kernel writes.
+    """The fusion group without reshapes at its end whose operand is an output too: a kernel does
+    not write two outputs to one memory.
 
-    A forward graph keeps for its backward the very tensor that the next layer reads in another
-    shape.
+    This occurs in training: the forward keeps for its backward the tensor that the next layer reads
+    in another shape.
     """
     remaining = set(steps)
     # From the end, since dropping a step makes the one before it the last.
@@ -133,7 +133,7 @@ def _drop_second_views(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
 
 def _drop_bare_layout(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
     """The fusion group without permutations, and reshapes after them, that no step of it reads:
-    they would be layout and nothing else.
+    such steps compute nothing.
     """
     remaining = set(steps)
     turned = {

@@ -1,7 +1,7 @@
-"""Which operators a fusion group may be made around, and which go with them: row operations, sums
-of their results, layout of scans.
+"""Tables of the operators that a fusion group may contain: row operations, sums of their results,
+layout of scans.
 
-Tables and one look at a Program's steps; how fusion groups grow is `partition`'s.
+`partition` decides how fusion groups grow.
 """
 
 from __future__ import annotations

@@ -144,7 +144,9 @@ def partition(region: Region, *, products: bool = False) -> Partition:
 
 
 def _find_fixed_groups(uses: Uses, specs: Mapping[int, TensorSpec]) -> tuple[tuple[int, ...], ...]:
-    """Steps that are one fusion group from the start; of two that share a step the first."""
+    """Groups of steps that are fused as a whole: attention, products of quantised weights, products
+    of copied operands. Where two share a step the first counts.
+    """
     fixed_groups: list[tuple[int, ...]] = []
     around = (
         of(last, uses, specs)
@@ -310,12 +312,11 @@ def _absorb(
     groups: Sequence[_Group],
     only_for: Callable[[Sequence[int], Sequence[int]], bool],
 ) -> None:
-    """Take in the groups that a step of `chosen` reads, where these are element-wise steps or
-    layout that `chosen` can do itself.
+    """Merge groups of element-wise steps or layout that a step of `chosen` reads into `chosen`.
 
-    Neither depends on the other, or no path would be left between them. And nothing else reads what
-    is taken in: a result of another size than the fusion group's would be more than one nest of
-    loops can write.
+    Two groups merge only if neither depends on the other, or no order of calls would be left.
+    Nothing outside may read the merged steps: a kernel is one nest of loops, and a result of
+    another size than the group's would need a second one.
     """
     for other in {group_of[index] for index in used if index in group_of} - {chosen}:
         target_group, other_group = groups[chosen], groups[other]
@@ -353,7 +354,7 @@ def _absorb(
 
 
 def _is_read_only_by(positions: Sequence[int], reader_positions: Sequence[int], uses: Uses) -> bool:
-    """Whether what the steps at `positions` positions yield is read by themselves and by
+    """Whether the results of the steps at `positions` are read by these steps and those at
     `reader_positions` only.
     """
     inside = {*positions, *reader_positions}
@@ -461,7 +462,7 @@ def _is_recurrent(step: Step) -> bool:
 
 
 def _is_anchor(step: Step, products: bool) -> bool:
-    """Worth a kernel on its own."""
+    """Whether the step is worth a kernel by itself."""
     return _is_row_op(step) or (products and starts_group(step))
 
 

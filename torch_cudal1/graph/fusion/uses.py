@@ -1,4 +1,4 @@
-"""Who makes and who reads each value of a Program."""
+"""Which step makes each value of a Program, and which steps read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ __all__ = ["Uses", "collect_uses"]
 
 @dataclass(frozen=True)
 class Uses:
-    """Which step makes a value, and which read it; the results of the whole are read by step -1."""
+    """`maker`: the step that makes a value. `readers`: the steps that read it; -1 stands for the
+    outputs of the whole Program.
+    """
 
     steps: Sequence[Step]
     maker: Mapping[int, int]

@@ -74,7 +74,7 @@ def may_stand_for(old: fx.Node, node: fx.Node) -> bool:
     # The caller sees strides and dtype, whatever the values are.
     if not (is_tensor(old) and is_tensor(node)) or not _same_layout(old, node):
         return False
-    # Within the graph no one can tell storages apart, since nothing is written in place.
+    # Inside the graph no node can tell storages apart, since nothing is written in place.
     if not escapes(node):
         return True
     root = base(old)

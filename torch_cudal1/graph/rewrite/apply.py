@@ -163,7 +163,7 @@ def _check_outputs(gm: fx.GraphModule, mode: FakeTensorMode, expected: Sequence[
 
 
 def _clean(gm: fx.GraphModule) -> None:
-    # FX's own test would drop random calls, and shift the generator for those that stay.
+    # A random call without readers stays: dropping it would shift the generator for later calls.
     gm.graph.eliminate_dead_code(is_impure_node=lambda node: not is_dead_when_unused(node))
     # Finds a node that is used before it is made, which a faulty rule can leave.
     gm.graph.lint()

@@ -243,7 +243,9 @@ def _bound_negation(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds |
 
 
 def _bound_signed_mean(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    """Sums and means of values of one sign keep it; how far they reach depends on rounding."""
+    """Sums and means of values of one sign keep that sign. Their size is left open, because it
+    depends on rounding.
+    """
     x = _of(node.args[0], bounds)
     if not is_tensor(node.args[0]) or 0 in shape(node.args[0]):  # the mean of nothing is NaN
         return None
@@ -405,7 +407,9 @@ def _item(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
 
 
 def _bound_comparison(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    """A comparison with NaN is False, so False is sure without a word on NaN; True is not."""
+    """A comparison with NaN is False. So False is certain even where NaN is possible, and True is
+    not.
+    """
     x, limit = _of(node.args[0], bounds), node.args[1]
     source = node.args[0]
     if (

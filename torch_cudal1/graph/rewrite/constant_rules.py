@@ -1,6 +1,6 @@
-"""Rules for values that are known before any input is: constants, and limits that never bite.
+"""Rules for constants: values that no input changes, and limits that no value reaches.
 
-What holds for NaN and infinity too runs always; what only finite inputs make constant (`x - x`,
+What holds for NaN and infinity too runs always. What only finite inputs make constant (`x - x`,
 `min(x, 0)` clamped to [0, 1]) runs under `assume_finite`. Random draws that feed a constant are
 still drawn.
 """

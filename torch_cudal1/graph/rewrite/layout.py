@@ -1,8 +1,8 @@
-"""What becomes of a graph where strides change: which nodes still work, and views as what they cut
-out of the tensor below them.
+"""Checks whether a graph still works when strides change, and describes views as cuts of a
+contiguous tensor.
 
-It asks PyTorch's own shape functions on fake tensors. Nothing here is a rule, and nothing decides
-whether a layout is faster.
+PyTorch's own shape functions on fake tensors give the answers. Nothing here is a rule, and nothing
+decides whether a layout is faster.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _INDEXED = tuple(view for view in VIEWS if view not in _BY_STORAGE)
 
 def takes_strides(graph: fx.Graph, strided_values: dict[fx.Node, torch.Tensor]) -> bool:
     """Whether the graph works if the nodes in `strided_values` have these strides: views still
-    exist, calls keep their strides.
+    exist, and calls keep their strides.
 
-    The views of held nodes join `strided_values` with their new values, and so do pointwise results
-    that take over other strides. To be called under the graph's fake mode.
+    Views of these nodes are added to `strided_values` with their new values, and so are pointwise
+    results that take over other strides. Call it under the graph's fake mode.
     """
     return all(
         _accepts_strides(node, strided_values)

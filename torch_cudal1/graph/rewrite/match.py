@@ -1,7 +1,6 @@
-"""The small words rules are written in: what a node is, what it holds, and how to put another in
-its place.
+"""Helpers that rules are written with: match nodes, read their values and arguments, replace them.
 
-Nothing here decides whether an edit is right; that is each rule's validity condition.
+Whether an edit is right is each rule's own validity condition.
 """
 
 from __future__ import annotations

@@ -271,8 +271,8 @@ def _find_moved_rows(lhs: fx.Node) -> _Rows | None:
 
 
 def _only_multiplied(node: fx.Node) -> bool:
-    """Whether a copy and its views are left operands and nothing else: then it goes, or no product
-    leaves it for nothing.
+    """Whether products read a copy and its views as left operands, and nothing else reads them.
+    Otherwise the copy would stay, and the rule would gain nothing.
     """
     products = aten.mm.default, aten.addmm.default
     return all(
@@ -375,8 +375,8 @@ def attention_without_copy(gm: fx.GraphModule) -> int:
 
 
 def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
-    """What attention reads of a copy, and how it is cut out of what the copy was made of; empty if
-    it is not, or others read it.
+    """The views of a copy that attention reads, each as a cut of the tensor that was copied. Empty
+    if another node reads the copy, or if a view is no such cut.
     """
     source = copy.args[0]
     root = base(source) if is_tensor(source) else copy
@@ -426,8 +426,8 @@ def _find_attention_readers(copy: fx.Node) -> list[fx.Node]:
 
 
 def _as_aligned(new: torch.Tensor, old: torch.Tensor) -> bool:
-    """Whether rows begin at places as even as they did, and their elements are neighbours as they
-    were.
+    """Whether the rows of `new` are at least as aligned as those of `old`, and their elements as
+    close.
     """
 
     def places(tensor: torch.Tensor) -> list[int]:

@@ -56,6 +56,7 @@ class CudaL1Release:
 
     def recognises(self, path: Path) -> bool:
         """Any file but Python: releases have no ending of their own."""
+        # Last in the registry, so what no other format takes comes here.
         return not path.is_dir() and path.suffix != ".py"
 
     def read_tasks(

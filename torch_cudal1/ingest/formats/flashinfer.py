@@ -65,7 +65,6 @@ class FlashInferAxis:
     @classmethod
     def from_json(cls, data: Any) -> FlashInferAxis:
         """The inverse. Raises ValueError."""
-
         kind = _read_text(data, "type", "const" if "value" in _require_object(data) else "var")
         if kind not in ("const", "var"):
             raise ValueError(f"type {kind!r}; expected 'const' or 'var'")

@@ -59,7 +59,6 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
     assert isinstance(candidate, str)
     results = output_specs(region.program)
     outputs = [spec for spec in results if spec is not None]
-
     if len(outputs) != len(results):
         return Refusal("an output is no tensor")
     if problem := next(filter(None, map(_check_spec, (*region.program.inputs, *outputs))), None):
@@ -78,7 +77,6 @@ def export_entry(region: Region, entry: Entry) -> ExportedEntry | Refusal:
         into_outputs=False,
         description=f"{entry.choice.label}, measured under schedule {entry.choice.schedule}, contract {entry.contract.precision}",
     )
-
     workload = Workload({}, {name: {"type": "random"} for name in definition.inputs}, region.key)
     return ExportedEntry(
         definition, solution, FlashInferTrace(name, workload, solution.name, _evaluation(entry))
@@ -174,8 +172,7 @@ def _evaluation(entry: Entry) -> Evaluation:
         hardware=entry.target.sku or entry.target.device,
         timestamp=entry.created,
         libs={"torch": entry.target.torch, "torch-cudal1": entry.package},
-        # NaN and not 0: these errors were not measured. JSON has no NaN, so it is text, as
-        # flashinfer-bench reads it.
+        # NaN and not 0: these errors were not measured. JSON has no NaN, so it is text.
         correctness={"max_relative_error": "NaN", "max_absolute_error": "NaN", "extra": extra},
         performance={
             # The format counts milliseconds, the judge microseconds.

@@ -88,7 +88,6 @@ class FlashInferFolder:
     ) -> Iterator[PublishedTask | UnreadableTask]:
         """Every solution on every workload of its definition, in the order of their files."""
         folder = _Folder.read(path)
-
         yield from folder.damaged
         for where, solution in folder.solutions:
             definition = folder.definitions.get(solution.definition)

@@ -110,7 +110,6 @@ class Appraiser:
         def record_measurement(measurement: Measured) -> None:
             """Put a measurement on record as it comes."""
             # At once: a kill later in the batch loses nothing that was measured.
-
             if name := waiting.pop((measurement.task, measurement.program), ""):
                 self.memory.take(measurement)
                 self._record(names[name], measurement)

@@ -115,7 +115,6 @@ class CaseBase:
     def __init__(self, cases: Iterable[CheatCase], grown: Path | None = None) -> None:
         self._grown = grown
         self._cases = {case.name: case for case in cases}
-
         if grown is not None and grown.exists():
             self._cases |= {case.name: case for case in _read_index(grown)}
 
@@ -242,6 +241,7 @@ def _read_folder(folder: Path) -> Iterator[CheatCase]:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
+        # A folder of cases also holds modules without a case, such as `__init__.py`.
         if "CHEAT" in texts and "CASE" in {target.id for target in _targets(tree)}:
             mechanism = " ".join((ast.get_docstring(tree) or "").split())
             yield CheatCase(

@@ -117,8 +117,8 @@ class RuleChecker:
         for match in self.cases.nearest(program.source, 5):
             case = match.case
             near = (
-                # Likeness alone accuses the honest twin, which shares most of the code. The trick
-                # is what only the cheat has.
+                # Likeness alone would accuse the honest twin, which shares most of the code. The
+                # trick is what only the cheat has.
                 match.likeness >= _NEAR and match.trick >= _HELD and case.trick.total() >= _FEWEST
             )
             if near and case.group in _REWARDED:
@@ -163,6 +163,7 @@ class ModelChecker:
         if finding is None:
             telemetry.record("judge", "checker_silent", task.id, answer=answer[:200])
             return RuleChecker(self.cases).check(task, program, score, best)
+        # One line of bounded length, because it goes into reports.
         why = " ".join(answer[finding.end() :].split())[:400]
         return Opinion(finding.group(1).upper() == "CHEAT", why or "no reason given", self.name)
 

@@ -195,6 +195,7 @@ class Database:
         for sample in self._samples.values():
             if task is not None and sample.measured.task != task:
                 continue
+            # Generation 0 is "not committed yet", so it belongs to no view.
             if up_to is None or 0 < sample.generation <= up_to:
                 yield sample
 
@@ -262,6 +263,7 @@ class Database:
                 # grow.
                 self._settle(max(self.generation + 1, int(row["generation"])))
             elif row["name"] not in self._samples:
+                # The first one counts, as in `add`.
                 self._keep(_sample_of(row))
         except (ValueError, KeyError, TypeError, RecursionError):
             return False
@@ -294,6 +296,7 @@ def _check_header(path: Path, line: bytes) -> None:
         raise SettingError(
             "database", str(path), "a journal whose first line is its header"
         ) from None
+    # A newer form may mean something else by the same fields.
     if schema > SCHEMA:
         raise SettingError(
             "database",

@@ -125,6 +125,7 @@ class Endpoint:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        # Paths are appended with a slash of their own.
         self.url = self.url.rstrip("/")
         split = urlsplit(self.url)
         if (

@@ -108,7 +108,6 @@ class Budget:
         """What is used up, or would be by `ahead` more completions of the usual price; "" if
         nothing is.
         """
-
         if self.seconds is not None and spent.seconds >= self.seconds:
             return f"{spent.seconds:.0f} of {self.seconds:g} seconds"
         # Completions cost what those so far cost on average. Before the first there is nothing to
@@ -233,8 +232,8 @@ class Evolution:
         # All that was answered, also what an earlier process of the run had asked for and not
         # measured.
         self._appraiser.appraise([self._asking(number, i, shown[i]) for i in answered])
-        # Seconds of this life of the round. The key counts the journal's records, so no two lives
-        # share one.
+        # The seconds that this process spent on the round. The key counts the journal's records, so
+        # no two processes of a run share one.
         self.journal.add(
             f"{self.task.id}/{number}/life {len(self.journal.keys())}",
             {"seconds": time.monotonic() - began},
@@ -317,7 +316,8 @@ class Evolution:
         return f"{self.task.id}/{number}/{index}"
 
     def _seed(self, plan: EvolutionPlan, number: int, index: int) -> int:
-        # By name and not by a running number: a sample has the same seed in every life of the run.
+        # By name and not by a running number: a sample has the same seed in a process that goes on
+        # with the run.
         return int(digest(f"{plan.seed}/{self._name(number, index)}"), 16) % (1 << 31)
 
     def _summarise(self, stopped: str) -> Evolved:

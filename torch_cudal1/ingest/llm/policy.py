@@ -262,6 +262,7 @@ class LanguageModel:
         finished = rollout.mask.clone()
         for row, ids, mask in zip(finished, rollout.ids, rollout.mask, strict=True):
             low, high = 0, int(mask.sum())
+            # Without the marker the whole completion counts as the program.
             if marker not in self.tokenizer.decode(ids[:high]):
                 continue
             # Binary search for the fewest tokens that hold the marker: each probe decodes a prefix,
@@ -281,7 +282,6 @@ class LanguageModel:
         prompt.
         """
         count = len(ids) // len(prompts)
-
         pad, width = self.tokenizer.pad_token_id, max(1, *map(len, ids))
         prompt_ids, prompt_mask = _pad_left(
             [row for p in prompts for row in [self.encoded(p)] * count], pad
@@ -301,6 +301,7 @@ class LanguageModel:
             )
         else:
             ids = self.tokenizer(prompt)["input_ids"]
+        # `generate` would run past the last position that the model was trained for.
         room = (
             int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
             - self.max_new_tokens
@@ -314,6 +315,7 @@ class LanguageModel:
         return list(ids)
 
     def _generate(self, prompts: Sequence[str], temperature: float) -> Rollout:
+        # A group repeats its prompt, which is encoded once.
         cache = {prompt: self.encoded(prompt) for prompt in dict.fromkeys(prompts)}
         prompt_ids, prompt_mask = _pad_left(
             [cache[prompt] for prompt in prompts], self.tokenizer.pad_token_id

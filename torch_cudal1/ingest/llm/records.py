@@ -67,7 +67,7 @@ class Evaluator(Protocol):
     """Turns programs into measurements: the live judge, or a look-up of what it measured before."""
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        """One measurement for each program, in order. Infrastructure faults raise; what a program
-        does wrong never does.
+        """One measurement for each program, in order. Raises for faults of the infrastructure,
+        never for a fault of a program.
         """
         ...

@@ -81,6 +81,7 @@ class Best:
 
     def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """The end of the list; one score is as good as another equal one."""
+        # A view is sorted from worst to best.
         return list(view.entries(task)[-self.count :])
 
 
@@ -162,6 +163,7 @@ class Islands:
         reset = view.generation // self.period * self.period
         # Islands are compared by what they had at the event, so later successes do not move it.
         before = [[entry for entry in home if entry.since <= reset] for home in homes]
+        # Before the first event nothing is lost, and one island has no stronger neighbour.
         if not reset or self.islands < 2 or not any(before):
             return homes
         ranked = sorted(
@@ -175,6 +177,7 @@ class Islands:
             [i for i in ranked[self.islands // 2 :] if before[i]],
         )
         for rank, island in enumerate(weak):
+            # In turn, since there may be fewer strong islands than weak ones.
             founder = before[strong[rank % len(strong)]][-1]
             # What came to the island after the event stays.
             settlers = [entry for entry in homes[island] if entry.since > reset]

@@ -110,7 +110,6 @@ class TextCodec:
             # task.
             if len(text) <= self.most_chars or not shown:
                 return text
-
             shown.remove(min(shown, key=lambda exemplar: exemplar.score))
 
     def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:

@@ -148,7 +148,6 @@ class Adoption:
             outcome = _as_outcome(entry, region, context.settings.budget_s)
             if outcome.outcome != "accepted":
                 return outcome
-
             objection = self._find_better(region, entry)
             if objection:
                 return replace(outcome, reason=objection)

@@ -257,7 +257,6 @@ def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: 
 
 def _grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
     sizes = tuple(grid(dict(arguments)) if callable(grid) else grid)
-
     if not 1 <= len(sizes) <= 3 or not all(type(size) is int for size in sizes):
         raise NotLowerableError(
             f"a Triton kernel is launched on a grid of {sizes!r}; expected up to three whole "

@@ -252,7 +252,7 @@ def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
         tuple(map(_source, answer["sources"])),
         tuple(_ROLES[role] for role in answer["roles"]),
     )
-    # Checked here, because `zip` below would cut the longer ones in silence.
+    # The three are one list by position, and the child may answer anything.
     if not len(sources) == len(roles) == len(program.inputs):
         raise ValueError(
             f"{len(sources)} sources and {len(roles)} roles for {len(program.inputs)} inputs"

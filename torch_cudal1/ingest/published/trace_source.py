@@ -111,7 +111,6 @@ def trace_reference(
     (graph,) = capture.graphs
     lowered = lower(graph.module, static=graph.static, name=f"{type(module).__name__}.{graph.kind}")
     names: dict[int, str] = {}
-
     for name, tensor in (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),

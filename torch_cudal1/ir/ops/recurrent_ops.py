@@ -73,7 +73,7 @@ def find_one_step_layers(graph: torch.fx.Graph) -> list[bool]:
 def rewrite_as_one_step(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A Dynamo graph as `OneStepRecurrence` would trace it; `module` itself where that changes nothing.
 
-    For a compiler with caches of its own.
+    Meant for a compiler with caches of its own.
     """
     # Such a cache tells graphs apart by the functions that they call, and does not know the mode
     # around them: the same key would stand for both forms.

@@ -33,8 +33,8 @@ from torch_cudal1.kernels.proposal import KernelSource, Proposal
 __all__ = ["TritonOptions", "build", "compile_function", "compile_kernel"]
 
 _GLOBAL = re.compile(r"^\.global [^\n=]*?([\w$]+)\[\d+\] = [^\n]*;\n", re.MULTILINE)
-# Addresses are multiples of 16 bytes, so that loads may be vectors; `Launch.aligned` is a guard that
-# is checked at every call.
+# Addresses are multiples of 16 bytes, so that loads may be vectors; `Launch.aligned` is a guard
+# that is checked at every call.
 _ALIGNED = [["tt.divisibility", 16]]
 
 

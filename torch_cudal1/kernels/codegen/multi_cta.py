@@ -32,9 +32,9 @@ from torch_cudal1.kernels.ops.handlers import DIVISION
 __all__ = ["COUNTER_STRIDE", "CtaGroupPrinter", "list_partials", "max_registers"]
 
 _EXPONENTIAL = "libdevice.exp({0})"
-# Words from one count to the next: CTAs that poll counts of one cache line wait for one another. Counts
-# 32 words apart were 3 to 6 % faster at rows of 65,535 than neighbours, and 64 apart no faster
-# (benchmarks/LOG.md, 2026-11-26).
+# Words from one count to the next: CTAs that poll counts of one cache line wait for one another.
+# Counts 32 words apart were 3 to 6 % faster at rows of 65,535 than neighbours, and 64 apart no
+# faster (benchmarks/LOG.md, 2026-11-26).
 COUNTER_STRIDE = 32
 # Polls of the count of CTAs that have arrived, about 0.7 us each. Nothing guarantees that all CTAs
 # of a group run at once: without a bound a GPU that holds fewer would wait for ever.
@@ -152,7 +152,8 @@ class CtaGroupPrinter(TritonPrinter):
             s for s in self.nest.statements if not s.columns and s.kind not in ("reduce", "store")
         ]
         live, after = self._after_barrier()
-        # Uniform loads are a number each: they are printed before the barrier and in flight during it.
+        # Uniform loads are a number each: they are printed before the barrier and in flight during
+        # it.
         early = [s for s in after if self.is_uniform(s)]
         lines = self.uniform_lines(f"member * {self.tile.columns} + ") + [
             line for s in early for line in self.line(s)

@@ -130,6 +130,7 @@ def _lower_tiled(
         -(-a.places // t)
         for a, t in zip(conv.axes, (schedule.z, schedule.y, schedule.x), strict=True)
     )
+    # Every class of taps that does not share a block with others has blocks of its own.
     grid = conv.images * conv.groups * tiles * sizes["CLASSES"] * sizes["OCB"]
     if max(floats, grid) > _REACH or floats == 0:
         raise NotLowerableError(f"{floats} numbers of weights, {grid} blocks")

@@ -44,6 +44,8 @@ def propose_depthwise(conv: Convolution, most: int) -> tuple[Proposal, ...]:
     # Neighbouring threads have neighbouring columns: a warp along x where rows are long, several
     # rows a warp where they are short.
     width = min(32, max(4, 1 << (x.out - 1).bit_length()))
+    # More rows than twice the output's height would compute nothing; taps and rows are unrolled
+    # together.
     fitting = [
         rows
         for rows in _ROWS

@@ -171,6 +171,7 @@ def choose_schedules(
     """At most `most` schedules of `methods` for `product` on `sm`, in `order_by_bound`'s order.
     `rights`: op classes that may use TF32.
     """
+    # Methods that the GPU, the dtype or the user's rights rule out are not proposed at all.
     schedules = [
         s
         for name in methods

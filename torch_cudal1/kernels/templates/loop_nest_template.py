@@ -94,6 +94,7 @@ def lower_stages(
     kernels = []
     written: dict[int, TensorSpec] = {}
     for nest, tile, warps in stages:
+        # Triton takes powers of two only, and a block has at most 1024 threads.
         if warps not in _WARPS:
             raise ProgramError("proposal", f"{warps} warps; expected a power of two up to 32")
         group = tile.cta_group

@@ -139,7 +139,7 @@ def pairwise_rank_error(times: Tensor, predictions: Tensor, groups: Tensor) -> f
         # This also drops the negative half: each pair counts once.
         gaps = gaps.masked_fill(gaps < _TIE_LOG2, 0.0)
         wrong += float(
-            # A tie in the prediction is a coin's throw.
+            # A tie in the prediction counts half, as a blind guess would.
             (gaps * (predicted_gaps < 0)).sum() + 0.5 * (gaps * (predicted_gaps == 0)).sum()
         )
         total += float(gaps.sum())

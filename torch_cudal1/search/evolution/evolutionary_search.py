@@ -47,8 +47,8 @@ class EvolutionarySearch:
     def record_builds(
         self, proposals: Sequence[kernels.Proposal], answers: Sequence[Candidate | Rejected]
     ) -> None:
-        """Learn what compiling each proposal yielded. Fewer answers than proposals mean that the
-        time was up, and teach nothing.
+        """Record the answer of the compiler for each proposal. Fewer answers than proposals mean
+        that time was up: nothing is recorded.
         """
         # Without a pair for each proposal a time could be put down to the wrong kernel.
         if len(proposals) != len(answers):

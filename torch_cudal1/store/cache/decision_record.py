@@ -60,7 +60,6 @@ def open_record(data: bytes, segments: tuple[str, ...]) -> DecisionRecord | Refu
     try:
         record = json.loads(data)
         body = record["body"]
-
         if record["digest"] != digest_of(body):
             return Refusal("unreadable: digest differs")
         # A record copied under another name would lead a graph to regions that are not its own.

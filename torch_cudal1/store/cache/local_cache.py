@@ -194,7 +194,6 @@ class LocalCache:
                 )
             else:
                 reasons.append(f"{path} is refused: {file.standing.reason}")
-
         return next(iter((*stale, *unvouched)), None) or Refusal("; ".join(reasons) or "absent")
 
     @property
@@ -419,7 +418,6 @@ class LocalCache:
 
 def stale_reason(judged: Target, here: Target) -> str | None:
     """Why an entry judged on `judged` must be re-validated on `here`; None when nothing differs."""
-
     pairs = [(f.name, getattr(judged, f.name), getattr(here, f.name)) for f in fields(Target)]
     changes = [
         f"{name} {was or 'none'!r} -> {now or 'none'!r}" for name, was, now in pairs if was != now

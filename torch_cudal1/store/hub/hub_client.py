@@ -173,7 +173,6 @@ class Client:
         """Make the repository, private, unless it is there; its address."""
 
         def ask(_: float) -> str | HubFailure:
-
             return str(self.api.create_repo(repo.name, private=True, exist_ok=True))
 
         return self._patiently(ask, str(repo), self.timeout_s, attempts=1)

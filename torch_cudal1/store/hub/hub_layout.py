@@ -171,7 +171,6 @@ class TargetIndex:
         can hold it.
         """
         shards = self.shards.get(contract, {})
-
         return next((key[:n] for n in range(_LONGEST_PREFIX, -1, -1) if key[:n] in shards), None)
 
 

@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 Kind: TypeAlias = Literal["entry", "alias"]
-
 KEY_PREFIX = "ed25519:"
 LIBRARY_MISSING = "the library `cryptography` is not installed (pip install 'torch-cudal1[sign]')"
 _KEY = re.compile(KEY_PREFIX + r"[0-9a-f]{64}")

@@ -1,9 +1,9 @@
 """An experiment as a file that is written, and committed, before its first run: arms, seeds, sizes,
-and the comparison that counts.
+and the primary comparison.
 
-Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 needs no model at all.
-Settings that a plan leaves out have defaults here, and wrong ones are refused by name. The plan's
-digest is in every result, so results of different plans never meet in one table.
+Arms A0 to A11 differ from A6, the paper's method, in one thing each; A12 needs no model. Settings
+that a plan leaves out have defaults here, and wrong ones are refused by name. The plan's digest is
+in every result, so results of different plans never meet in one table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs all arms and seeds of a plan, several at a time, each in a process with one thread; a result
+"""Runs all arms and seeds of a plan, several at a time, each in a process with one thread. A result
 is written as soon as an arm is finished.
 
-Runs go on from where they were interrupted, so an end by signal, by budget or by a machine that
-disappears costs at most the step that was being computed. Bases (a seed's models after stages 1 and
-2) come first, since the arms of a seed share one.
+Runs go on from where they were interrupted. An end by a signal, by the budget or by the loss of a
+machine costs at most the step that was being computed. Bases (a seed's models after stages 1 and 2)
+come first, since the arms of a seed share one.
 """
 
 from __future__ import annotations

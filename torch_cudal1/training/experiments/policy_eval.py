@@ -1,4 +1,4 @@
-"""Evaluates a policy: on the tasks it is trained on, on held-out tasks without gradients, and as
+"""Evaluates a policy on its training tasks and, without gradients, on held-out tasks, and computes
 curves from the database.
 
 Speed-ups are the evaluator's. A failure has no score and is never averaged as if it had one. All

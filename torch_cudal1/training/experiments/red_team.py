@@ -1,11 +1,11 @@
-"""The red-team experiment: what a policy learns when its evaluator can be deceived. The same model
-is trained by the naive evaluator and by the judge.
+"""The red-team experiment: what a policy learns when its evaluator can be deceived. The naive
+evaluator and the judge train the same model.
 
-The model is first fine-tuned on rewards of the naive evaluator, with a generator of cheats among
-the others, so that it knows them; then both evaluators train it, from the same weights and with the
-same seeds. What counts is the share of samples that are cheats, whether or not an evaluator was
-deceived by them. A cheat here is a program that its language marks as one: this says nothing about
-cheats that are not written down yet.
+The model is first fine-tuned on successes by the naive evaluator, with a generator of cheats among
+the others, so that it knows cheats. Then both evaluators train it, from the same weights and with
+the same seeds. The result is the share of samples that are cheats, whether or not an evaluator was
+deceived by them. A cheat here is a program that its language marks as one: the experiment says
+nothing about cheats that are not written down yet.
 """
 
 from __future__ import annotations

@@ -196,7 +196,6 @@ _ROWS = (
         "row",
         ("max", "sub", "exp", "sum", "log", "gather", "sub"),
         (_X, Argument("t", ("R",), "labels")),
-        # A loss for each row: a mean over all rows would need a second reduction.
         "torch.nn.functional.cross_entropy(x, t, reduction='none')",
     ),
 )
@@ -297,7 +296,8 @@ _SCANS = (
         pieces={"value": "x * x"},
     ),
 )
-# All pools have one input, without padding or dilation: windows lie inside their row.
+# All pools are without padding or dilation: windows lie inside their row, so a kernel needs no mask
+# for their ends.
 _POOLED = (Argument("x", ("B", "C", "L")),)
 _POOLS = (
     Op(
