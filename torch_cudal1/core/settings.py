@@ -83,36 +83,38 @@ class Settings:
     - precision, assume_finite: the precision contract.
     - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in
       order.
-    - budget_s: seconds of search per region once its baselines have been raced; waiting for other
-      judges does not count.
+    - budget_s: seconds of search per region once its baselines have been timed; waiting for another
+      process to release the GPU does not count.
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself
       from budget_s = 600 on.
     - without: families of techniques that a search leaves out, to measure what each contributes:
       "rewrites" (of the graph), "kernels", "compile" (Inductor), "graphs" (CUDA graphs). Baselines
-      of these are not raced either; use a cache of its own.
+      of these are not timed either; use a separate cache.
     - candidate_timeout_s, memory_limit_gib: limits of one judge process (the memory limit is for
       its host memory).
     - offline: this package opens no connection; what is not on this machine is a miss.
-    - record: the file to which every process appends the forms of the calls it serves (no data),
-      for a later warm-up.
+    - record: the file to which every process appends the signatures of the calls that it serves (no
+      data), for a later warm-up.
     - shadow_rate: the share of calls of a swapped region that also run the baseline and are
       compared with it; 0: none.
     - on_mismatch: called with the event when such a comparison fails: a function, or
       "package.module:name".
-    - ranks_agree: under torch.distributed all ranks that run a graph run the same choice;
-      ranks_timeout_s: the longest they wait for each other before all of them take the baseline,
-      ranks_heartbeat_s: for one that decides and gives no sign of life, ranks_deciding_s: for one
-      that decides and lives; twice the budget of a search it may make comes on top.
-    - unsafe_sandbox: judge sources that nobody vouches for even where their process cannot be kept
-      from files and the network.
-    - trust: what an entry from outside `cache_dir` gets that no allowed publisher signed: "judge"
-      (judged here first where on_miss is "tune", refused elsewhere) or "signed" (always refused).
-    - publishers: the list of publishers whose signature is accepted. revoked: the list of what is
-      not to be used any more.
-    - hub: a Hub repository, owner/name or owner/name@revision, that is asked for what this machine
-      lacks; "": none. hub_timeout_s: the longest wait for one of its answers; a Hub that did not
-      answer is left alone for a minute.
+    - ranks_agree: under torch.distributed all ranks that run a graph run the same choice.
+      ranks_timeout_s: the longest that ranks wait for each other before all take the baseline.
+      ranks_heartbeat_s: the longest wait for a deciding rank without a sign of life.
+      ranks_deciding_s: the longest wait for a deciding rank that lives, plus twice the budget of a
+      search that it may make.
+    - unsafe_sandbox: evaluate foreign sources even where their process cannot be kept from files
+      and the network.
+    - trust: the treatment of an entry from outside `cache_dir` without a signature of an allowed
+      publisher: "judge" (evaluated here first where on_miss is "tune", refused elsewhere) or
+      "signed" (always refused).
+    - publishers: the list of publishers whose signature is accepted. revoked: the list of entries,
+      programs and keys that must not be used any more.
+    - hub: a Hub repository, owner/name or owner/name@revision, in which entries are looked up that
+      this machine lacks; "": none. hub_timeout_s: the longest wait for one answer; after a Hub did
+      not answer, this process does not ask it for a minute.
     - shipped: look up the entries that came with the package, after all other folders.
     - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own
       cache or signed by an allowed publisher. These files are code that runs in this process.

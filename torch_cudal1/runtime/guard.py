@@ -127,7 +127,7 @@ def find_tracing() -> Refusal | None:
     A default device (`torch.set_default_device`) is a mode too, but records nothing: it is part of
     `call_state` instead.
     """
-    # A compiled or exported graph must hold the module's own operators, not a call of a compiled Program.
+    # A compiled or exported graph must hold the module's own operators, not a call of a Program.
     if torch.compiler.is_compiling():
         return Refusal("torch.compile or torch.export is tracing")
     # One mode that is a DeviceContext is `torch.set_default_device`, which records nothing.
