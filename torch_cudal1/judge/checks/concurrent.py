@@ -45,6 +45,8 @@ def check_reentrancy(trial: Trial) -> list[CheckResult]:
     # wrong one.
     first, second = trial.first_two
     slots = (trial.slot, f"{trial.slot} beside it")
+    # Two instances in one process: buffers and symbols of a module or library would be shared by
+    # both.
     trial.load(slots[1], trial.candidate)
     jobs = [
         (slots[turn % 2], sample)
@@ -172,6 +174,7 @@ def _compare_replays(trial: Trial, samples: list[InputSet]) -> Agreement:
         agreement = compare_result(
             trial, sample, Result(outputs, sample.expected.facts, sample.expected.tree), question
         )
+        # A replay that is wrong makes those after it no better.
         if agreement.problem:
             break
     return agreement

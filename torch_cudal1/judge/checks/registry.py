@@ -107,6 +107,7 @@ def format_table() -> str:
 def _table_lines() -> Iterator[str]:
     yield "| check | from | asks |"
     yield "| --- | --- | --- |"
+    # Steps of one name share a row, at the place of the first.
     for name in dict.fromkeys(each.name for each in CHECK_NAMES):
         steps = [each for each in CHECK_NAMES if each.name == name]
         first, *further = steps

@@ -389,6 +389,7 @@ class SourceEvaluator:
                 self.config.device,
                 examples=loaded.examples,
             )
+            # Two sets, so that successive timed calls have different values.
             for _ in range(2)
         ]
         while loaded.baselines is None:

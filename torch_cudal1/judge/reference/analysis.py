@@ -21,39 +21,39 @@ from torch_cudal1.ir.program import Aten, Program, Value
 
 __all__ = ["Facts", "analyse", "bound_arguments"]
 
-_SAME_VALUES = (
-    frozenset(  # steps whose output holds values of their first argument and nothing else
-        {
-            *(
-                "view",
-                "reshape",
-                "_unsafe_view",
-                "expand",
-                "unsqueeze",
-                "squeeze",
-                "permute",
-                "transpose",
-                "t",
-                "slice",
-                "select",
-            ),
-            *(
-                "clone",
-                "alias",
-                "detach",
-                "contiguous",
-                "flatten",
-                "_to_copy",
-                "to",
-                "split",
-                "split_with_sizes",
-                "unbind",
-                "chunk",
-            ),
-            *("repeat", "narrow", "as_strided", "lift_fresh_copy", "movedim", "unfold"),
-        }
-    )
+# steps whose output holds values of their first argument and nothing else
+_SAME_VALUES = frozenset(
+    {
+        *(
+            "view",
+            "reshape",
+            "_unsafe_view",
+            "expand",
+            "unsqueeze",
+            "squeeze",
+            "permute",
+            "transpose",
+            "t",
+            "slice",
+            "select",
+        ),
+        *(
+            "clone",
+            "alias",
+            "detach",
+            "contiguous",
+            "flatten",
+            "_to_copy",
+            "to",
+            "split",
+            "split_with_sizes",
+            "unbind",
+            "chunk",
+        ),
+        *("repeat", "narrow", "as_strided", "lift_fresh_copy", "movedim", "unfold"),
+    }
 )
+# Names under which operators' schemas take variances and what is derived from them.
 _POSITIVE_NAMES = frozenset(
     {"running_var", "var", "variance", "rstd", "invstd", "save_invstd", "save_var"}
 )
@@ -154,6 +154,8 @@ def analyse(program: Program) -> Facts:
         first = next((v.index for v in _values(bound.values())), None)
         for index, limit in _index_bounds(name, bound, shapes):
             if (source := origin.get(index)) is not None:
+                # Several consumers may read the same integers: the smallest bound is legal for all
+                # of them.
                 bounds[source] = min(limit, bounds.get(source, limit))
         positive |= {
             origin[v.index]
@@ -161,12 +163,20 @@ def analyse(program: Program) -> Facts:
             if key in _POSITIVE_NAMES and _is_from(v, origin)
         }
         if step.target in TARGETS:
+            # Weights of a recurrent layer may come as plain inputs: drawn as large as activations,
+            # each step would multiply all rounding.
             weights |= {origin[v.index] for v in _values(bound["params"]) if v.index in origin}
             steps, sequences, matrices = _recurrence(bound, shapes)
             longest = max(longest, *(columns for _, columns in matrices), 1)
+            # A multiplication and an addition for each element of a weight matrix, step and
+            # sequence.
             flops += 2 * steps * sequences * sum(rows * columns for rows, columns in matrices)
+            # Two matrices a layer, of the input and of the hidden state; layers and steps wait for
+            # one another.
             chain += steps * (len(matrices) // 2)
         constrained = bound.get(_POSITIVE_ARGUMENT.get(name, ""))
+        # sqrt(x + eps) constrains x as sqrt(x) does, but an index plus something has another bound:
+        # hence two tables.
         if isinstance(constrained, Value) and constrained.index in nonnegative:
             positive.add(nonnegative[constrained.index])
         if first is not None and (name in _SAME_VALUES or name == "add"):
@@ -202,6 +212,7 @@ def _recurrence(
 def bound_arguments(step: Aten) -> dict[str, Any]:
     """The arguments of a step by schema name, defaults left out."""
     names = [argument.name for argument in overload(step.target)._schema.arguments]
+    # Arguments left at their defaults are not in the step.
     return dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
 
 
@@ -211,6 +222,8 @@ def _is_from(value: object, origin: Mapping[int, int]) -> bool:
 
 def _shapes(program: Program) -> dict[int, tuple[int, ...]]:
     values: dict[int, Any] = {}
+    # Fake tensors have shapes and strides and no memory: a region of gigabytes is analysed for
+    # nothing.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         specs = program.inputs
         for index, spec in enumerate(specs):
@@ -232,7 +245,9 @@ def _shapes(program: Program) -> dict[int, tuple[int, ...]]:
 
 def _fake_step(step: Aten, values: Mapping[int, Any]) -> dict[int, Any]:
     if any(
-        value.index not in values for value in _values((*step.args, *(v for _, v in step.kwargs)))
+        # A step after one that could not be followed cannot be followed either.
+        value.index not in values
+        for value in _values((*step.args, *(v for _, v in step.kwargs)))
     ):
         return {}
     args, kwargs = fill(step.args, values), {name: fill(arg, values) for name, arg in step.kwargs}
@@ -267,6 +282,8 @@ def _index_bounds(
 ) -> Iterator[tuple[int, int]]:
     if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put"):
         shape = _shape(bound.get("self"), shapes)
+        # Each index tensor points into the dimension at its own position; None leaves a dimension
+        # whole.
         for position, value in enumerate(bound.get("indices", ())):
             if isinstance(value, Value) and shape is not None and position < len(shape):
                 yield value.index, shape[position]
@@ -283,6 +300,7 @@ def _limit(
 ) -> int | None:
     if rule in ("num_weights", "num_classes"):
         value = bound.get(rule)
+        # `one_hot` takes -1 for "as many as there are".
         return value if isinstance(value, int) and value > 0 else None
     shape = _shape(bound.get("weight" if rule == "rows of weight" else "self"), shapes)
     if shape is None:
@@ -294,7 +312,9 @@ def _limit(
     if rule in ("pixels of self", "voxels of self"):
         return math.prod(shape[-2 if rule == "pixels of self" else -3 :])
     if rule == "classes of self":
+        # Losses have the classes in the second dimension, or in the only one without a batch.
         return shape[1] if len(shape) > 1 else shape[0]
+    # A scalar is indexed as a tensor of one element.
     return shape[bound["dim"]] if shape else 1
 
 
@@ -305,12 +325,16 @@ def _reduction_length(
         operand = next(
             (bound[key] for key in ("mat1", "batch1", "mat", "input", "self") if key in bound), None
         )
+        # A product sums over the columns of its first operand.
         return (_shape(operand, shapes) or (1,))[-1]
     if "convolution" in name:
+        # A convolution sums over its weight without the output channels.
         return math.prod((_shape(bound.get("weight"), shapes) or (1, 1))[1:])
     if "scaled_dot_product" in name:
         return max(
             max((_shape(bound.get(operand_name), shapes) or (1,))[-2:])
+            # Scores sum over the head's width, results over the keys; gradients of keys over the
+            # queries.
             for operand_name in ("key", "query" if "backward" in name else "key")
         )
     if name not in _REDUCTIONS:
@@ -318,7 +342,9 @@ def _reduction_length(
     shape = _shape(bound.get("self", bound.get("input")), shapes) or ()
     dims = bound.get("dim", bound.get("normalized_shape"))
     if "normalized_shape" in bound:
+        # `normalized_shape` is the sizes themselves, where `dim` is positions.
         return math.prod(dims) if isinstance(dims, Sequence) else 1
     if isinstance(dims, int):
         dims = (dims,)
+    # No dimension means all of them.
     return math.prod(shape[d] for d in dims) if dims and shape else math.prod(shape)

@@ -107,6 +107,7 @@ class InputSet:
         """Four more runs of eager, one after the other: it may vary."""
         # Atomics and the choice of algorithms may give other bits in each run.
         for _ in range(4):
+            # One at a time: five results of a large region at once may not fit into memory.
             yield self.eager(self.inputs)
 
     def forget_computed(self) -> None:

@@ -190,6 +190,7 @@ class SourceReference:
             answer = self.oracle.call(
                 "vast", slot=self._slot(self.way), inputs="vast", path=str(answered), **fields
             )
+            # Inputs of gigabytes must not stay in the oracle beside the candidate's own call.
             self.oracle.drop(["vast"], message_bytes(inputs))
             return load_tensors(answer["layout"], answered, self.device), answer["facts"]
         except CandidateFailure as error:
@@ -209,6 +210,7 @@ class SourceReference:
         """The same reference, asked for gradients: after the tensors of the call comes one
         cotangent per output.
         """
+        # The form of the results is known only from a call.
         facts = [
             each
             for each in self._ask_oracle(self.way, self._make_examples())[0].facts

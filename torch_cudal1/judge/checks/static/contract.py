@@ -61,6 +61,7 @@ def contract(region: Region, candidate: Candidate) -> list[CheckResult]:
                 "random",
                 "random numbers would have to follow eager's stream; such regions are not judged",
             )
+        # Outputs are compared by position, so a tensor must be where the region has one.
         if [out is None for out in program.outputs] != [out is None for out in reference.outputs]:
             raise ProgramError("outputs", "the outputs are not the region's")
         _check_operators(program, reference)

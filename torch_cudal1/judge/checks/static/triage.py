@@ -212,6 +212,7 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
     elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
         targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
         yield from (pair for target in targets for pair in _list_written(target))
+    # A subclass of Tensor can put off its work until the result is compared.
     elif isinstance(node, ast.ClassDef):
         yield from (
             ("subclass", node.name)
@@ -222,6 +223,8 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
         yield "subclass", node.name
     elif isinstance(node, ast.Attribute) and _join_names(node) == "sys.modules":
         yield "modules", "sys.modules"
+    # Most published kernels have a `try`: recorded, because a failing kernel may fall back
+    # silently.
     elif isinstance(node, (ast.Try, ast.Global)):
         yield ("fallback", "try") if isinstance(node, ast.Try) else ("state", "global")
     elif isinstance(node, ast.Constant):
@@ -240,6 +243,7 @@ def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
         and not (name == "load" and "cpp_extension" not in path)
     ):
         yield rule, path
+    # Assigning under a computed name patches a module as an attribute does.
     if name in ("setattr", "delattr") and node.args and _outside(_join_names(node.args[0])):
         yield "patched", f"{name}({_join_names(node.args[0])}, ...)"
     for keyword in node.keywords:
