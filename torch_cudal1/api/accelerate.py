@@ -64,8 +64,8 @@ def accelerate(
         args, kwargs = arguments_of(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
     # `_compiled_call_impl` is the slot that `nn.Module.__call__` reads first (`m.compile()` uses it
-    # too). `__getstate__` drops it, so pickle and deepcopy see a plain module. Of nine ways to hook
-    # a call it is the cheapest (0.2 us), and it keeps type, keys and hooks.
+    # too). `__getstate__` drops it, so pickle and deepcopy see a plain module. Of nine ways tried
+    # to hook a call it is the cheapest (0.2 us), and it keeps type, keys and hooks.
     if not dispatcher.leave_alone_if_best():
         module._compiled_call_impl = dispatcher
     return module

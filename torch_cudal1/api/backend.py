@@ -53,8 +53,7 @@ def cudal1(
     dynamo_rnn.install(cudal1)
     settings, inductor_options = _split_options(options or {}, mode)
     if dynamo_rnn.must_restart_frame(gm.graph, enabled=settings.enabled):
-        # Dynamo has no public way to say "trace this frame again".
-        # the only restart that Dynamo lets a backend raise
+        # This is the only restart that Dynamo lets a backend raise.
         from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
         raise TensorifyScalarRestartAnalysis(
@@ -109,7 +108,7 @@ def _find_best(
         # inside, the user gets the next callable, and the reason is recorded.
         except Exception as error:
             # Dynamo restarts its analysis by raising through the backend. Taken for a failure, the
-            # restart would be lost, and the frame compiled from half an analysis.
+            # restart would be lost.
             if _is_control_flow(error):
                 raise
             telemetry.fallback(stage, error, strictness=settings.strictness)

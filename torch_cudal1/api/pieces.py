@@ -52,7 +52,7 @@ MAX_CALLS_PER_STEP = 4
 MIN_WON_FRACTION = 0.75
 # Steps before the first measured one: the first compiles, the second may compile another branch.
 COMPILE_STEPS = 2
-# Mirrored, so that a drift of the machine's clock falls on both sides alike.
+# Mirrored, so that a drift of the machine's speed falls on both sides alike.
 _ORDER = ("own", "graphs", "graphs", "own")
 OnSettled: TypeAlias = Callable[["Pieces", str, tuple[Any, ...], dict[str, Any]], None]
 

@@ -50,8 +50,8 @@ __all__ = ["wrap_with_checks"]
 # TF32 keeps 10 bits of mantissa, so it rounds to half of 2^-10.
 TF32_ROUNDOFF = 2.0**-11
 TENSOR_CORE_OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear", "matmul")
-# Of integers chosen among rounded numbers (an argmax): rounding makes ties, and two kernels break
-# them differently.
+# The fraction of integers chosen among rounded numbers, such as an argmax, that may differ:
+# rounding makes ties, and two kernels break them differently.
 MAX_OTHER_CHOICES_FRACTION = 0.1
 
 
@@ -62,7 +62,7 @@ class _Tolerance:
     precision: str
     longest: int
     drift: float
-    # integer outputs may come from floating-point numbers
+    # Whether integer outputs may come from floating-point numbers.
     rounded_choices: bool
 
 

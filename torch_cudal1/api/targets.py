@@ -275,8 +275,6 @@ def _check_pair(target: str, built: Any) -> tuple[torch.nn.Module, tuple[Any, ..
         )
     tensors = 0
     for path, leaf in _pytree.tree_flatten_with_path(tuple(inputs))[0]:
-        # A signature describes tensors and plain values only; another object would end in a
-        # recorded miss.
         if not isinstance(leaf, (torch.Tensor, *_SCALARS)):
             where = f"inputs{_pytree.keystr(path)}"
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"

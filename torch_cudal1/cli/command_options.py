@@ -49,7 +49,7 @@ def add_push(parser: argparse.ArgumentParser) -> None:
 def add_pull(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 pull`."""
     parser.add_argument(
-        # Repeatable, because a fleet may have several GPU types; "all" is for mirrors.
+        # Repeatable: a fleet may have several GPU types.
         "--family",
         metavar="FAMILY",
         action="append",
@@ -100,8 +100,6 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 plan`."""
     parser.add_argument(
-        # Shares the command with the estimate, since both answer "what would I gain" without
-        # running a kernel.
         "--compare",
         action="store_true",
         help="what a call costs on each GPU type with decisions in the cache",

@@ -208,8 +208,7 @@ _COMMANDS = (
         ".supply",
         "import_",
         "take a bundle in, beside the entries validated here",
-        # No trust options: a bundle is taken in unread by them, and each look-up decides what it
-        # may use.
+        # No trust options: each look-up decides what it may use of a bundle.
         (command_options.add_import, options.add_cache),
     ),
     Command(

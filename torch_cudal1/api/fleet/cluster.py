@@ -50,7 +50,7 @@ class RayPool:
             try:
                 self._ray.init(address=address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, OSError, ValueError) as error:
-                # Ray reads its token file only in this mode, and its own message does not say so.
+                # Ray reads its token file only in this mode.
                 hint = "where it asks for a token, set RAY_AUTH_MODE=token"
                 raise SettingError(
                     "cluster", address, f"the address of a running Ray cluster ({error}); {hint}"

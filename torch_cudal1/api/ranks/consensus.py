@@ -48,7 +48,7 @@ from torch_cudal1.store.cache.quarantine import find_quarantine_reason
 from torch_cudal1.store.context import TuneContext
 
 if TYPE_CHECKING:
-    # brings the judge, which a warm look-up can do without
+    # The import brings the judge, which a warm look-up does without.
     from torch_cudal1.search.tune import (
         Choice,
     )
@@ -65,8 +65,8 @@ ALL_ARRIVED, USE_IT = "all came", "use it"
 _MEETING_NUMBERS = itertools.count()
 # Two threads of a rank must not mix their meetings: the n-th of this rank meets the n-th of others.
 _MEETING_LOCK = threading.RLock()
-# Ranks that missed one meeting will miss the next ones too: without these, each of a model's graphs
-# would wait for the whole time-out.
+# Ranks that missed one meeting may miss the next ones too. Without this memory each of a model's
+# graphs would wait for the whole time-out again.
 _last_meeting_timed_out = False
 _store_was_silent = False
 

@@ -53,7 +53,7 @@ class _DemoJob:
     settings: Settings
     device: str
     total_s: float
-    # time.monotonic
+    # By the clock of `time.monotonic`.
     deadline: float
     progress: ProgressCallback
 
@@ -162,7 +162,7 @@ def _story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
 def _measure_model(
     model: Model, share_s: float, job: _DemoJob, progress: ProgressCallback
 ) -> Story:
-    # One seed: the same weights and inputs at every run and on every machine.
+    # One seed, so that weights and inputs are the same at every run.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         module, inputs = move_to_device(*model.build(), job.device)

@@ -14,7 +14,7 @@ __all__ = ["choose", "without_cuda"]
 
 def without_cuda() -> str:
     """Empty when a CUDA device can be used, else the reason it cannot."""
-    # Asked first: such a torch gives no driver error that would explain anything.
+    # Asked first: where torch has no CUDA, the state of the driver explains nothing.
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
     # `is_available` asks the driver; it makes no context on a GPU.

@@ -152,7 +152,7 @@ def _device() -> HealthCheck:
 
 
 def _extension() -> HealthCheck:
-    # `status` also says why a build that is there cannot be loaded, such as one for another torch.
+    # `status` also says why an extension that is there is not used.
     present, reason = native.status()
     if present:
         return HealthCheck("C++ extension", True, reason or "loaded")
@@ -268,8 +268,7 @@ def _lists(settings: Settings) -> HealthCheck:
         )
     revoked_count = sum(map(len, (revoked.entry, revoked.program, revoked.key)))
     details = f"{text.count_text(len(publishers.names), 'publisher')} allowed, {text.count_text(revoked_count, 'record')} revoked"
-    # Without the library every signature counts as not verified: all signed entries would be
-    # refused.
+    # Without the library no signature can be verified, so the list of publishers has no effect.
     if publishers.names and not _version("cryptography"):
         return HealthCheck(
             "trust",
@@ -277,8 +276,7 @@ def _lists(settings: Settings) -> HealthCheck:
             f"{details}, and no signature can be verified",
             "pip install 'torch-cudal1[sign]'",
         )
-    # The default of `trust` differs between machines, and decides what `pull` and `import` are good
-    # for.
+    # The setting `trust` decides what `pull` and `import` are good for on this machine.
     unsigned = (
         "validated first where a search is allowed, else refused"
         if settings.trust == "judge"
@@ -332,7 +330,7 @@ def _probe_sandbox(name: str, limits: Limits) -> HealthCheck:
     # Below the least level foreign sources do not run at all, unless the setting says so.
     if not choice.level:
         remedy = f"Sources of others are refused here. {remedy}. The setting unsafe_sandbox allows them all the same"
-    # Said in the table, because the setting may have been made long ago and forgotten.
+    # Foreign sources run here with less confinement than they need, so the table says it.
     elif limits.unsafe and limits.trust == "foreign" and level < MIN_LEVEL["foreign"]:
         remedy = f"Allowed all the same by the setting unsafe_sandbox. {remedy}"
     return HealthCheck(

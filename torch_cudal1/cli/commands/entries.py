@@ -412,8 +412,7 @@ def _show_entry(file: EntryFile, quarantined: Sequence[QuarantineRecord], screen
     )
     screen.table(("entry", ""), [list(fact) for fact in facts])
     screen.line("")
-    # Evidence comes from a file that another version may have written, so nothing of it is taken
-    # for given.
+    # Evidence comes from a file that another version may have written, so none of its keys is sure.
     checks = entry.evidence.get("checks") or ()
     if checks:
         screen.table(("check", "passed", "value", "limit", "detail"), [_check(c) for c in checks])
@@ -438,7 +437,7 @@ def _describe_attestation(entry: Entry) -> str:
     attestation = entry.evidence.get("attestation")
     return (
         ", ".join(f"{name} {value}" for name, value in attestation.items())
-        # As above: old entries have no attestation.
+        # The attestation is part of the evidence, which another version may have written.
         if isinstance(attestation, Mapping)
         else text.ABSENT
     )

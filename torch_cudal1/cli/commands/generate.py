@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             "--price-prompt and --price-completion with it: a server tells tokens, not money",
         )
     place = make_context(torch.device(device.choose(args.device)), settings)
-    # The server or the model is opened before any process starts: a wrong URL should fail at once.
+    # A wrong --llm or --selector is refused before the judge's processes start.
     writer, plan = _writer(args, settings, place), _plan(args)
     # Known ways of cheating: what was found in one task is looked for in the next ones.
     cases = CaseBase.shipped(args.out / "cheats.jsonl")
@@ -182,8 +182,7 @@ def _plan(args: argparse.Namespace) -> EvolutionPlan:
 
 
 def _lanes(place: TuneContext) -> int:
-    # Half of the cores, because each program is compiled too. On a CPU one: programs would time
-    # each other.
+    # On a CPU, programs that run side by side would disturb each other's times.
     return min(8, max(1, (os.cpu_count() or 2) // 2)) if place.device.type == "cuda" else 1
 
 

@@ -302,7 +302,8 @@ def _regions(
 def _export_region(region: Region, place: TuneContext) -> ExportedEntry | Refusal:
     # The own cache alone: kernels of other publishers are exported by their publishers.
     hit = resolve(region, (place.cache,), place.target, place.contract).hit
-    # A stale entry was measured under other versions: its numbers would be false in the trace.
+    # A stale entry was measured on another machine or under other versions: its numbers would be
+    # false in the trace.
     if hit is None or hit.stale is not None:
         return Refusal(
             hit.stale if hit is not None and hit.stale else "the cache holds no decision for it"

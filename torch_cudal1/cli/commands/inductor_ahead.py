@@ -27,7 +27,7 @@ from torch_cudal1.store.context import make_context
 
 __all__ = ["collect"]
 
-# Inductor's compilation of a whole model takes minutes; a process that hangs must end at last.
+# A target whose start hangs must not hold up the others for ever.
 MAX_START_S = 1800.0
 # A user's file may print anything to stdout: the answer is the last line that starts like this.
 _REGIONS_LINE = "regions of this target: "

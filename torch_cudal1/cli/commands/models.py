@@ -47,7 +47,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # Folders become single targets, so that progress counts and a bad file costs its own row.
     names = [name for target in args.target for name in _expand_target(target, failed)]
     with screen.progress() as progress:
-        # Workers are processes of their own; without them all runs here, as a debugger wants it.
+        # Workers are processes of their own. Without these options everything runs in this process.
         if fleet.wants_pool(args):
             outcome = fleet.warm_with_pool(args, names, settings, progress)
             results, resumed = list(outcome.results), outcome.resumed

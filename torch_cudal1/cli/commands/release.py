@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # "foreign": both sources of a line were written by others, so the reference is confined too.
     job = evaluation_job(args, settings, torch.device(device.choose(args.device)), trust="foreign")
     out = args.json if isinstance(args.json, Path) else None
-    # A release has hundreds of lines and takes hours: a second run goes on after an interrupt.
+    # A release has hundreds of lines: a second run goes on where an interrupt ended the first.
     finished = _read_finished(out, job) if out else {}
     documents: list[dict[str, Any]] = []
 

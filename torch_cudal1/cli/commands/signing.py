@@ -97,8 +97,7 @@ def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # A signature by a revoked key is refused everywhere: signing would look like success.
     if reason := revoked.key.get(signer.public):
         raise SettingError("KEYFILE", str(args.keyfile), f"a key that is not revoked ({reason})")
-    # Own entries only: vouching for entries of others is a different act from having validated
-    # them.
+    # Signatures are written into files of the own cache only.
     signing = cache.sign(
         signer, (lambda entry: entry.region_key.startswith(starts)) if starts else None
     )

@@ -116,8 +116,7 @@ def withdrawn_document(job: SourceEvaluationConfig, *, reference: str) -> dict[s
 
 def sha256(text: str) -> str:
     """Digest of a source."""
-    # A source that is not UTF-8 was read with replaced bytes, and may hold lone surrogates, which
-    # `encode` refuses.
+    # The JSON of a release file may hold lone surrogates, which `encode` refuses.
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -175,7 +175,7 @@ def plot_curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str
     axes = figure.add_subplot()
     for i, line in enumerate(lines):
         colour = (_FIRST, _SECOND, _INK, _MUTED)[i % 4]
-        # Dashes as well as colours: a page may be printed, or read by someone who does not see the
+        # Dashes as well as colours: a page may be printed in grey, and some readers do not see the
         # colours.
         dashes = ("-", "--", ":")[i // 4 % 3]
         axes.plot(line.x, line.y, color=colour, linestyle=dashes, linewidth=1.6, label=line.name)

@@ -92,7 +92,7 @@ def latency(value_us: float | None) -> str:
 
 def duration(seconds: float) -> str:
     """A waiting time: "0.4 s", "12 s", "3 min 20 s", "2 h 05 min"."""
-    # Tenths below ten seconds: users compare short waits, and a "0 s" says nothing.
+    # Tenths below ten seconds: "0 s" would say nothing.
     if seconds < 10:
         return f"{seconds:.1f} s"
     # Rounded before the unit is chosen: 59.7 s is "1 min 00 s", never "60 s".
@@ -198,5 +198,4 @@ def _times(value: float) -> str:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
-    # Three significant digits or so: more would be noise of the measurement.
     return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
