@@ -174,7 +174,7 @@ def _compare_replays(trial: Trial, samples: list[InputSet]) -> Agreement:
         agreement = compare_result(
             trial, sample, Result(outputs, sample.expected.facts, sample.expected.tree), question
         )
-        # A replay that is wrong makes those after it no better.
+        # The first wrong replay decides.
         if agreement.problem:
             break
     return agreement

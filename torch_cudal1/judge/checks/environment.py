@@ -70,7 +70,7 @@ def check_environment_at_calls(trial: Trial) -> list[CheckResult]:
     ]
     if (
         not checks[0].passed
-        # The memory of a second instance may not be there.
+        # There may be no memory for a second instance.
         or sum(spec.size_bytes for spec in trial.reference.specs) > _MAX_DELETED_BYTES
     ):
         return checks

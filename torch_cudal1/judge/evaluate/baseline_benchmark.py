@@ -114,7 +114,7 @@ def _benchmark_once(
         # the child.
         del outputs, expected
         release_cached_memory(config.device)
-        # Work of other processes on this GPU would be in the samples.
+        # Work of other processes on this GPU would disturb the samples.
         with lock_gpu(config.device, "race"):
             return _time_slots(child, ready, sets, failures)
 

@@ -1,3 +1,3 @@
-"""Many sources judged at once for training and generation: slots, processes, a lock of the GPU, the
-`train` profile.
+"""Evaluates many sources side by side, for training and generation: slots, their processes, a GPU
+lock, the `train` profile.
 """

@@ -1,12 +1,13 @@
-"""Evaluators that measure: `JudgeEvaluator`, the judge's `train` profile in parallel lanes, and how
-repeated programs are treated.
+"""`JudgeEvaluator`: evaluates programs by the judge's `train` profile in parallel slots, and decides
+when a repeated program is measured again.
 
-SlotPool are processes of ours (`lanes`), each with its own oracle and candidates in sandboxes of
-theirs (`lane`); validation runs side by side, timing one at a time (`gate`). A program that comes
-again is not measured again each time: at its 2nd, 4th, 8th ... coming it is, and its score is the
-median so far, so that noise is not frozen. What a program does wrong is a `Measured` value; what
-this machine does wrong raises. It keeps no journal; `database` does. What was validated here is
-only raced again.
+The slots are trusted processes (`slots`), each with a reference process and with sandboxed
+processes for its candidates (`slot`). Slots validate side by side and time one at a time
+(`gpu_rw_lock`). A failure of a program is a `Measured` value; a failure of this machine raises.
+
+A repeated program is measured when it comes for the 2nd, 4th, 8th ... time, and its score is the
+median of its measurements. A program that was found correct here is only timed again. Nothing is
+written to disk; the caller's database does that.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from torch_cudal1.judge.pool.slots import MeasurementRequest, SlotPool
 
 __all__ = ["JudgeEvaluator", "Known", "Remembered"]
 
+# Outcomes that another measurement would repeat.
 _PERMANENT = frozenset({"compile", "wrong", "hack", "run"})
 
 
 @dataclass
 class Known:
-    """What is known of one program of one task: all its measurements, how often it came, and
-    whether it was found right here.
+    """The record of one program of one task.
+
+    - measured: all its measurements. comings: how often it was requested.
+    - validated: whether this evaluator found it correct.
     """
 
     measured: list[Measured] = field(default_factory=list)
@@ -40,16 +44,18 @@ class Known:
 
     @property
     def due(self) -> bool:
-        """Whether it is to be measured at this coming: the 1st, 2nd, 4th, 8th ...; a permanent
-        failure once only.
+        """Whether to measure it at this request: the 1st, 2nd, 4th, 8th ...; after a permanent
+        failure, never again.
         """
         if any(one.outcome in _PERMANENT for one in self.measured):
             return False
+        # Powers of two. A single measurement would freeze its noise, and one per request would cost
+        # too much.
         return not self.measured or self.comings & (self.comings - 1) == 0
 
     @property
     def answer(self) -> Measured:
-        """A failure that is one for good; else the median of its scores; else its last failure."""
+        """A permanent failure; else the median of its scores; else its last failure."""
         for one in self.measured:
             if one.outcome in _PERMANENT:
                 return one
@@ -61,27 +67,26 @@ class Known:
 
 
 class Remembered:
-    """All that was measured, by task and program, and which programs are to be measured now."""
+    """The records of all programs, by task; decides which to measure now."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Known] = {}
         self._best: dict[str, float] = {}
-        self.counts: Counter[str] = (
-            Counter()
-        )  # asked, measured, and each outcome of what was measured
+        # "asked", "measured", and each outcome of the measurements.
+        self.counts: Counter[str] = Counter()
 
     def learn(self, measured: Iterable[Measured]) -> None:
-        """Take measurements of earlier runs, such as a database's."""
+        """Add measurements of earlier runs, such as those of a database."""
         for one in measured:
             self._known.setdefault((one.task, one.program), Known()).comings += 1
             self._keep(one)
 
     def best(self, task: str) -> float | None:
-        """The highest score of a task so far: what makes a new one surprising."""
+        """The highest score of a task so far; a score far above it is confirmed in a new process."""
         return self._best.get(task)
 
     def due(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[MeasurementRequest]:
-        """The programs that are to be measured now that they came, each once."""
+        """The programs to measure now, of those requested; each once."""
         wanted: dict[str, MeasurementRequest] = {}
         best = self.best(task.id)
         for program in programs:
@@ -93,13 +98,13 @@ class Remembered:
         return list(wanted.values())
 
     def take(self, one: Measured) -> None:
-        """A measurement that was due."""
+        """Add a new measurement."""
         self._keep(one)
         self._known[one.task, one.program].validated |= one.score is not None
         self.counts[one.outcome] += 1
 
     def answer(self, task: str, program: str) -> Measured:
-        """What is known of a program that was measured."""
+        """The result for a program that was measured."""
         return self._known[task, program].answer
 
     def _keep(self, one: Measured) -> None:
@@ -109,11 +114,11 @@ class Remembered:
 
 
 class JudgeEvaluator:
-    """`records.Evaluator` by the judge. Use it as a context manager, from one thread.
+    """The `records.Evaluator` that uses the judge. Use it as a context manager, from one thread.
 
-    `lanes`: how many programs are validated side by side; 1: in this process's own sandboxes,
-    without further processes of ours. `seconds`: what every step of all measurements took together,
-    over all lanes. `told`: given each measurement as it comes.
+    - lanes: number of slots; 1: one slot in this process.
+    - seconds: sum over all slots of the seconds of each step.
+    - told: a callback for each measurement, or None.
     """
 
     def __init__(self, terms: MeasurementSettings, *, lanes: int = 1) -> None:
@@ -142,20 +147,23 @@ class JudgeEvaluator:
 
     @property
     def served(self) -> int:
-        """How many lanes share a GPU through an MPS server."""
+        """How many slots share a GPU through an MPS server."""
         return self._lanes.served if self._lanes is not None else 0
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        """One measurement for each program, in order. Raises TargetError for the task, SandboxError
-        for the machine.
+        """One measurement for each program, in order.
+
+        Raises TargetError where the task cannot be used, SandboxError where this machine cannot
+        evaluate.
         """
         return self.measure_all([(task, programs)])[0]
 
     def measure_all(
         self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]
     ) -> list[list[Measured]]:
-        """The same for several tasks, all lanes busy across them. What was measured before
-        something was raised is remembered.
+        """As `measure`, for several tasks: a slot need not wait for the end of a task.
+
+        Measurements before an error are kept.
         """
         due = [
             question for task, programs in questions for question in self.memory.due(task, programs)
@@ -181,9 +189,7 @@ class JudgeEvaluator:
         return self._lane
 
     def _in_lanes(self, questions: list[MeasurementRequest]) -> None:
-        """All at once; what went wrong with the machine or a task is raised when everything else is
-        measured.
-        """
+        """Measure all requests in the slots. Raises the first error after all others are done."""
         self._lanes = self._lanes or SlotPool(self.terms, self.lanes)
         errors: list[Cudal1Error] = []
         for answer in self._lanes.answers(questions):

@@ -1,5 +1,5 @@
-"""What kind of failure a check of the judge's is for a policy: it learns from the kind, and hacks
-are counted by it.
+"""Maps a failed check to a kind of failure, from which a policy learns, and by which hacks are
+counted.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch_cudal1.judge.pool.measured import Failure
 __all__ = ["classify_failure"]
 
 _KINDS: Mapping[str, FailureKind] = {check.name: check.failure for check in CHECK_NAMES}
-# requests to the candidate's process, whose name a failure has where nothing else noticed it
+# Requests to the candidate's process: a failure has the name of its request where no check noticed
+# it.
 _REQUESTS = frozenset(("put", "spin", "soak", "reenter", "poisoned", "banded"))
 
 
 def classify_failure(check: CheckResult, device: torch.device) -> Failure:
-    """What kind of failure a failed check is: a cheat, a wrong result, one that did not run, or a
+    """The kind of a failed check: a cheat, a wrong result, a program that did not run, or a
     measurement without a score.
-
-    On a CPU two clocks differ by whatever else runs there, so `wall_slope` proves no cheat; without
-    a score it stays all the same.
     """
+    # On a CPU other programs make two clocks differ, so this proves no cheat. There is no score all
+    # the same.
     if check.name == "wall_slope" and device.type == "cpu":
         return "unstable"
     if check.name == "compile":

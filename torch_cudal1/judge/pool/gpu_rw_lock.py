@@ -1,13 +1,15 @@
-"""Who may use a GPU now: any number of lanes that validate, or one that times, in however many
-processes.
+"""A read-write lock of a GPU across processes: any number of slots validate (shared), or one slot
+times (exclusive).
 
-Lanes that want to time share the door, which keeps those out that come to validate; so when the
-room has emptied they time one after the other, and emptying it costs once for all of them. Together
-with `gpu_lock.lock_gpu` the one that times has the GPU to itself among all judges of this machine.
-Other programs are not kept away. The locks end with the processes that hold them.
+Two file locks make it: `door` and `room`. A slot that validates passes the door and holds the room
+shared. A slot that times holds the door shared, which keeps new validators out, and the room
+exclusively. So several slots that wait to time do so one after the other, and the validators leave
+once for all of them. With `gpu_lock.lock_gpu`, a slot that times has the GPU to itself among all
+judges of this machine. Other programs are not kept away. Linux releases the locks when a process
+ends.
 
-Emptying it would take as long as the longest of the detectors inside, some dozens of requests: so
-those inside leave between two requests where somebody waits to time, and come back after that.
+A check makes dozens of requests. A validator therefore leaves between two requests when a slot
+waits to time, and comes back after it.
 """
 
 from __future__ import annotations
@@ -28,14 +30,15 @@ __all__ = ["GpuReadWriteLock"]
 
 
 class GpuReadWriteLock(DeviceSharing):
-    """The locks of one device in `folder`. One object a lane: its threads would share what it
-    holds.
+    """The locks of one device in `folder`. Each slot needs its own object: file locks belong to the
+    open file, so threads with one object would share them.
 
-    `waited_s`: how long it took to come back, all times together.
+    `waited_s`: seconds spent waiting to come back, in total.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # The UUID: an index depends on CUDA_VISIBLE_DEVICES, and processes may disagree about it.
         name = (
             str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
         )
@@ -48,13 +51,13 @@ class GpuReadWriteLock(DeviceSharing):
         )
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all locks."""
         os.close(self._door)
         os.close(self._room)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Work on the device beside others, while nobody times."""
+        """Run the body beside other validators, while no slot times."""
         self._enter()
         try:
             yield
@@ -63,10 +66,11 @@ class GpuReadWriteLock(DeviceSharing):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Work on the device while nobody else does. Waits until those inside have left; only
-        others like it come in meanwhile.
+        """Run the body while no other slot uses the device. Waits until the validators have left;
+        of other slots only those that time come first.
         """
         with (
+            # The door before the room: new validators must not come in while the others leave.
             _held(self._door, fcntl.LOCK_SH),
             _held(self._room, fcntl.LOCK_EX),
             lock_gpu(self._device, "training"),
@@ -74,16 +78,18 @@ class GpuReadWriteLock(DeviceSharing):
             yield
 
     def give_way(self) -> None:
-        """Inside beside others, let those go first who wait to time."""
+        """While validating, let slots that wait to time go first."""
         if self._sharing and self._wanted():
             self.rest(0.0)
 
     def rest(self, seconds: float) -> None:
-        """Do nothing for so long, outside."""
+        """Wait for `seconds`, with the lock released."""
         inside = self._sharing
         if inside:
             if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # what this process has begun there
+                # Kernels of this process that still run would show in the samples of the other
+                # slot.
+                torch.cuda.synchronize(self._device)
             self._leave()
         time.sleep(seconds)
         if inside:
@@ -92,6 +98,7 @@ class GpuReadWriteLock(DeviceSharing):
             self.waited_s += time.monotonic() - begin
 
     def _enter(self) -> None:
+        # Held only to pass: it waits while a slot holds it shared to time.
         with _held(self._door, fcntl.LOCK_EX):
             fcntl.flock(self._room, fcntl.LOCK_SH)
         self._sharing = True
@@ -101,9 +108,11 @@ class GpuReadWriteLock(DeviceSharing):
         fcntl.flock(self._room, fcntl.LOCK_UN)
 
     def _wanted(self) -> bool:
-        """Whether somebody is at the door; by chance one who comes to validate, which costs little."""
+        """Whether a slot waits to time, or, by chance, another one is just passing the door."""
         try:
             fcntl.flock(self._door, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A validator that passes the door is taken for a slot that waits to time; that costs
+        # little.
         except BlockingIOError:
             return True
         fcntl.flock(self._door, fcntl.LOCK_UN)

@@ -1,6 +1,4 @@
-"""What is asked of an evaluator of whole programs, and what it answers: tasks, sources,
-measurements, as frozen values.
-"""
+"""The input and output values of an evaluator of whole programs: tasks, sources, measurements."""
 
 from __future__ import annotations
 
@@ -15,11 +13,12 @@ Outcome: TypeAlias = Literal["ok"] | Failure
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """One thing to make faster.
+    """One program to make faster.
 
-    `reference`: source of a KernelBench-style module (Model, get_inputs, get_init_inputs).
-    `family`: what held-out families are held out by. `shape`: the numbers that distinguish tasks of
-    one family, () where there is one.
+    - reference: source of a KernelBench-style module (Model, get_inputs, get_init_inputs).
+    - family: tasks are held out of training by family.
+    - shape: the numbers that distinguish tasks of one family, () for a family of one task.
+    - dtype: name of a torch dtype.
     """
 
     id: str
@@ -31,8 +30,8 @@ class TrainingTask:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A completion that a codec understood: the program in canonical form, and the source of a
-    module with `ModelNew`.
+    """A completion that a codec could decode: the program in canonical form, the source of a module
+    with `ModelNew`, and the analysis that came with it.
     """
 
     program: str
@@ -42,12 +41,12 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Measured:
-    """What became of one program of one task. Failures have no score: nobody can average one by
-    mistake.
+    """The measurement of one program of one task.
 
-    `score`: the reward's speed-up (median of bucket means, rounded towards 1), only where `outcome`
-    is "ok". `buckets`: the bucket means behind it. `detail`: the failed check and its words, "" on
-    success.
+    - outcome: "ok", or a kind of failure.
+    - score: speed-up (median of bucket means, rounded towards 1); None unless `outcome` is "ok".
+    - detail: the failed check and its message, "" on success.
+    - buckets: the bucket means of the score.
     """
 
     task: str
@@ -58,6 +57,7 @@ class Measured:
     buckets: tuple[float, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        # A failure with a score, such as 1.0 or -1, would enter averages.
         if (self.outcome == "ok") != (self.score is not None):
             raise ValueError(
                 f"expected a score exactly where the outcome is 'ok', got {self.outcome!r} with score {self.score!r}"

@@ -1,4 +1,4 @@
-"""Under what programs are measured: the settings of every lane of an evaluator, as a value."""
+"""`MeasurementSettings`: the settings with which all slots of an evaluator measure."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["MeasurementSettings"]
 
-# On the wall: samples of 0.4 ms differ by 30 % with the host's jitter, so that no short program had
-# a score; of 2 ms by 3 %.
+# For the wall clock. Samples of 0.4 ms differed by 30 % with the host's jitter, and no short program
+# had a score; samples of 2 ms differ by 3 %.
 _SIDE_US = 8_000.0
-_PAIRS = 4  # of samples in a bucket
-# The GPU's own clock varies by 1 % where that of a busy host does by 10 %. Queueing a call takes
-# more of the host than running it does of the GPU, and everybody waits for a race: so it is short.
+# Of samples in a bucket.
+_PAIRS = 4
+# For the GPU's own clock, which varies by 1 % where a busy host's clock varies by 10 %. Short, since
+# queueing a call takes longer on the host than running it on the GPU, and all other slots wait.
 _QUEUED_PAIRS, _QUEUED_SIDE_US = 2, 160.0
 
 
 @dataclass(frozen=True)
 class MeasurementSettings:
-    """Under what programs are measured.
+    """How programs are measured.
 
-    `baseline`: what a speed-up is over: eager (the paper) or the best of eager, Inductor and CUDA
-    graphs. `rule`: which variance of the seven buckets is too large for a score, see
-    `reward.score_of`. `trust`: "own" for programs that our templates render: their process is used
-    again while nothing went wrong in it; what a language model writes is "foreign" and has a
-    process for itself. `folder`: for the locks of the GPU. `mps`: lanes for our own programs share
-    the GPU through an MPS server where this machine has one, which is twice as fast.
+    - folder: for the lock files of the GPU. gradients: also check gradients.
+    - baseline: the denominator of a speed-up: eager (as in the paper), or the fastest of eager,
+      Inductor and CUDA graphs.
+    - rule: which variance of the seven buckets is too large for a score, see `score.score_of`.
+    - trust: "own" for programs rendered from this package's templates: their process is used again
+      while nothing went wrong in it. Programs by a language model are "foreign", and get one each.
+    - forked: fork candidates' processes from a fork server.
+    - mps: slots for own programs share the GPU through an MPS server where this machine has one:
+      19 programs a second instead of 9 on an H200.
     """
 
     settings: Settings
@@ -50,9 +54,9 @@ class MeasurementSettings:
 
     @property
     def plan(self) -> TimingPlan:
-        """The judge's `train` plan; which buckets are too far apart the rule says, and another race
-        is as good as another round.
-        """
+        """The judge's `train` plan with the sample sizes above."""
+        # gate, rounds: `rule` decides which buckets are too far apart, and a slot repeats the whole
+        # benchmark instead of a round.
         plan = replace(
             TIMING_PLANS["train"], pairs=_PAIRS, side_us=_SIDE_US, gate="widen", rounds=1
         )
@@ -60,16 +64,15 @@ class MeasurementSettings:
 
     @property
     def queued(self) -> bool:
-        """Whether the GPU's own time counts, host time left out: a launch from Python takes 45 to
-        80 us of the host where kernels take 15 to 60 us of the GPU, and the host is busy. Of our
-        own templates only, for the child's word is taken for it; a stranger's program is timed on
-        the wall.
-        """
+        """Whether the GPU's own time counts, without the host's."""
+        # A launch from Python takes 45 to 80 us on the host, kernels 15 to 60 us on the GPU, and
+        # the host is busy. Only for own programs, as the child reports this time; foreign ones are
+        # timed by the judge's wall clock.
         return self.device.type == "cuda" and self.trust == "own"
 
     @property
     def together(self) -> bool:
-        """Whether reference and program are timed in one process, which spares the GPU going over
-        to another one for each sample. Of our own templates only, and for eager as the baseline.
-        """
+        """Whether reference and program are timed in one process."""
+        # In one process the GPU need not switch contexts for each sample. A foreign program could
+        # disturb a reference in its process.
         return self.trust == "own" and self.baseline == "eager"

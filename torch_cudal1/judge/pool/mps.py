@@ -1,15 +1,15 @@
-"""One GPU's work of many processes side by side: an MPS server of NVIDIA's, started for an
-evaluator and ended with it.
+"""Runs an NVIDIA MPS server for one evaluator, so that kernels of many processes run on a GPU side by
+side.
 
-Without it a GPU gives the contexts of different processes turns, and a judge whose lanes exchange a
-hundred messages for a program mostly waits for its own. The price is that a fault of one process
-(an address that nothing is mapped at) ends the work of all that are served: `lanes` notices and
-asks about the programs that were in the air one by one, elsewhere. So it is for programs of our own
-templates only, where faults are rare.
+Without it a GPU gives the contexts of different processes turns. A slot exchanges a hundred
+messages for a program, and mostly waits for its turn: 9 programs a second on an H200, 19 with a
+server. The price: a fault of one process (an unmapped address) ends the work of all processes that
+the server serves. `slots` notices that, and measures the programs concerned again without the
+server. So it is used for own programs only, where faults are rare.
 
-The daemon belongs to this evaluator alone: its socket and its log are in a folder of its own, it
-serves one GPU, and it dies with the thread that started it. Source: NVIDIA, Multi-Process Service,
-sections 3.3 (limits) and 3.6 (errors).
+The daemon belongs to one evaluator: its socket and log are in its own folder, it serves one GPU,
+and it ends with the thread that started it. Source: NVIDIA, Multi-Process Service, sections 3.3
+(limits) and 3.6 (errors).
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from torch_cudal1.judge.sandbox.confine.process_identity import die_with_parent
 
 __all__ = ["MOST_CLIENTS", "Mps", "start"]
 
-MOST_CLIENTS = 48  # contexts that a server serves on one GPU before Blackwell
+# The most contexts that a server serves on one GPU before Blackwell.
+MOST_CLIENTS = 48
 _CONTROL = "nvidia-cuda-mps-control"
 _PREFIX, _OWNER = "cudal1-mps-", "owner"
 _START_S, _PROBE_S, _END_S = 10.0, 60.0, 10.0
 _INHERITED = ("PATH", "HOME", "LD_LIBRARY_PATH"), ("CUDA_", "NVIDIA_")
+# A context, through the driver alone: importing torch would take seconds.
 _PROBE = """
 import ctypes
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -51,8 +53,10 @@ assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 
 @dataclass
 class Mps:
-    """A server for one GPU. `variables`: of the environment, before a process that it is to serve
-    first meets CUDA; for that one the GPU is device 0.
+    """A server for one GPU.
+
+    `variables`: environment variables that a process must set before it initialises CUDA, to be
+    served. The GPU is device 0 for that process.
     """
 
     variables: dict[str, str]
@@ -61,7 +65,7 @@ class Mps:
     _lock: BinaryIO
 
     def close(self) -> None:
-        """End it and all work that it serves. Safe to call twice."""
+        """End the server and all work that it serves. Safe to call twice."""
         if self._daemon.poll() is None:
             self.told("quit -t 1")
             try:
@@ -73,7 +77,7 @@ class Mps:
         self._lock.close()
 
     def told(self, command: str) -> str:
-        """What the daemon answers to a command; "" for nothing within some seconds."""
+        """The daemon's answer to a command; "" where none comes within 10 s."""
         environment = select_environment(*_INHERITED) | self.variables
         try:
             asked = subprocess.run(
@@ -90,7 +94,7 @@ class Mps:
         return asked.stdout.strip()
 
     def ready(self) -> str:
-        """Why no process can be served, "" if one was."""
+        """Start a process through the server; "" on success, else why it cannot be served."""
         until = time.monotonic() + _START_S
         while not (self._folder / "control").exists():
             if self._daemon.poll() is not None or time.monotonic() > until:
@@ -109,6 +113,7 @@ class Mps:
             return "a process that it should serve did not start in time"
         if probe.returncode:
             return f"it serves no process: {self._log()}"
+        # A process that finds no daemon runs without it, and would pass the probe.
         return "" if self.told("get_server_list") else "a process ran, but not through it"
 
     def _log(self) -> str:
@@ -117,23 +122,24 @@ class Mps:
 
 
 def start(device: torch.device) -> Mps | None:
-    """A server for this GPU, None where this machine has no such program or it does not work here."""
+    """A server for this GPU; None where this machine has no MPS, or it does not work."""
     if shutil.which(_CONTROL) is None:
         return None
     _sweep()
-    folder = Path(
-        tempfile.mkdtemp(prefix=_PREFIX)
-    )  # a short path: a socket's name has 108 characters
+    # A short path: the name of a socket has at most 108 characters.
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = _owned(folder)
     variables = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))
     variables["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     daemon = subprocess.Popen(
+        # In the foreground: a daemon that detaches would not be a child of this process.
         [_CONTROL, "-f"],
         env=select_environment(*_INHERITED) | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # A killed evaluator must not leave a daemon behind.
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     )
     server = Mps(variables, folder, daemon, lock)
@@ -146,11 +152,11 @@ def start(device: torch.device) -> Mps | None:
 
 
 def _owned(folder: Path) -> BinaryIO:
-    """A file of the folder, locked for as long as this process lives, whoever else sees it from
-    whichever container.
-    """
+    """A file in the folder that stays locked while this process lives."""
+    # A lock, not a process id: another container sees the folder, but not the process.
     lock = open(folder / "new", "xb")  # noqa: SIM115  the server's owner closes it
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # Renamed when it is locked: `_sweep` never sees an owner file without a lock.
     os.rename(folder / "new", folder / _OWNER)
     return lock
 
@@ -158,9 +164,7 @@ def _owned(folder: Path) -> BinaryIO:
 def _sweep() -> None:
     """Remove the folders of evaluators that were killed; their daemons died with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with (
-            contextlib.suppress(OSError),
-            open(folder / _OWNER, "rb") as lock,
-        ):  # somebody else's, not locked yet, or alive
+        # OSError: the folder is another user's, not locked yet, or in use.
+        with contextlib.suppress(OSError), open(folder / _OWNER, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""The processes that one lane lends to programs: one ahead, one that is lent again and again, one
-for surprises.
+"""The candidates' processes of one slot: one started ahead, one used again and again, one to confirm
+surprising scores.
 
-A stranger's program has a process for itself. Programs of our own templates get one that others of
-ours have left in order: a start takes 4 s beside a GPU, a program a fraction of that. Nothing here
-is asked or judged; who has a process decides whether it is in order.
+A foreign program gets its own process. Own programs share one, as long as each leaves it in order:
+a start takes 4 s on a GPU, a program a fraction of that. The user of a process decides whether it
+is in order; this module sends no programs and judges nothing.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["Processes"]
 
-_SHARED_BYTES = 128 << 20  # of the GPU, with each process: inputs or results of one call
-_MOST_LOANS = 64  # of one process, to programs of our own templates
+# GPU memory shared with each process: inputs or results of one call.
+_SHARED_BYTES = 128 << 20
+# Of one process, to own programs.
+_MOST_LOANS = 64
 
 
 class Processes:
-    """Starts, lends and ends them. Use from one thread; `close` ends all that are not lent.
+    """Starts, lends and ends processes. Use it from one thread; `close` ends those not lent.
 
-    `kept`: the process that may be lent again. `loans`: how often it was.
+    `kept`: the process that may be lent again. `loans`: how often it was lent.
     """
 
     def __init__(self, terms: MeasurementSettings) -> None:
         self._terms = terms
-        # Linux kills a child with the thread that started it, so these threads live as long as the
-        # lane.
+        # Linux kills a child when the thread that started it ends, so these threads live as long as
+        # the slot.
         self._starters = ThreadPoolExecutor(2, "cudal1-lane")
         self._fork_server: ForkServer | None = None
         self._next: Future[Child] | None = None
-        self._second: Child | None = None  # lent again to what is measured again
+        # For programs that are measured again.
+        self._second: Child | None = None
         self.kept: Child | None = None
         self.loans = 0
 
@@ -56,7 +59,7 @@ class Processes:
         self._starters.shutdown()
 
     def start(self, trust: Trust) -> Future[Child]:
-        """A process of its own. The result raises SandboxError."""
+        """Start a process; the future raises SandboxError where that fails."""
         terms = self._terms
         limits = replace(
             make_limits(terms.settings, terms.device, trust=trust), threads=torch.get_num_threads()
@@ -68,26 +71,31 @@ class Processes:
         )
 
     def begin(self) -> None:
-        """Have one on its way for the next program."""
+        """Start a process for the next program, unless there is one."""
         if self.kept is None:
             self._next = self._next or self.start(self._terms.trust)
 
     def lend(self) -> Child:
-        """One that has run nothing of a stranger, or nothing that went wrong of our own templates.
-        Raises SandboxError.
+        """A process for one program: a new one, or one that own programs left in order. Raises
+        SandboxError.
         """
         return self._fresh() if self.kept is None else self.kept
 
     def take_back(self, child: Child, *, in_order: bool, doubtful: bool) -> None:
-        """End it, or keep it where it is `in_order`. `doubtful`: unless it fails at a product, as
-        it does where a kernel has taken the GPU's context with it.
+        """End a process, or keep it if it is `in_order`.
+
+        `doubtful`: test it first with a matrix product, which fails where a kernel has destroyed
+        the CUDA context.
         """
         loans, self.kept, self.loans = self.loans + 1, None, 0
         self._next = self._next or self.start(self._terms.trust)
         if self._terms.trust == "own" and in_order and child.usable and loans < _MOST_LOANS:
             try:
                 if doubtful:
+                    # Reading the global state runs a small product on the GPU.
                     child.call("surroundings")
+                # Memory is kept, as a new tensor of 32 MiB costs 20 ms of turns on the GPU, but
+                # overwritten: the next program must find no result in it.
                 child.call("clear", kept=True)
             except CandidateFailure:
                 pass
@@ -97,16 +105,16 @@ class Processes:
         child.close()
 
     def second(self) -> Child:
-        """A new process for a surprise, or one that has run surprises of our own templates only.
-        Raises SandboxError.
+        """A process to confirm a surprising score: a new one, or one that ran only such programs of
+        own code. Raises SandboxError.
         """
         child, self._second = self._second or self._fresh(), None
         return child
 
     @contextmanager
     def keeping(self, second: Child) -> Iterator[Child]:
-        """What `second` gave, for the body; one that our own templates left in order is lent again,
-        any other ended.
+        """Lend the process of `second` for the body. It is kept if an own program left it in order,
+        else ended.
         """
         try:
             yield second
@@ -118,8 +126,8 @@ class Processes:
                 second.close()
 
     def empty(self) -> None:
-        """Have those that are lent again give back the memory that they keep from program to
-        program of one reference.
+        """Have the kept processes free the GPU memory that they keep between programs of one
+        reference.
         """
         if self.kept is not None and not _cleared(self.kept):
             self.kept, self.loans = None, 0
@@ -127,18 +135,17 @@ class Processes:
             self._second = None
 
     def _fresh(self) -> Child:
-        """The one that was started ahead. For a stranger's programs the next one starts now, for
-        ours when the first of them is done: all lanes begin at once, and the driver makes one
-        context after the other.
-        """
+        """The process that was started ahead."""
         coming, self._next = self._next or self.start(self._terms.trust), None
+        # For own programs the next one starts when the first is done: all slots begin at once, and
+        # the driver makes one context after the other.
         if self._terms.trust == "foreign":
             self._next = self.start(self._terms.trust)
         return coming.result()
 
 
 def _cleared(child: Child) -> bool:
-    """Whether a process could be made as new; it is ended where it could not."""
+    """Whether a process could be cleared; it is ended where it could not."""
     try:
         child.call("clear")
     except CandidateFailure:

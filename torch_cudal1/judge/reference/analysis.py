@@ -222,8 +222,8 @@ def _is_from(value: object, origin: Mapping[int, int]) -> bool:
 
 def _shapes(program: Program) -> dict[int, tuple[int, ...]]:
     values: dict[int, Any] = {}
-    # Fake tensors have shapes and strides and no memory: a region of gigabytes is analysed for
-    # nothing.
+    # Fake tensors have shapes and strides and no memory: a region of gigabytes is analysed without
+    # any.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         specs = program.inputs
         for index, spec in enumerate(specs):
