@@ -60,8 +60,8 @@ class ProposalRequest:
 
 @dataclass(frozen=True)
 class TemplateInput:
-    """A fusion group's reference Program, and its tensor expressions; without those for a template
-    that reads the Program's step itself.
+    """A fusion group's reference Program, and its tensor expressions; None for a template that reads
+    the Program's step itself.
     """
 
     program: Program

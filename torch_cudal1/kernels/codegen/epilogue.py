@@ -1,9 +1,10 @@
-"""Prints epilogues, what follows a matrix product, for its tile: bias, activation, residual, scale,
-and the stores; as Triton or as CUDA C++.
+"""Prints epilogues, the steps that follow a matrix product, for its tile: bias, activation,
+residual, scale, and the stores; as Triton or as CUDA C++.
 
-`row` counts the rows of all matrices of the batch, `column` the columns. The element-wise
-expressions are `pointwise`'s; the C++ is a translation of the same templates, and what has none
-(half types, chains through other types) is refused with NotLowerableError.
+`row` counts the rows of all matrices of the batch, `column` the columns. The templates of the
+element-wise steps are those of `ops.pointwise`. The C++ is translated from the same templates;
+steps without a translation (half types, chains through other types) are refused with
+NotLowerableError.
 """
 
 from __future__ import annotations

@@ -120,14 +120,16 @@ class Nest:
 
     @property
     def levels(self) -> int:
-        """How many reductions follow one another."""
+        """The number of reductions in the longest chain where each needs the result of another."""
         return max((s.ready_level for s in self.statements), default=0)
 
 
 def find_reductions(
     nodes: tuple[Node, ...], stop: frozenset[Node] = frozenset()
 ) -> tuple[Reduce, ...]:
-    """Every reduction below `nodes`, sources before users, not looking below those in `stop`."""
+    """Every reduction below `nodes`, sources before users. The nodes in `stop`, and what is below
+    them, are left out.
+    """
     visited: set[Node] = set(stop)
     reductions: list[Reduce] = []
 

@@ -93,7 +93,7 @@ def plan_stages(
 
 
 def read_tile(nest: Nest, proposal: Proposal) -> Tile:
-    """The proposal's tile. Raises ProgramError when it is none for this nest."""
+    """The proposal's tile. Raises ProgramError when the nest cannot be computed in such tiles."""
     rows, columns = proposal.number("rows", 1), proposal.number("columns", 0)
     loop = bool(proposal.config.get("loop", False))
     # `tl.arange` takes powers of two only.
@@ -271,7 +271,7 @@ def _reduce_pieces(source: Node, fold: Reduce, split: int) -> Node:
 
 
 def _combine_pieces(fold: Reduce, partial: Mapping[Reduce, Leaf]) -> Node:
-    """The whole row's value from those of its pieces, which are as long as one another."""
+    """The value of a whole row from the values of its pieces, which have equal lengths."""
     pieces = partial[fold]
     last = (len(pieces.shape) - 1,)
     if fold.kind == "mean":

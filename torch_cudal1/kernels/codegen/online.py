@@ -103,10 +103,10 @@ def print_finish(s: Statement, count: int, columns: int) -> list[str]:
 
 
 def print_combine(s: Statement, count: int, lanes: int, counts: str, axis: int = 1) -> list[str]:
-    """The row's value, in `[rows, 1]`, of the partials of `lanes` lanes, of which each has seen `counts`
-    of `count` elements.
+    """The lines that combine the partials of `lanes` lanes to the row's value, of shape `[rows, 1]`.
+    `counts` is the text of how many of the `count` elements each lane has seen.
 
-    `axis` 0: partials are of one row and one-dimensional, and the value is a number.
+    `axis` 0: the partials are those of a single row, with one dimension, and the value is a number.
     """
     n, along = s.name, f"axis={axis}" + ", keep_dims=True" * axis
     if s.text == "expsum":

@@ -1,5 +1,5 @@
-"""What ptxas made of a kernel, as far as one of its errors shows there: uniform registers that are
-read and that nothing wrote.
+"""Finds a known error of ptxas in the machine code of a kernel: uniform registers that are read and
+that nothing wrote.
 
 ptxas 12.8, which Triton 3.6 and 3.7 bring, takes descriptors of wgmma operands from such registers
 in kernels with many of them: in a state-space kernel all steps of k but the first read shared
@@ -60,8 +60,8 @@ def find_unwritten_reads(sass: str) -> list[str]:
     """Instructions, with their addresses, that read a uniform register which no instruction before
     them writes.
 
-    Before them is by address, which is how code is first run through but for blocks that were moved
-    in front of what leads to them: those are found too, and their kernel is refused for nothing.
+    "Before" is by address. Blocks that ptxas moved in front of the code that leads to them are
+    reported too: their kernel is refused without need.
     """
     written: set[int] = set()
     unwritten: list[str] = []

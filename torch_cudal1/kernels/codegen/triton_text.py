@@ -154,7 +154,9 @@ class TritonPrinter:
         return s.kind == "load" and _varies_only_over(s, self.uniform)
 
     def uniform_lines(self, start: str) -> list[str]:
-        """Those loop variables as numbers, in the tile that begins at `start`."""
+        """Lines that define the uniform loop variables as numbers, in the tile that begins at
+        `start`.
+        """
         # A plain number may be 32-bit: the offset that is made of it must not overflow.
         begin = (
             f"({start}tl.full([], 0, tl.int64))" if self.needs_int64 else start.removesuffix(" + ")
@@ -186,7 +188,7 @@ class TritonPrinter:
 
     @property
     def scratch(self) -> tuple[int, ...]:
-        """Program values that it takes besides those of the nest."""
+        """Program values that the kernel takes besides those of the nest."""
         return ()
 
     def functions(self) -> str:
@@ -303,7 +305,7 @@ class TritonPrinter:
         return [*lines, f"carry_{s.name} = carry_{s.name} {sign} {reduce_text(s, f'in_{s.name}')}"]
 
     def column_statements(self, users: Iterable[Statement]) -> list[Statement]:
-        """What varies over columns and `users` need, in order."""
+        """The statements that vary over columns and that `users` need, in order."""
         needed: set[str] = set()
         stack = [n for user in users for n in user.operands]
         while stack:
@@ -410,7 +412,7 @@ class TritonPrinter:
         return f"tl.store(p{s.value} + {offset}, {s.operands[0].name}{self._mask(True, s.columns, *self.store_tests(s))})"
 
     def store_tests(self, s: Statement) -> list[str]:
-        """What else must hold for a store."""
+        """Further tests for the mask of a store, as text."""
         return []
 
 

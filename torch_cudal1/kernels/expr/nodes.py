@@ -125,8 +125,8 @@ class Map(Node):
 class Softmax(Map):
     """A Map that is the softmax of `scores` along the last dimension.
 
-    `causal`: of those up to the element's own row only. `safe`: 0, not NaN, in rows of nothing but
-    minus infinity.
+    `causal`: each row takes the scores up to its own number only. `safe`: rows of nothing but minus
+    infinity yield 0, not NaN.
     """
 
     scores: Node

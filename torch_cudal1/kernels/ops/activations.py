@@ -61,7 +61,9 @@ def _gelu(
 def _gelu_backward(
     args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[TensorSpec, ...]
 ) -> tuple[Node, ...]:
-    """ATen/native/cuda/ActivationGeluKernel.cu: the gradient, then what gelu was given."""
+    """`gelu_backward`, of the gradient and gelu's input; formulas of
+    ATen/native/cuda/ActivationGeluKernel.cu.
+    """
     approximate = kwargs.get("approximate", args[2] if len(args) > 2 else "none")
     if approximate == "tanh":
         inner = f"libdevice.tanh({_BETA!r} * ({{1}} + {_KAPPA!r} * {{1}} * {{1}} * {{1}}))"

@@ -1,5 +1,5 @@
-"""`ir.ops.bessel`'s formulas as Triton functions, for kernels of whatever fusion group calls them;
-float64 inside, like there.
+"""The formulas of `ir.ops.bessel` as Triton functions, which any kernel may call; computed in
+float64, as there.
 
 A program of a kernel takes as many steps as its worst element needs: 40 to 200 for most, 1,300 for
 the smallest float32.

@@ -52,8 +52,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """Of the number of a matrix in its batch: `number // every % extent`, each step of which is
-    `stride` elements.
+    """A digit of the number of a matrix in its batch: `number // every % extent`. Each step of the
+    digit is `stride` elements.
     """
 
     every: int

@@ -86,8 +86,8 @@ def exclusive_sums(parts: Sequence[Node], shape: tuple[int, ...], dim: int) -> N
 
 
 def _extend_to(node: Node, shape: tuple[int, ...]) -> Node:
-    """The tensor of `shape` of which `node` is all but the last place of one dimension. Raises
-    NotLowerableError if it is not.
+    """The tensor of `shape` whose slice without the last place of one dimension is `node`. Raises
+    NotLowerableError where `node` is no such slice.
     """
     if isinstance(node, Map) and all(
         arg.shape in (node.shape, ()) or isinstance(arg, View) for arg in node.args

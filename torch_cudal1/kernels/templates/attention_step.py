@@ -1,7 +1,7 @@
-"""Reads the backward of a fused attention operator: its tensors as kernels address them, and what
-no kernel serves, with a reason.
+"""Reads the backward of a fused attention operator: its tensors as kernels address them. Steps that
+no kernel serves are refused with a reason.
 
-Dropout, packed sequences and the gradient of a bias are refused. Nothing is made here.
+Dropout, packed sequences and the gradient of a bias are refused. No kernel is made here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class BackwardStep:
 
     @property
     def offset_cast(self) -> str:
-        """What makes a number one of 64 bits, where an offset needs them."""
+        """The text of a cast to int64 where an offset needs 64 bits, else empty."""
         return (
             ".to(tl.int64)" if max(tensor.reach for tensor in self.tensors) > _INT32_REACH else ""
         )
@@ -111,7 +111,7 @@ class BackwardStep:
 
 
 def is_backward(program: Program) -> bool:
-    """Whether it is the backward of a fused attention operator and nothing else."""
+    """Whether a Program is the backward of a fused attention operator and nothing else."""
     return (
         len(program.steps) == 1
         and isinstance(program.steps[0], Aten)

@@ -61,7 +61,7 @@ _MAX_SHALLOW_DEPTH = 256
 
 @dataclass(frozen=True)
 class _TiledConv:
-    """A convolution, how it is cut, and what follows from that."""
+    """A convolution, its schedule, the layout that follows from it, and the epilogue."""
 
     conv: Convolution
     schedule: ConvSchedule
@@ -326,8 +326,8 @@ def _print_steps(cut: _TiledConv, sizes: dict[str, int]) -> tuple[str, set[int]]
     """The products of each step of a slot, and the widths they have: classes along x that do not
     meet a tap are left out.
 
-    Each class has an instruction of its own: accumulators that are now one part, now another of an
-    instruction's make ptxas wait for every product (C7511).
+    Each class has an instruction of its own. Where instructions share some of their accumulators,
+    ptxas waits for every product (its warning C7511).
     """
     block_layout, schedule = cut.layout, cut.schedule
     lines, widths = [], set()

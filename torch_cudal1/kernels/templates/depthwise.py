@@ -39,7 +39,9 @@ def is_depthwise(conv: Convolution) -> bool:
 
 
 def propose_depthwise(conv: Convolution, most: int) -> tuple[Proposal, ...]:
-    """At most `most` ways: how many outputs a thread makes below one another."""
+    """At most `most` proposals, with different numbers of outputs that a thread computes, one below
+    the other.
+    """
     _, y, x = conv.axes
     # Neighbouring threads have neighbouring columns: a warp along x where rows are long, several
     # rows a warp where they are short.

@@ -154,7 +154,9 @@ def _bound_s(product: Product, proposal: Proposal) -> float:
 
 
 def _estimate_resources(proposal: Proposal) -> KernelResources:
-    """Of a tiled method; what the others need is part of their lowered kernels."""
+    """The resources of a tiled method; those of the other methods are known from their lowered
+    kernels.
+    """
     method = proposal.config.get("method")
     if method not in METHODS or method == "fold" or _is_packed(proposal):
         return KernelResources()

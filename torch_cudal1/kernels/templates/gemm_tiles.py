@@ -397,7 +397,9 @@ def _choose_even_splits(product: Product, tiles: int) -> tuple[int, ...]:
 
 
 def _choose_splits(product: Product, rows: int, columns: int) -> tuple[int, ...]:
-    """1, and what fills the SMs once or twice when tiles alone do not; a piece keeps 256 of k."""
+    """Numbers of programs that share a tile: 1, and those that fill the SMs once or twice where tiles
+    alone do not. A piece keeps at least 256 of k.
+    """
     tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
     max_split = product.k // 256
     splits = {1} | {

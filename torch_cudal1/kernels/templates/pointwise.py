@@ -1,5 +1,4 @@
-"""The template of chains of element-wise steps, and what any expression is that no other template
-serves.
+"""The template of chains of element-wise steps, and of any expression that no other template serves.
 
 Bytes moved: one read of each operand, one write of each result.
 """

@@ -99,7 +99,7 @@ class _Stack:
 
 
 def _is_recurrent(program: Program) -> bool:
-    """Whether it is one recurrent step and nothing else."""
+    """Whether a Program is one recurrent step and nothing else."""
     return (
         len(program.steps) == 1
         and isinstance(program.steps[0], Aten)
