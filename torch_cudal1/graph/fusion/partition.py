@@ -71,9 +71,9 @@ _UNTAGGED = frozenset(
         ),
     }
 )
-# A fusion group with an element-wise step that no kernel has would get no kernel at all, not even for
-# its product. The same holds for two results in one memory, which `detach` makes of a value that a
-# forward keeps for its backward.
+# A fusion group with an element-wise step that no kernel has would get no kernel at all, not even
+# for its product. The same holds for two results in one memory, which `detach` makes of a value
+# that a forward keeps for its backward.
 _POINTWISE_WITH_KERNEL = EXPRESSED - {"aten.detach.default", "aten.alias.default"}
 # Of one vector load. Kernels load 16 bytes at once and would fault on another address.
 _ALIGNMENT = 16  # bytes

@@ -22,6 +22,7 @@ from torch_cudal1.graph.rewrite.triangular_rules import TRIANGULAR_RULES
 __all__ = ["RULES", "RewriteResult", "Rule", "rewrite"]
 
 RULES: tuple[Rule, ...] = (
+    # Clean first: later rules match patterns without the views and copies of the capture.
     *IDENTITY_RULES,
     *CONSTANT_RULES,
     *REDUCTION_RULES,
@@ -30,5 +31,6 @@ RULES: tuple[Rule, ...] = (
     *ATTENTION_RULES,
     *ENCODER_RULES,
     *PROJECTION_RULES,
+    # Last, since merging products would hide patterns that other rules look for.
     *FUSION_RULES,
 )

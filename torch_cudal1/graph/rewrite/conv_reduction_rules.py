@@ -191,6 +191,7 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
     # One dim after another: sums, minima and maxima over positions separate.
     for axis in axes:
         total, low, high = _tap_sums(graph, conv, axis, kind, (total, low, high))
+    # Reduced dims right after the channels, where `_fold_taps` merges them.
     order = [0, 1, *(axis + 2 for axis in axes), *(axis + 2 for axis in rest)]
     # Along the batch: one product computes the sums and their twins.
     both = call(graph, aten.cat.default, [total, split_signs(graph, total, low, high)], 0)
@@ -198,6 +199,7 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
     first = conv.out_axis
     weight = _fold_taps(graph, conv.weight, [first, 1 - first, *order[2:]], len(axes))
     value = _rest_product(graph, conv, both, weight, rest)
+    # The batch was doubled: sums first, twins second.
     halves = [
         call(graph, aten.slice.Tensor, value, 0, i * conv.out[0], (i + 1) * conv.out[0])
         for i in (0, 1)
@@ -307,6 +309,7 @@ def _tap_sums(
     }
     # Without cropping all taps meet all inputs.
     if len(sums_by_window) == 1:
+        # `expand` gives every tap the same sums without a copy.
         sums = sums_by_window[windows[0]]
         wide = [
             conv.kernel[axis] if dim == axis + 2 else size
@@ -330,6 +333,7 @@ def _tap_view(graph: fx.Graph, conv: _Conv, axis: int, part: fx.Node) -> fx.Node
     if pad:
         # `constant_pad_nd` counts dims from the last.
         ends = [0, 0] * (conv.rank - 1 - axis) + [pad, pad]
+        # Zeros take part in minimum and maximum too: they are summands, as in im2col.
         part = call(graph, aten.constant_pad_nd.default, part, ends, 0)
     view = call(graph, aten.unfold.default, part, dim, span, conv.dilation[axis])
     if shape(view)[dim] != taps:  # the stride leaves inputs at the end that no output meets
@@ -377,6 +381,7 @@ def _over_channels(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind
     axis = conv.out_axis
     total = emit_reduction(graph, kind, conv.weight, [axis], keepdim=True)
     twin = split_signs(graph, total, *bounds(graph, conv.weight, conv.weight, [axis], keepdim=True))
+    # Two output channels instead of all: the sum and its twin.
     weight = call(graph, aten.cat.default, [total, twin], axis)
     value = call(
         graph,

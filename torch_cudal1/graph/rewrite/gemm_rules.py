@@ -201,11 +201,13 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
             )
             rhs = call(graph, aten.transpose.int, stacked, 1, 2)
         else:
+            # Weights that lie in rows already.
             rhs = call(graph, aten.stack.default, rights, 0)
         if group[0].bias is None:
             both = call(graph, aten.bmm.default, lhs, rhs)
         else:
             biases = [early.get(g.bias) for g in group if g.bias is not None]
+            # (group, 1, width): `baddbmm` broadcasts it over the rows.
             bias = call(
                 graph,
                 aten.view.default,
@@ -216,6 +218,7 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
         # Views, without a launch.
         parts = [call(graph, aten.select.int, both, 0, place) for place in range(len(group))]
     for g, part in zip(group, parts, strict=True):
+        # After all parts exist: a sibling's weight may be a view that is rebuilt above.
         replace(g.node, part)
 
 

@@ -57,6 +57,7 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
         a, b, mask = _triangle(lhs), _triangle(rhs), _mask(node)
         (rows, inner), columns = shape(lhs), shape(rhs)[1]
         if (
+            # Smaller products are bound by launches, and panels add some.
             min(rows, inner, columns) < MIN_SIZE
             # Panels are cut for square matrices.
             or len({rows, inner, columns}) > 1
@@ -169,6 +170,7 @@ def _add_skipped(
                 graph,
                 aten.masked_fill.Scalar,
                 call(graph, aten.zeros_like.default, part),
+                # `0 * x` would be folded to 0 by Inductor, NaN and all (torch 2.13).
                 not_finite(graph, part),
                 math.nan,
             )
