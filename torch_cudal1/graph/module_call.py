@@ -123,8 +123,8 @@ class ModuleCall:
 def capture_module_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ModuleCall:
-    """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where that is not
-    to be had.
+    """Capture `module(*args, **kwargs)`. Raises NotLowerableError with the reason where the call
+    cannot be captured.
     """
     # Before the walk: Dynamo replaces `nn.Module.__init__` at its first use, and a record taken
     # before would differ from then on.

@@ -1,8 +1,8 @@
-"""What can be said of a proposal's time before it is measured: the numbers of its fusion group, and a
-bound.
+"""Features of a proposal for the cost model, before anything is measured: sizes of its fusion group,
+and a lower bound on its time.
 
-Sizes and counts only, from shapes: nothing of a tensor's content, no names. It orders nothing
-itself.
+Sizes and counts only, from shapes: nothing of a tensor's content, no names. The cost model orders
+proposals, not this module.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def choose(
 
 
 def _choose_cached(region: Region, hit: Hit, place: TuneContext) -> Choice | Refusal:
-    """A hit as a choice, or why it may not be used as it is."""
+    """The choice that a cache hit makes, or why the entry may not be used."""
     if (refusal := check_reuse(region, hit, place)) is not None:
         return Refusal(refusal.reason)
     telemetry.count("entries_reused")

@@ -31,6 +31,5 @@ RULES: tuple[Rule, ...] = (
     *ATTENTION_RULES,
     *ENCODER_RULES,
     *PROJECTION_RULES,
-    # Last, since merging products would hide patterns that other rules look for.
     *FUSION_RULES,
 )

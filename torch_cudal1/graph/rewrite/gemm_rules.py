@@ -218,7 +218,6 @@ def _merge_as_batch(graph: fx.Graph, early: _Early, group: list[_Gemm]) -> None:
         # Views, without a launch.
         parts = [call(graph, aten.select.int, both, 0, place) for place in range(len(group))]
     for g, part in zip(group, parts, strict=True):
-        # After all parts exist: a sibling's weight may be a view that is rebuilt above.
         replace(g.node, part)
 
 

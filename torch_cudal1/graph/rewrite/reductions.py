@@ -257,8 +257,8 @@ def bounds(
 
 
 def split_signs(graph: fx.Graph, value: fx.Node, low: fx.Node, high: fx.Node) -> fx.Node:
-    """The twin of `value`, a sum of numbers from `low` to `high`: 0 unless all were above 0 or all
-    below (see the page top).
+    """The twin of `value`, a sum of numbers from `low` to `high`: `value` where all were above 0 or
+    all below, else 0 (see the top of the file).
     """
     # Only then do all products with an infinity have one sign, and their sum is no NaN.
     one_signed = call(

@@ -107,7 +107,7 @@ def _panels(size: int) -> list[tuple[int, int]]:
 
 
 def _find_needed_range(kind: _Kind | None, start: int, stop: int, size: int) -> tuple[int, int]:
-    """The columns that rows `start` to `stop` of a triangle reach."""
+    """The columns [from, to) that rows `start` to `stop` of a triangle of `size` columns reach."""
     return {"lower": (0, stop), "upper": (start, size), None: (0, size)}[kind]
 
 

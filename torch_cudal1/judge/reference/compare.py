@@ -50,9 +50,9 @@ _HALF_FRACTION = 1e-5  # elements of a half type that may exceed (C)
 _VOID_RATIO = 0.1
 # below this many elements eager's rms error is an estimate, and the limit allows for its spread
 _POOL = 4_096
-# Below this many elements eager's error is one draw. A sum of 65,536 numbers in another order, the
-# only result, was refused as 6.2e-5 off where eager was 1.1e-6 off (one of 130 judgements on H100s);
-# of 300 honest sums five were refused before this rule, none since.
+# Below this many elements eager's error is one draw. A sum of 65,536 numbers in another order,
+# the only result, was refused for an rms error of 6.2e-5 where eager's was 1.1e-6 (one of 130
+# judgements on H100s); of 300 honest sums five were refused before this rule, none since.
 _FEW = 64
 # the public benchmark's; 1e-4 for anything wider
 _FLAT_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-2}

@@ -82,7 +82,9 @@ class KernelTiming:
 
 
 def make_timing(group: KernelFeatures, proposal: Proposal, us: float) -> KernelTiming:
-    """A measurement as it is kept. Raises ValueError for what is no time."""
+    """A measurement as a record of the file. Raises ValueError for a time or bound that is not a
+    positive number.
+    """
     return KernelTiming(
         group.family,
         group.sizes,

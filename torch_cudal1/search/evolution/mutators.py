@@ -31,8 +31,8 @@ _MAX_ACCUMULATORS_PER_THREAD = 128
 def make_child(
     parents: Sequence[Proposal], family: Collection[Proposal], dice: random.Random
 ) -> Proposal:
-    """A child of `parents`: each field is one's or the other's; one may become the next that
-    `family` knows, half, or twice.
+    """A child of `parents`: each field is taken from one of them. With _MUTATION_PROBABILITY one
+    field moves to a neighbouring value of `family`, or is halved or doubled.
     """
     first = dice.choice(parents)
     # Configs with other fields, as of another method, do not mix.
