@@ -59,8 +59,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """About what a device reaches, step by step: FLOP/s of fp32, bytes/s of its memory, and the
-    seconds that a step costs to start. No bound: that is `device.peaks.find_lower_bound_us`.
+    """Rates that a device reaches step by step, roughly: FLOP/s of fp32, bytes/s of its memory, and
+    the seconds that a step costs to start. They are no bound: that is
+    `device.peaks.find_lower_bound_us`.
     """
 
     flops_per_s: float
@@ -68,7 +69,7 @@ class DeviceRates:
     step_s: float
 
     def estimate_s(self, cost: Cost) -> float:
-        """About how long it takes to run step by step."""
+        """The estimated seconds that a Program takes step by step."""
         return (
             cost.flops / self.flops_per_s
             + cost.moved_bytes / self.bytes_per_s
@@ -86,6 +87,7 @@ def estimate_cost(program: Program) -> Cost:
     specs = value_specs(program)
     # A view only computes an address.
     working = [step for step in program.steps if not is_view(step)]
+    # Numbers that an operator yields beside its tensors have no spec and are no memory.
     moved = sum(
         specs[i].size_bytes for step in working for i in (*step.reads, *step.writes) if i in specs
     )
@@ -135,7 +137,7 @@ def make_flop_counter() -> FlopCounterMode:
 def _attention_flops(
     query: Sequence[int], keys: Sequence[int], values: Sequence[int], *_: Any, **__: Any
 ) -> int:
-    """Two products for every head of queries; what a causal mask saves is not taken off."""
+    """Two products for every head of queries. The part that a causal mask saves is counted too."""
     *heads, rows, depth = query
     # Over the heads of queries: with fewer heads of keys each of them is used several times.
     return 2 * math.prod(heads) * rows * keys[-2] * (depth + values[-1])
@@ -167,8 +169,8 @@ def _attention_backward_flops(
     *_: Any,
     **__: Any,
 ) -> int:
-    """Five products: scores anew, gradients of weights and of values, and from both those of
-    queries and keys.
+    """Five products: the scores again, the gradients of the weights and of the values, and from
+    both the gradients of queries and keys.
     """
     *heads, rows, depth = query
     return 2 * math.prod(heads) * rows * keys[-2] * (3 * depth + 2 * values[-1])

@@ -25,7 +25,7 @@ _ARGUMENTS = 7
 
 def use_eager_operators(steps: Sequence[_Step], read: Iterable[int | None]) -> list[_Step | Aten]:
     """`steps` with eager's own operators. `read`: every value that a step uses or that is an
-    output; others need not be made.
+    output. No other result has to be made.
     """
     used_values = set(read)
     return [_batch_norm(step, used_values) if isinstance(step, Aten) else step for step in steps]

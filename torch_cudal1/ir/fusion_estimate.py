@@ -34,11 +34,11 @@ _FUSED_TOO = (
 
 
 def approximate_fused_epilogue(program: Program) -> Program | None:
-    """`program` up to its one product, then a ReLU in place of all that follows: its result is read
-    once and written once.
+    """`program` up to its only product, then a ReLU in place of all later steps, which reads the
+    product's result once and writes it once.
 
-    None where there is no such product, nothing behind it, or something that Inductor would not do
-    in one pass.
+    None where there is not exactly one product, where no step follows it, or where Inductor would
+    not do the steps behind it in one pass.
     """
     products = [position for position, step in enumerate(program.steps) if _is_product(step)]
     # With several products the intermediate results matter, and one pass no longer stands for them.

@@ -39,8 +39,8 @@ def refuse_launch(
 def interpret(
     program: Program, device: torch.device, *, launcher: Launcher = refuse_launch
 ) -> Runner:
-    """A callable from the Program's inputs to its outputs on `device`, with the operators that are
-    named.
+    """A callable from the Program's inputs to its outputs on `device`. It calls the operators that
+    the Program names.
 
     `launcher` makes a launch step a callable, such as `executor.launch_through_driver`. Raises
     ProgramError if the Program breaks a rule.
@@ -52,7 +52,7 @@ def interpret(
 def interpret_steps(
     program: Program, steps: Sequence[Step], device: torch.device, launcher: Launcher
 ) -> Runner:
-    """The same for a checked Program with `steps` in the place of its own."""
+    """As `interpret`, for a checked Program with `steps` in place of its own."""
     # Moved once, not at every call.
     constants = [program.payloads[name].to(device) for name in program.constants]
     actions = [_action(step, program, device, launcher) for step in steps]

@@ -43,7 +43,7 @@ Arg: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A reference to value number `index` of the Program it stands in."""
+    """A reference to value number `index` of the Program that it is part of."""
 
     index: int
 
@@ -99,7 +99,7 @@ class Aten:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The value numbers among its arguments, in their order; one that is named twice comes
+        """The value numbers among its arguments, in their order. A value that is named twice comes
         twice.
         """
         return (*_values_in(self.args), *(i for _, arg in self.kwargs for i in _values_in(arg)))
@@ -216,6 +216,7 @@ class Program:
     @property
     def device(self) -> str:
         """The device type it runs on: "cuda" if any input or step names it, else "cpu"."""
+        # Constants do not count: they are moved to wherever the Program runs.
         specs = [*self.inputs, *(step.spec for step in self.steps if isinstance(step, Alloc))]
         inner = [step.program.device for step in self.steps if isinstance(step, Call)]
         named = [
@@ -243,6 +244,8 @@ class Program:
             "constants": list(self.constants),
             "steps": [_step_json(step) for step in self.steps],
             "outputs": list(self.outputs),
+            # Digests in place of bytes, sorted, because the order of a dict is no part of a
+            # Program.
             "payloads": {
                 name: tensor_digest(self.payloads[name]) for name in sorted(self.payloads)
             },
@@ -271,6 +274,8 @@ class Program:
             return cls(
                 inputs=tuple(_spec_from(spec) for spec in data["inputs"]),
                 constants=tuple(data["constants"]),
+                # All payloads, because a nested Program looks up its own and compares their digests
+                # itself.
                 steps=tuple(_step_from(step, payloads) for step in data["steps"]),
                 outputs=tuple(data["outputs"]),
                 payloads=used_payloads,
@@ -310,11 +315,12 @@ def _values_in(arg: Arg) -> Iterator[int]:
 def renumber_steps(
     steps: Iterable[Step], numbers: Mapping[int, int]
 ) -> tuple[tuple[Step, ...], dict[int, int]]:
-    """Steps of a whole-graph Program behind the values 0, 1, ... that `numbers` names, and the new
-    numbers of all their values.
+    """Steps of a whole-graph Program with new value numbers, and the new number of every value.
+    `numbers` gives the values in front of the steps their new numbers 0, 1, ...
     """
     renumbered_steps, new_numbers = [], dict(numbers)
     for step in steps:
+        # Dense and in order, as check_program demands.
         outs = tuple(range(len(new_numbers), len(new_numbers) + len(step.writes)))
         renumbered_steps.append(renumber_step(step, new_numbers, outs))
         new_numbers.update(zip(step.writes, outs, strict=True))

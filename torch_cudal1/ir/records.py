@@ -142,8 +142,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One named check with its number. `value` is what was measured, `limit` what was allowed (both
-    None when it is yes or no).
+    """A named check and its result. `value` is the measured number and `limit` the allowed one;
+    both are None for a check without numbers.
     """
 
     name: str
@@ -191,9 +191,9 @@ class Timing:
     """Paired timing of a candidate against the fastest baseline. Speed-ups are baseline time over
     candidate time.
 
-    `profile`: the timing plan it was made under. `score`: what that profile quotes, None in entries
-    made before there were scores. `details`: what was measured beside it (JSON): each state of the
-    L2 cache, first calls, host and device time, the GPU's state.
+    `profile`: the timing plan. `score`: the number that this profile quotes, None in entries made
+    before there were scores. `details`: further measurements as JSON: each state of the L2 cache,
+    first calls, host and device time, the GPU's state.
     """
 
     verdict: Verdict
@@ -234,7 +234,9 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Rejected:
-    """The candidate may not; `detector` names the check or stage, `numbers` carries its evidence."""
+    """The candidate may not be swapped in. `detector` names the check or stage, `numbers` holds its
+    evidence.
+    """
 
     reason: str
     detector: str

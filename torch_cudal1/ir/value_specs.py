@@ -16,7 +16,7 @@ __all__ = ["find_unaligned_values", "output_specs", "value_specs"]
 
 
 def output_specs(program: Program) -> list[TensorSpec | None]:
-    """dtype, shape and strides of every output, worked out on fake tensors; nothing is launched or
+    """dtype, shape and strides of every output, computed on fake tensors. Nothing is launched or
     allocated.
     """
     # Constants are real tensors, which the mode would otherwise refuse.
@@ -38,8 +38,8 @@ def value_specs(program: Program) -> dict[int, TensorSpec]:
 
 
 def find_unaligned_values(program: Program, alignment: int) -> frozenset[int]:
-    """Values that are views from a place that is no multiple of `alignment` bytes behind the start
-    of their memory.
+    """Values that are views whose first element is no multiple of `alignment` bytes behind the
+    start of their storage.
     """
     all_outputs = replace(program, outputs=tuple(range(program.value_count)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

@@ -163,6 +163,7 @@ def _renumber(
         return replace(step, out=outs[0])
     if isinstance(step, Aten):
         return renumber_step(step, names, outs)  # type: ignore[return-value]  # an Aten as it was
+    # The only kind that is left: `_inline` has replaced the calls.
     assert isinstance(step, Launch)
     args = tuple(LaunchArg(arg.kind, renumber_arg(arg.value, names)) for arg in step.args)
     return _Kernel(

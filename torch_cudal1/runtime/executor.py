@@ -1,7 +1,7 @@
 """Makes a checked Program callable: by the C++ executor where it is built, else by the interpreter.
 
-Neither checks inputs (the guard in front does) or does autograd: call the result under no_grad or
-below AOTAutograd.
+Neither of them checks inputs (the guard in front does) or computes gradients: call the result under
+no_grad or below AOTAutograd.
 """
 
 from __future__ import annotations

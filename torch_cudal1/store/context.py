@@ -42,6 +42,7 @@ class TuneContext:
         """The sources of entries, in order: the cache with its read-only folders, then the Hub
         where a setting names a repository.
         """
+        # The disk first: a usable entry there makes no request.
         return (self.cache, self.hub) if self.hub else (self.cache,)
 
     def find_decision_record(
@@ -59,7 +60,7 @@ class TuneContext:
 
 
 def make_context(device: torch.device, settings: Settings) -> TuneContext:
-    """Probe the machine once and put the rules together."""
+    """The context of this process on `device`: its target, the contract, the cache and the Hub."""
     return TuneContext(
         device,
         target_for(device),

@@ -54,6 +54,7 @@ _GRAPHS = (
     "cuGraphExecDestroy",
     "cuGraphDestroy",
 )
+# In the order in which csrc/replay.cpp reads them.
 _REPLAY = (
     "cuMemcpyDtoDAsync_v2",
     "cuGraphLaunch",
@@ -75,6 +76,7 @@ _REPLAY = (
     "cuGraphExecDestroy",
     "cuGraphDestroy",
 )
+# In the order in which csrc/timer.cpp reads them.
 _TIMER = (
     "cuCtxSynchronize",
     "cuMemsetD8Async",
@@ -136,6 +138,7 @@ def _addresses_on(
     if isinstance(stream, Refusal):
         return stream
     driver = open_driver()
+    # Beyond driver_status: graphs need newer functions than a launch does.
     missing = [name for name in (*before, *after) if not hasattr(driver.library, name)]
     if missing:
         return Refusal(f"the CUDA driver lacks {', '.join(missing)}; update it")

@@ -1,8 +1,8 @@
 """From completions to measurements on record: decode, look up, measure what is due, write down.
 
-A sample has a name; one that the database knows is not measured again, so a run that was killed
-pays for nothing twice. Which programs are measured again when they come again is
-`measure.Remembered`'s rule, the same for judge and replay. It draws no prompts and commits no
+A sample has a name. A sample whose name the database knows is not measured again, so a run that was
+killed pays for nothing twice. `judge.pool.evaluator.Remembered` decides which programs are measured
+again when they come again, for the judge and for replay. It draws no prompts and commits no
 generations.
 """
 

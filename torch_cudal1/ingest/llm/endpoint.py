@@ -1,16 +1,16 @@
 """A client of any OpenAI-compatible server: completions for prompts, retried with patience, within
 a budget.
 
-A rate limit, a fault of the server, a slow or broken answer is tried again with growing pauses;
-what stays broken is a `Refusal` with its reason, never an empty completion. Tokens are counted as
-the server says, or estimated where it does not, and money from the prices given. The key comes from
+A rate limit, a fault of the server, a slow or broken answer is tried again with growing pauses; a
+request that keeps failing is a `Refusal` with its reason, never an empty completion. Tokens are
+counted as the server reports, else estimated, and money from the prices given. The key comes from
 the settings (TORCH_CUDAL1_LLM_KEY) only; it is sent nowhere but to the URL, never over plain HTTP
 to another machine, and redirects are not followed. It keeps no conversation and streams nothing.
 
 It uses urllib: an HTTP client does come with huggingface-hub, but as `httpx` up to 1.x and as
 `httpx2` from 2.x on, so neither name can be relied on, and `openai` would be a dependency for one
-request. What a client would not add is here: a deadline for the whole answer, a bound on its size,
-and no redirect that would carry the key elsewhere.
+request. This module also adds what such a client lacks: a deadline for the whole answer, a bound on
+its size, and no redirect that would carry the key elsewhere.
 """
 
 from __future__ import annotations

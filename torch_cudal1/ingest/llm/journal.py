@@ -1,10 +1,10 @@
 """A journal of rollouts: what was sampled for a step, on the disk before anything of it is
 measured.
 
-After a kill the step is taken from here, token by token, instead of being sampled again: what the
-database knows of it then still belongs to it, on every device. JSON lines; a line that was cut off
-is no rollout, and its step is sampled anew. It holds no measurements (those are `database`'s) and
-no weights.
+After a kill the step is read from this file, token by token, instead of being sampled again, so
+the measurements in the database still belong to it, on every device. JSON lines; a line that was
+cut off is ignored, and its step is sampled again. It holds no measurements (`database` does) and no
+weights.
 """
 
 from __future__ import annotations

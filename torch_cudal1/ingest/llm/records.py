@@ -1,4 +1,4 @@
-"""The values that the parts of the pipeline hand to each other, and the four protocols that keep
+"""The values that the parts of the pipeline pass to each other, and the three protocols that keep
 them apart.
 
 A *program* is what a policy writes and a codec understands: KernelBench-style source (codec `text`)

@@ -1,10 +1,10 @@
 """What a measurement is worth to a policy (CUDA-L1 paper, section 2.4.4), as pure functions of
 numbers.
 
-Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of
-bucket means, variance gate, rounding towards 1) is the judge's,
-`judge.evaluate.decide.score_by_paper`; so are re-verification (`judge.evaluate.confirm`) and which
-scores ask for it. A failure has no score: here, and only here, it becomes a number.
+Buckets are seven consecutive blocks of runs, not ranges of values. The judge has the rule itself
+(median of bucket means, variance gate, rounding towards 1: `judge.evaluate.decide.score_by_paper`),
+re-verification (`judge.evaluate.confirm`) and the rule which scores need it. A failure has no
+score: only this module turns it into a number.
 """
 
 from __future__ import annotations

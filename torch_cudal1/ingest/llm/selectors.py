@@ -1,10 +1,10 @@
 """Which earlier programs a prompt shows: pure functions of a seed, a task and a view of the
 database.
 
-So all members of a group and all ranks show the same ones, without saying so to each other. What is
-drawn is shown worst to best. `Buckets` is the paper's rule (section 2.4.3, equation 1), `Islands`
-its alternative; `Uniform` and `Nothing` are what it compares with; how buckets are made and drawn
-from is `search.evolution.buckets`'s.
+So all members of a group and all ranks show the same programs without communicating. Programs are
+shown worst to best. `Buckets` is the paper's rule (section 2.4.3, equation 1), `Islands` its
+alternative; the paper compares them with `Uniform` and `Nothing`. `search.evolution.buckets` makes
+the buckets and draws from them.
 """
 
 from __future__ import annotations

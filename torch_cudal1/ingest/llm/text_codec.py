@@ -1,10 +1,9 @@
 """Codec `text`: prompts in Markdown, answers in three sections, programs as KernelBench-style
 source. For real language models.
 
-The structure is that of the CUDA-L1 paper (section 2.4, table 3), the wording our own. It is
-versioned: a change of wording is a new version, because rewards measured under one prompt say
-little about another. Decoding runs nothing and believes nothing; whether the source compiles is for
-the judge to say.
+The structure is that of the CUDA-L1 paper (section 2.4, table 3), the wording this package's. A
+change of the wording is a new `VERSION`. Decoding runs nothing and trusts nothing; the judge finds
+out whether the source compiles.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The child's side of user-defined Triton kernels: while a module is traced, `kernel[grid](...)`
 becomes a nested Program.
 
-The kernel is compiled for this GPU with the very arguments of the call, which are constants of a
-traced graph; memory from `torch.empty` that no kernel has filled yet is what it writes. All other
+The kernel is compiled for this GPU with the arguments of the call, which are constants of a traced
+graph. Its outputs are the tensors from `torch.empty` that no kernel has written yet. All other
 tensors are taken to be read only: a kernel that writes to them makes a wrong Program, which the
-judge refuses. What tunes itself at run time, or writes to nothing fresh, is not lowerable.
+judge refuses. A kernel that tunes itself at run time, or writes to no such tensor, is not
+lowerable.
 """
 
 from __future__ import annotations

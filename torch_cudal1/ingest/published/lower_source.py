@@ -1,8 +1,8 @@
 """Asks a child for the Program of a published source, and fits it to the region of its reference.
 
-The child has run the source, so all it says is checked: the Program by its rules, each input by
-where it comes from. Whether the Program is right is for the judge to say; a child that lies about
-it gains nothing.
+The child has run the source, so everything in its answer is checked: the Program by its rules, each
+input by where it comes from. The judge finds out whether the Program is right; a child that lies
+about it gains nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The child's loop for published sources,
 `python -m torch_cudal1.ingest.published.source_worker FD`: the judge's worker with one verb more.
 
-It decides nothing: what it answers is data, which the parent checks and the judge judges.
+It decides nothing: its answers are data, which the parent checks and the judge evaluates.
 """
 
 from __future__ import annotations

@@ -190,7 +190,9 @@ def _log_k(order: Tensor, x: Tensor) -> Tensor:
 
 
 def _has_ended(exponent: Tensor, width: Tensor) -> Tensor:
-    """Whether nothing is left beyond the place that has this exponent, 12 widths from the peak."""
+    """Whether the integrand is negligible beyond the place, 12 widths from the peak, that has this
+    exponent.
+    """
     return (exponent <= -_SURE) | (width < MAX_GAUSSIAN_WIDTH)
 
 
@@ -226,8 +228,8 @@ def _series(y: Tensor) -> Tensor:
 
 
 def _reach(factor: Tensor, log_factor: Tensor) -> Tensor:
-    """Where `factor (cosh t - 1)` is LAST_EXPONENT; by the logarithm alone where the factor itself
-    is no normal number any more.
+    """The t at which `factor (cosh t - 1)` is LAST_EXPONENT. It comes from the logarithm alone
+    where the factor is no normal number any more.
     """
     y = LAST_EXPONENT / factor
     far = math.log(2 * LAST_EXPONENT) - log_factor

@@ -41,8 +41,8 @@ def operator_of(target: str) -> torch._ops.OpOverload:
 
 
 def replace_library_operators(graph: fx.Graph) -> None:
-    """Let a graph of Dynamo's call this operator where it calls one of another library that does
-    the same.
+    """Let a Dynamo graph call this operator where it calls another library's operator for the same
+    products.
     """
     for node in graph.nodes:
         if node.op != "call_function" or str(node.target) not in _LIBRARY_OPERATORS:

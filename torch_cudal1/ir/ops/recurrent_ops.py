@@ -98,6 +98,7 @@ def _layers(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _is_one_step(node: torch.fx.Node) -> bool:
+    # Without an example value neither dtype nor device of a tensor is known.
     if node.kwargs or any("example_value" not in source.meta for source in node.all_input_nodes):
         return False
     return _is_served(torch.fx.node.map_arg(node.args, lambda source: source.meta["example_value"]))
@@ -169,6 +170,8 @@ def _fake_plain(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     *_, bidirectional, batch_first = rest
     outer = input.transpose(0, 1) if batch_first else input
+    # From hx, not from the weights: with proj_size an LSTM yields fewer features than its hidden
+    # size.
     shape = (*outer.shape[:2], hx.shape[-1] * (2 if bidirectional else 1))
     # Time is outermost in memory whether `batch_first` or not.
     output = input.new_empty(shape)

@@ -3,11 +3,11 @@ read with suspicion.
 
 The container is a safetensors file: one uint8 tensor a file, uncompressed, and a manifest
 (`cudal1-bundle` in the metadata) with the size and sha256 of each. A name in it is
-`<layer>/<path>`: what several device models of one architecture have at the same path lies in
-layers. Any safetensors library can list it; this module reads the bytes itself, for one reason: the
-header must be, byte for byte, the one that its own manifest gives. So there is one way to read a
-bundle: no duplicate names, no overlap, no gaps, no links, no compression, nothing after the end.
-What the files hold is not known here (`imported` asks that).
+`<layer>/<path>`: files that several device models of one architecture have at the same path lie in
+different layers. Any safetensors library can list a bundle. This module reads the bytes itself,
+because the header must be, byte for byte, the header that its own manifest gives. So there is one
+way to read a bundle: no duplicate names, no overlap, no gaps, no links, no compression, nothing
+after the end. It does not know what the files hold (`imported` checks that).
 """
 
 from __future__ import annotations

@@ -209,6 +209,7 @@ def _check_usable(entry: Entry, deployment: Deployment, cache: LocalCache) -> Re
     answer = cache.get(entry.region_key, entry.target, entry.contract)
     if isinstance(answer, Refusal):
         return Refusal(f"a look-up refuses it: {answer.reason}")
+    # A start under on_miss="error" runs no candidate, so it cannot judge such an entry first.
     if not answer.vouched_by:
         return Refusal(answer.stale or "nobody vouches for it")
     if _is_baseline(entry):

@@ -1,19 +1,19 @@
 """Turns an `Entry` into the bytes of one `.safetensors` file, and such bytes back into the Entry.
 
-The header carries one metadata key, "cudal1", with one canonical JSON text (two keys would make the
-bytes depend on hash order); the tensors are the payloads (cubins as uint8, constants) and the
-golden vectors. Every byte that means something is covered: the text by its own sha256, each tensor
-by a digest in the text. A file that is damaged, foreign or of another format is a `Refusal`.
+The header carries one metadata key, "cudal1", with one canonical JSON text; the tensors are the
+payloads (cubins as uint8, constants) and the golden vectors. A sha256 covers the text, and a digest
+in the text covers each tensor. A file that is damaged, of another program or of another format is a
+`Refusal`.
 
-Signatures (`store.trust.signatures`) stand in the text beside the digest and sign it: a file
-without any reads as ever, and adding or removing one changes no other byte of the text.
+Signatures (`store.trust.signatures`) stand in the text beside the digest and sign it. A file needs
+none, and adding or removing a signature changes no other byte of the text.
 
 Parsing is by hand and strict, without a schema library: the bytes may be hostile, and a value of
-the wrong type is to be refused, never converted.
+the wrong type is refused, never converted.
 
 It opens no file, decides nothing about freshness, and unpickles nothing. A digest finds damage; it
-does not prove who wrote the file. Whose signature counts, and whether it fits, is
-`store.trust.trust_policy`'s to say.
+does not prove who wrote the file. `store.trust.trust_policy` decides whose signature counts and
+whether it fits.
 """
 
 from __future__ import annotations

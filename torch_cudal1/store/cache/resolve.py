@@ -1,8 +1,8 @@
 """Asks sources for a region's entry, in order, and keeps every reason for a miss.
 
-A source is anything with a name and one method, `find`: the local cache, a shared folder, the Hub.
-A source says "no" with a `Refusal`, so nothing is caught here. It judges nothing: a hit that is
-stale says why, and the pipeline re-validates it.
+A source has a name and one method, `find`: the local cache, a shared folder, the Hub. A source
+without an entry returns a `Refusal`, so this module catches no exception. It judges nothing: a
+stale hit says why it is stale, and the pipeline re-validates it.
 """
 
 from __future__ import annotations

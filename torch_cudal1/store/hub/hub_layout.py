@@ -211,6 +211,7 @@ class Shard:
             return {prefix: self}
         shards: dict[str, Shard] = {}
         for longer_prefix in (prefix + digit for digit in "0123456789abcdef"):
+            # Rows keep their full keys, so a shard is read alone, whatever its prefix.
             entries = {
                 key: row for key, row in self.entries.items() if key.startswith(longer_prefix)
             }
@@ -282,10 +283,14 @@ def _read(data: bytes, parse: Callable[[Any], _T]) -> _T | Refusal:
             return Refusal(f"index format {body['format']!r}, this version reads {FORMAT}")
         return parse(body)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        # An index comes from the network: whatever is wrong with it is a refusal, and no crash of a
+        # start.
         return Refusal(f"not an index of this package: {type(error).__name__}: {error}")
 
 
 def _write(body: Mapping[str, Any]) -> bytes:
+    # Canonical: equal content gives equal bytes and digests, so that an unchanged index is not
+    # committed again.
     return canonical_json({"format": FORMAT, **body}).encode()
 
 

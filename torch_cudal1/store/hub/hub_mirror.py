@@ -6,9 +6,9 @@ needed.
 A file is taken over only after its digest was compared with the index that names it, each index
 with the one above it, and an entry must decode (`store.cache.entry_file`: its own digests, the
 Program's rules) and claim the very path it was listed under. What is on the disk is not asked for
-again, so a process without network finds all that an earlier one needed. What was refused is
-remembered, and a circuit breaker keeps requests from a Hub that did not answer: many regions cost
-one waiting time. The entries are read by `store.cache.local_cache`.
+again, so a process without network finds all that an earlier process needed. Refused files are
+remembered, and a circuit breaker stops requests to a Hub that did not answer: many regions cost one
+waiting time. `store.cache.local_cache` reads the entries.
 """
 
 from __future__ import annotations

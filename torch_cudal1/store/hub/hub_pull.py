@@ -1,9 +1,9 @@
 """`cudal1 pull`: every entry of a Hub repository for some targets, onto this disk, and the
 revision's pin moved to that commit.
 
-What is on the disk already, from this commit or an earlier one, is not downloaded again. A file
-that is refused does not stop the rest; a Hub that stops answering does, and then the pin stays
-where it was: the next pull goes on from what came. It judges nothing.
+A file that is on the disk already, from this commit or an earlier one, is not downloaded again. A
+refused file does not stop the rest. A Hub that stops answering does: then the pin stays where it
+was, and the next pull goes on from the files that came. It judges nothing.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def _pull_locked(
         for file in _list_files(mirror, (name, *root.targets[name]), problems)
     ]
     pulled_files: list[_RemoteFile] = []
+    # `map` keeps the order of `files`, which `zip` pairs with the answers.
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for i, (file, path) in enumerate(
             zip(files, pool.map(lambda file: _fetch_file(mirror, file), files), strict=True)

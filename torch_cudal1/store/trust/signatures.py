@@ -1,13 +1,13 @@
 """Ed25519 signatures over the digest of an entry or decision record: keys made, read and used. RFC
 8032, by the library `cryptography`.
 
-What is signed is the kind of record and its digest, and the digest covers region, target, contract,
-Program, payloads and evidence: a signature says nothing about any other file. Private keys are
-files of mode 0600 in PKCS #8 PEM, never inside a cache.
+A signature covers the kind of record and its digest, and the digest covers region, target,
+contract, Program, payloads and evidence: a signature says nothing about any other file. Private
+keys are files of mode 0600 in PKCS #8 PEM, never inside a cache.
 
-It decides nothing about whose signature counts (that is `trust`), and the library is imported when
-a key is first used: without it nothing can be signed, and every signature is `Refusal` with that
-reason.
+It does not decide whose signature counts (`trust_policy` does). The library is imported when a key
+is first used: without it no record can be signed, and verifying any signature is a `Refusal` with
+that reason.
 """
 
 from __future__ import annotations
@@ -193,6 +193,7 @@ def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
         with open(path, "rb") as file:
             # Of the open file: the path may be exchanged between a `stat` and the `open`.
             mode = os.fstat(file.fileno()).st_mode
+            # Bounded: the path comes from a command line and may name any file.
             data = file.read(_MAX_KEY_BYTES)
     except OSError as error:
         raise SettingError(
@@ -216,6 +217,7 @@ def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
             str(path),
             "a private key as `cudal1 keys new` writes it, unencrypted PKCS #8 PEM",
         ) from error
+    # The PEM may hold any kind of key, such as RSA.
     if not isinstance(private, Ed25519PrivateKey):
         raise SettingError("KEYFILE", str(path), f"an ed25519 key, found {type(private).__name__}")
     return Signer(_public_of(private), private)
@@ -248,6 +250,7 @@ def _message(kind: Kind, digest: str) -> bytes:
 
 
 def _signature(item: Any) -> Signature:
+    # The digest does not cover signatures, so no other byte may stand among them.
     if not isinstance(item, Mapping) or set(item) != {"key", "value"}:
         raise ValueError(f"{item!r} is no signature; expected key and value")
     key, value = parse_public(item["key"]), item["value"]
