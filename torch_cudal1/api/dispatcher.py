@@ -202,8 +202,8 @@ class Dispatcher:
         return bindings
 
     def withdraw(self, candidate: str, reason: str) -> None:
-        """The candidate of that digest runs no more: what was bound with it goes back to the
-        module's own forward.
+        """Unbind every signature that runs the candidate of that digest: the module's own forward
+        serves it from now on.
         """
         for key, bound in list(self.bindings.items()):
             # The choices stay in the report with the reason, so that `explain` can say what was
@@ -228,8 +228,9 @@ class Dispatcher:
         return any(pieces is not None and pieces.settled is None for pieces in pieces_in_use)
 
     def leave_alone_if_best(self) -> bool:
-        """Whether the module is best as it is for all that was asked of it: then it is left alone,
-        and `explain` says so.
+        """Leave the module alone if its own forward is best for every prepared signature.
+
+        Returns whether it is left alone; `explain` then says so.
         """
         decided = list(self.bindings.values())
         # A module without a dispatcher cannot count its calls, and a missed signature may be found
@@ -244,7 +245,7 @@ class Dispatcher:
         return True
 
     def begin_counting(self) -> None:
-        """Forget the quick ways: each signature comes the slow way once more."""
+        """Clear the dispatch table: each signature passes the Python path once more."""
         # The recording's thread reads the counts while a call may clear the table.
         with self._tally.lock:
             # The table's counts end with it, so they are added to the recording first.
@@ -254,7 +255,7 @@ class Dispatcher:
             self._tally.begin()
 
     def bring_counts(self) -> None:
-        """Add what the quick way has served to the recording's counters."""
+        """Add the calls that the dispatch table served to the recording's counters."""
         with self._tally.lock:
             if self._table is not None:
                 self._tally.bring(self._table.counts())

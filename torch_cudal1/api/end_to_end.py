@@ -60,7 +60,7 @@ _PLAIN = {
     torch.Tensor,
     torch.nn.Parameter,
 }
-# takes the graph's inputs one by one
+# A callable of this type takes the graph's inputs one by one.
 _GraphCall: TypeAlias = Callable[..., Any]
 
 
@@ -92,8 +92,10 @@ def select_faster(
     *,
     swapped: bool,
 ) -> tuple[list[str], list[str]]:
-    """A sentence on each contender, and the names of those that are faster than the module's own
-    forward, by `benchmark` of each.
+    """Benchmark each contender against the module's own forward.
+
+    Returns a sentence on each contender, and the names of the faster ones. `swapped`: a kernel of
+    this package runs in them.
     """
     notes: list[str] = []
     winners: list[str] = []
@@ -112,9 +114,9 @@ def select_faster(
             continue
         telemetry.record("judge", "end_to_end", key, contender=label, **summary_facts(summary))
         notes.append(f"{label} is {speedup_text(summary)}")
-        # A swapped kernel needs a lower bound above 1x. Between two of PyTorch's own ways no
-        # correctness is at stake, and a lower bound above 1.02x had kept the slower one at 0.931x
-        # (ResNet-50's training step on a busy host), so the median decides.
+        # A swapped kernel needs a lower bound above 1x. Between two of PyTorch's own ways the
+        # median decides: a rule that asked for a lower bound above 1.02x had kept the slower one,
+        # at 0.931x (ResNet-50's training step on a busy host, H200, 2026-11-23).
         if summary.low >= MIN_SPEEDUP if swapped else summary.speedup >= MIN_SPEEDUP_BEYOND_NOISE:
             winners.append(label)
     return notes, winners

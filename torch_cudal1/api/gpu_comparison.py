@@ -68,7 +68,7 @@ class Price:
 
 @dataclass(frozen=True)
 class GpuPrices:
-    """Prices by the GPU's name as the driver tells it ("NVIDIA H200"), in one currency."""
+    """Prices by the GPU's name in the driver ("NVIDIA H200"), in one currency."""
 
     of: Mapping[str, Price] = field(default_factory=dict)
     currency: str = ""

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["ChoicesCallback", "decide_graph"]
 
 ChoicesCallback: TypeAlias = "Callable[[Sequence[Any]], None]"
-# takes the graph's inputs one by one
+# A callable of this type takes the graph's inputs one by one.
 _GraphCall: TypeAlias = Callable[..., Any]
-# what runs here (None: plain Inductor), and the decision for other ranks
+# What runs in this process (None: plain Inductor), and the decision for other ranks.
 _Decision: TypeAlias = "tuple[_GraphCall | None, Broadcast | NoConsensus]"
 _UNTRACED = ("inductor", "eager", "inductor+graph")
 
@@ -298,8 +298,7 @@ class _TracedGraph:
         """
         from torch_cudal1.search.tune import end_to_end_name
 
-        # An inference call is measured graph by graph here, so the module's trial says nothing
-        # more.
+        # One region is an inference graph; the record that is asked for is of a training step.
         if len(self.choices) < 2:
             return ""
         record = self._read_record(end_to_end_name(self.choices))
@@ -354,7 +353,7 @@ def _faster_by_evidence(choices: Sequence[Choice], margin: float) -> str:
     inductor_us = sum(_baseline_us(choice, "inductor") for choice in choices)
     schedules = {str(choice.candidate.schedule) for choice in choices}
     if not any(_baselines_us(choice) for choice in choices):
-        # no baseline was benchmarked: the user asked for torch.compile, so that runs
+        # No baseline was benchmarked. The user asked for torch.compile, so that runs.
         return "inductor"
     if any(choice.swapped for choice in choices) or schedules - {"eager", "inductor"}:
         return "swaps" if chosen_us * margin <= inductor_us else "inductor"
@@ -386,6 +385,6 @@ def _baselines_us(choice: Choice) -> dict[str, float]:
 
 
 def _evidence(choice: Choice) -> Any:
-    # graphs with a missing entry are not decided here
+    # `_GraphRequest` decides nothing for a graph with a missing entry.
     assert choice.entry is not None
     return choice.entry.evidence

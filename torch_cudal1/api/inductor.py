@@ -27,7 +27,8 @@ def compile_fx_graph(
     """What `torch._inductor.compile_fx` makes of `gm`. `repeatable_backward`: a backward may run
     twice, as eager's may, which torch.compile does not promise.
     """
-    # Imported here: the backend's entry point is imported in processes that compile nothing. ##1
+    # Imported here, because the backend's entry point is imported in processes that compile
+    # nothing.
     from torch_cudal1.core.path_shims import file_program_shim
     from torch_cudal1.device.target import device_of
     from torch_cudal1.graph.capture import keep_backward_repeatable

@@ -125,9 +125,7 @@ class _CheckedCallable:
         return self._runner(inputs) if self._calls_left > 0 else self._run_checked(inputs)
 
     def _draw_gap(self) -> int:
-        """Calls until the next sample: each is one with the same chance, so a fault that comes in
-        turns is met too.
-        """
+        """Calls until the next sample, so that each call is sampled with the same chance."""
         if self._rate >= 1:
             return 1
         # A geometric distribution. A fixed stride could meet only the even calls of a model that

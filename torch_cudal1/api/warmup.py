@@ -35,8 +35,9 @@ __all__ = ["WarmupResult", "warm", "warmup"]
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """What became of one target: its explanation, or why it failed; `built` candidates validated,
-    `reused` decisions found cached.
+    """The outcome for one target: its explanation, or why it failed.
+
+    `built`: candidates validated. `reused`: decisions that were found in a cache.
     """
 
     target: str

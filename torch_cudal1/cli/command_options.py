@@ -255,8 +255,7 @@ def add_import_kernels(parser: argparse.ArgumentParser) -> None:
         help="release file, file with ModelNew, or folder of kernels",
     )
     parser.add_argument(
-        # Without it a file must hold its own Model, as CUDA-L1 release files and KernelBench files
-        # do.
+        # Not needed for release files, whose lines hold both sources.
         "--reference",
         type=Path,
         metavar="REF",
@@ -370,7 +369,7 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         choices=("fast", "standard", "strict", "train", "cudal1"),
-        # The shortest profile: `judge` answers a question of the moment, and stores nothing.
+        # The shortest profile, since `judge` stores nothing.
         default="fast",
         help="how much is tested (fast)",
     )

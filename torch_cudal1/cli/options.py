@@ -94,7 +94,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 def add_hub(parser: argparse.ArgumentParser) -> None:
     """Adds --hub."""
     parser.add_argument(
-        # A revision pins the commit; without it the branch main may change between two starts.
+        # A commit as REVISION pins what is fetched; a branch may change between two starts.
         "--hub",
         metavar="REPO[@REVISION]",
         help="a Hub repository that is asked for what the cache lacks",

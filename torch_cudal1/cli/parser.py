@@ -158,7 +158,7 @@ _COMMANDS = (
         ".hub_transfer",
         "pull",
         "the entries of a Hub repository here, at a pinned commit",
-        # Likewise for what is pulled.
+        # No trust options: each look-up decides what it may use of what was pulled.
         (options.add_repository, command_options.add_pull, options.add_cache),
     ),
     Command(

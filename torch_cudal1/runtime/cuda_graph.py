@@ -2,8 +2,9 @@
 
 Static inputs (parameters and buffers) are read where they lie, so in-place weight edits are seen.
 When one moves to another address, a graph for the new addresses is captured. No output ever shares
-memory with a later call's output. Random numbers are `random_graph`'s. Where the C++ extension is
-built, a replay costs no Python, and the copies are nodes of the graph (csrc/replay.cpp).
+memory with a later call's output. A function that draws random
+numbers needs `random_graph`. Where the C++ extension is built, a replay costs no Python, and the
+copies are nodes of the graph (csrc/replay.cpp).
 """
 
 from __future__ import annotations

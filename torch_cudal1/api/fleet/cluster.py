@@ -78,8 +78,8 @@ class RayPool:
         return self._size
 
     def submit(self, task: WarmupTask, progress: Progress) -> WarmupAnswer:
-        """The answer, when the cluster has it. Raises WorkerDiedError for whatever ended the task's
-        process.
+        """Wait for the cluster's answer to `task`. Raises WorkerDiedError where the task's process
+        ended without one.
         """
         progress("given to the cluster", None)
         try:
@@ -137,7 +137,11 @@ def run_on_cluster(
 
 
 def store_files(files: Mapping[str, bytes], cache: LocalCache) -> str:
-    """Store the files of another cache that are whole and belong where they say; why not, or ""."""
+    """Store the files of another cache, if all are whole and lie at their own place.
+
+    `files`: content by path below the cache folder. Returns "" or the reason for storing nothing
+    more.
+    """
     with tempfile.TemporaryDirectory(prefix="cudal1-cluster-") as folder:
         root, paths = Path(folder), []
         for name, data in files.items():

@@ -52,10 +52,10 @@ class WorkerSlot:
 
 
 def gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
-    """A seat for each of `devices`: "all", or numbers such as "0,2" as torch counts them, of
-    `count` there are.
+    """A worker slot for each of `devices`.
 
-    Raises SettingError for a device that is not there or named twice.
+    `devices` is "all", or torch's numbers such as "0,2"; `count` GPUs exist. Raises SettingError
+    for a device that does not exist or is named twice.
     """
     expected = (
         f"'all' or different numbers from 0 to {count - 1}, such as '0' or '0,1'"
@@ -87,7 +87,7 @@ def gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlo
 
 
 def cpu_slots(count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
-    """`count` seats that share all cores."""
+    """`count` worker slots that share all cores."""
     return tuple(WorkerSlot(f"worker {number}", {}, tuple(cores)) for number in range(count))
 
 
@@ -102,7 +102,7 @@ def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
 
 
 class LocalPool:
-    """Worker processes of this machine, one a seat."""
+    """Worker processes of this machine, one for each slot."""
 
     def __init__(self, order: WarmupOrder, seats: Sequence[WorkerSlot]) -> None:
         self._workers = [_Worker(order, seat) for seat in seats]
@@ -211,7 +211,7 @@ class _Worker:
         return message
 
     def _death(self) -> WorkerDiedError:
-        """What is known of its end; the process is gone afterwards."""
+        """The error for a worker that died, with its exit code and last log lines. Ends the process."""
         process, log = self.process, self.log
         assert process is not None
         assert log is not None

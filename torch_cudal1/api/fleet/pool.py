@@ -20,7 +20,7 @@ from torch_cudal1.core.errors import Cudal1Error
 
 __all__ = ["PoolReport", "Progress", "WorkerDiedError", "WorkerPool", "run_tasks"]
 
-# the activity, and the fraction done if known
+# Called with the activity, and the fraction done if it is known.
 Progress: TypeAlias = Callable[[str, float | None], None]
 # The task of a dead worker is submitted once more; a second death is reported.
 MAX_ATTEMPTS = 2
@@ -47,7 +47,7 @@ class WorkerPool(Protocol):
         """How many tasks it works on at once."""
 
     def submit(self, task: WarmupTask, say: Progress) -> WarmupAnswer:
-        """The answer, when a worker has it. Called from `size` threads at once. Raises
+        """Wait for a worker's answer to `task`. Called from up to `size` threads at once. Raises
         WorkerDiedError.
         """
 
@@ -59,7 +59,7 @@ class WorkerPool(Protocol):
 
 @dataclass
 class _ProgressBoard:
-    """How far all tasks are. The fraction of one never falls, and only its answer makes it whole."""
+    """Progress of all tasks. A task's fraction never falls, and is 1 only when its answer is there."""
 
     tasks: int
     tell: Progress

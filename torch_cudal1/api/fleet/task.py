@@ -110,10 +110,10 @@ class WarmupOrder:
 
 @dataclass(frozen=True)
 class WarmupAnswer:
-    """What became of a task: its result, or why it did not come to one.
+    """The outcome of a task: its result, or why it has none.
 
     `unusable`: the TARGET cannot be loaded or called, which no second attempt changes; `died`: its
-    worker did, twice. `resumed`: an earlier run that was interrupted had finished it.
+    worker died twice. `resumed`: an earlier run that was interrupted had finished it.
     """
 
     task: WarmupTask

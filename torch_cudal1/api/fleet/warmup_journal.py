@@ -1,5 +1,4 @@
-"""Which tasks of a warm-up are finished, so that one that was interrupted or killed goes on where
-it was.
+"""The finished tasks of a warm-up, in a file: an interrupted or killed warm-up goes on from there.
 
 One JSON line a finished task, appended and synced; a torn or foreign line is passed over. A line
 counts only while every entry that it names can still be read from the cache. When all tasks are
@@ -61,7 +60,7 @@ class WarmupJournal:
         }
 
     def add(self, answer: WarmupAnswer) -> str:
-        """Remember a finished task; why not, or "" when it is on the disk."""
+        """Append a finished task. Returns "" when it is on the disk, else the reason."""
         line = (
             json.dumps({"task": answer.task.identity, "answer": answer.to_json()}, allow_nan=False)
             + "\n"
@@ -80,7 +79,7 @@ class WarmupJournal:
         return ""
 
     def close(self) -> None:
-        """All is finished."""
+        """Delete the file: all tasks are finished."""
         self.path.unlink(missing_ok=True)
 
     def _has_torn_line(self) -> bool:

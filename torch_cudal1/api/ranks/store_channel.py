@@ -48,7 +48,7 @@ class StoreChannel:
         return self._ask_with_timeout(lambda: str(self._store.get(self._name(name)).decode()))
 
     def set(self, name: str, value: str) -> None:
-        """Put `value` there."""
+        """Write `value` under `name`."""
         self._ask_with_timeout(lambda: self._store.set(self._name(name), value))
 
     def set_once(self, name: str, value: str) -> str:
@@ -62,12 +62,13 @@ class StoreChannel:
         )
 
     def delete(self, name: str) -> None:
-        """Let the store drop it."""
+        """Delete `name` from the store."""
         self._ask_with_timeout(lambda: self._store.delete_key(self._name(name)))
 
     def wait(self, names: Sequence[str], closed: str, timeout_s: float) -> bool:
-        """Whether all of `names` are there before `timeout_s` are over, or `closed` is, which ends
-        every wait.
+        """Wait for all of `names`, at most `timeout_s`. The name `closed` ends the wait early.
+
+        Returns whether all of `names` are there.
         """
         deadline, pauses = time.monotonic() + timeout_s, _pauses()
         while (

@@ -323,7 +323,7 @@ class Tally:
         self.lock = threading.RLock()
 
     def note(self, key: Any, bound: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """One call, the slow way; `bound` may serve the next ones the quick way."""
+        """Count a call that came through Python; the table may serve the next ones with `bound`."""
         module = self._module()
         if module is None:
             return
@@ -341,7 +341,7 @@ class Tally:
         self._quick[id(bound)] = bound, counter
 
     def bring(self, served: Sequence[tuple[object, int]]) -> None:
-        """What a table says it has served since it was cleared: the new part of it is added."""
+        """Add a table's counts, totals since it was cleared: only what is new in them."""
         for owner, calls in served:
             _, counter = self._quick.get(id(owner), (None, None))
             if counter is not None:
@@ -350,7 +350,7 @@ class Tally:
             self._brought[id(owner)] = calls
 
     def begin(self) -> None:
-        """The table is empty: it counts from zero, and what it knew is not kept alive for it."""
+        """Forget the bindings of a table that was cleared: it counts from zero."""
         self._quick, self._brought = {}, {}
 
 

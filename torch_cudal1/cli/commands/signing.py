@@ -157,7 +157,7 @@ def revoke(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 
 def describe_voucher(file: EntryFile) -> str:
-    """Who vouches for an entry, in a few words."""
+    """The publisher that vouches for an entry, or why none does, in a few words."""
     if isinstance(file.standing, Vouched):
         return file.standing.by
     return (

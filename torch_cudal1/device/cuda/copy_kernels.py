@@ -18,8 +18,8 @@ from torch_cudal1.device.cuda.driver import Driver, open_driver
 
 __all__ = ["WIDTHS", "load_copy_kernels", "ptx"]
 
-# Bytes that one thread moves. 16 is the widest access of sm_80; the others serve addresses and sizes
-# that are no multiple of it.
+# Bytes that one thread moves. 16 is the widest access of sm_80; the others serve addresses and
+# sizes that are no multiple of it.
 WIDTHS = (16, 4, 1)
 # PTX ISA 7.0 is the first that knows sm_80, so every driver that serves a newer GPU reads it.
 _HEAD = ".version 7.0\n.target sm_80\n.address_size 64\n"

@@ -101,6 +101,7 @@ def _parse_line(number: int, content: str) -> ReleaseLine | UnreadableLine:
     is_withdrawn = code is None or code.strip() in ("", "None")
     return ReleaseLine(
         number,
+        # Only a label: a line without a level is a task all the same.
         int(level) if str(level).isdecimal() else None,
         str(task),
         reference,

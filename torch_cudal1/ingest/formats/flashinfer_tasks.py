@@ -163,6 +163,7 @@ class _Folder:
         for where, data in records._objects(root, "solutions", ".json"):
             if solution := records._parse_or_note(where, Solution.from_json, data):
                 records.solutions.append((where, solution))
+        # A line of either holds a workload; only a trace also has a solution and its evaluation.
         for folder in ("workloads", "traces"):
             for where, data in records._objects(root, folder, ".jsonl"):
                 if trace := records._parse_or_note(where, FlashInferTrace.from_json, data):

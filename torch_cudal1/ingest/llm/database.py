@@ -277,6 +277,7 @@ def digest(program: str) -> str:
 
 
 def _claim_lock(path: Path) -> FileLock:
+    # Two writers would each append a commit with the same number.
     lock = FileLock(f"{path}.lock", timeout=0)
     try:
         lock.acquire()

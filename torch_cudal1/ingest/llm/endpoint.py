@@ -261,6 +261,7 @@ class Endpoint:
             headers["Authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers)
+        # For the whole answer: the `timeout` below bounds only each wait of the socket.
         deadline = time.monotonic() + self.patience.timeout_s
         try:
             with self._opener.open(request, timeout=self.patience.timeout_s) as response:

@@ -249,6 +249,7 @@ class Evolution:
         """Request the completions of the round that are not on record, `parallel` at a time. Why
         that ended early, or "".
         """
+        # A completion on record was paid for, and is not requested again.
         missing = [
             i for i in range(plan.samples) if self.journal.get(self._name(number, i)) is None
         ]

@@ -21,6 +21,7 @@ __all__ = ["VERSION", "TextCodec"]
 # Rewards measured under one wording say little about another, so a change of a text below is a new
 # version.
 VERSION = 1
+# At the start of a line: the judge cannot construct a `ModelNew` inside a function.
 _ENTRY = re.compile(r"^(?:class|def)\s+ModelNew\b|^ModelNew\s*=", re.MULTILINE)
 # As CommonMark has it: up to three spaces, then three or more backticks or tildes.
 _FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)

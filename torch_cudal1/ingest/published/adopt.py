@@ -151,6 +151,7 @@ class Adoption:
             objection = self._find_better(region, entry)
             if objection:
                 return replace(outcome, reason=objection)
+            # The evidence names the source by digests: none of its text is stored.
             stored = context.cache.put(
                 replace(entry, evidence={**entry.evidence, "published": _provenance(task)})
             )

@@ -236,6 +236,8 @@ def _lower_in_child(
         )
         return _read(answer, payload_file)
     except CandidateFailure as error:
+        # The source crashed or broke a limit in its own process, which is a reason and no fault of
+        # this one.
         return Refusal(f"tracing it ended with: {error.found} ({error.detector})")
     except MISREAD as error:
         return Refusal(f"tracing it yielded no Program: {type(error).__name__}: {error}")

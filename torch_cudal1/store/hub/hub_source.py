@@ -68,6 +68,7 @@ class Hub:
             # Once a process: all look-ups are of one commit, also when a pull moves the pin
             # meanwhile.
             if self._mirror is None:
+                # The recorded commit first: a fleet that restarts must not change what it runs.
                 commit = self.read_pin() or self._resolve_commit()
                 if isinstance(commit, HubFailure):
                     return commit
