@@ -40,8 +40,7 @@ def capture_call_graphs(
     """
     captured = capture_module_call(module, args, kwargs)
     traced = trace(captured.graph, captured.inputs)
-    # The end-to-end check runs the call several times and undoes its writes. A tensor's storage
-    # cannot be put back.
+    # A trial of the whole call puts back what it writes. A replaced storage could not be put back.
     if traced.replaces_memory:
         raise NotLowerableError(
             "its forward gives a tensor other memory (`.data = ...`, `set_`), which a kernel would not repeat"

@@ -34,7 +34,7 @@ __all__ = ["MODULE_SLOTS", "RecordCollector", "UnprovenError", "is_torch_module"
 Record = TypeVar("Record")
 
 MODULE_SLOTS = ("_parameters", "_buffers", "_modules")
-# Every call compares every item, so a longer container keeps Dynamo's own guard.
+# A call may have to compare every item, so a longer container keeps Dynamo's own guard.
 _MAX_ITEMS = 1024
 _ENVIRONMENT = environment_table()
 _INDUCTOR_PREFIX = b"_TORCHINDUCTOR_"  # variables that Inductor sets for itself while it compiles

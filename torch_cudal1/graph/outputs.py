@@ -97,7 +97,7 @@ def learn_outputs(
     ):
         raise NotLowerableError("its forward sets attributes of a tensor that it returns")
     return OutputTemplate(
-        # `first` lets the C++ fast path return the output without calling Python.
+        # `first`: a caller returns the output itself, and nothing is built.
         build,
         bool(count) and 0 not in fixed and first is markers[0][0],
         reader.uses_arguments,

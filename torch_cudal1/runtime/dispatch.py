@@ -85,7 +85,7 @@ class DirectCall:
         Does nothing if the table already does, or while `runner` may not run.
         """
         runner = self.runner()
-        # C++ can only ask a guard of its own.
+        # The table is C++, and calls the C++ guard only.
         if runner is not None and guard.native is not None:
             conditions = None if self.conditions is None else (self.conditions, module)
             table.add(

@@ -139,7 +139,7 @@ def _tune_and_store(
     """Search under the key's lock, so that two processes never search the same key: the second one
     finds the entry of the first.
     """
-    # A search takes minutes of a GPU, and two at once would time each other.
+    # A search takes minutes, and a second one of the same key would find the same.
     with place.cache.lock(region.key, place.target, place.contract):
         # Again under the lock: another process may have stored an entry meanwhile.
         hit = resolve(region, place.sources, place.target, place.contract).hit

@@ -7,7 +7,7 @@ flags and numbers among the arguments. Never written: values of tensors, weights
 counted: calls inside `disabled()`, under a tracer, and those that no kernel could serve by their
 kind.
 
-A call of a known form costs one addition, on the quick way one in C++ that is made anyway; the
+A call of a known form costs one addition, in the dispatch table one in C++ that is made anyway; the
 first of a form is described, which takes tens of microseconds. A thread writes every few seconds:
 each new form, and counts whenever they have doubled, so that a file grows with the forms and hardly
 with the calls; a process that is killed loses at the most the younger half of its counts. At most
@@ -111,8 +111,8 @@ class record:
             _prepare_for_forks()
             for watched in list(_counting_dispatchers):
                 watched.bring_counts()
-                # Every form must pass the slow way once to be described; those in a dispatch table
-                # would not.
+                # Every form must pass through Python once to be described; forms that the dispatch
+                # table serves would not.
                 watched.begin_counting()
             # Counters are shared by all recordings, so each one subtracts what came before it.
             self._before = {form: counter.calls for form, counter in _counters.items()}

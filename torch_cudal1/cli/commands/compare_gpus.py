@@ -87,6 +87,7 @@ def show_comparison(screen: Screen, comparison: GpuComparison) -> None:
 def _load(loaded: Loaded) -> Load:
     try:
         with torch.no_grad():
+            # Without gradients, as a server runs it.
             return Load(loaded.name, capture_regions(loaded.module, loaded.inputs))
     except NotLowerableError as error:
         raise _capture_error(loaded, error) from error

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         "Every number was measured just now; nothing is stored with the program. Models that gained nothing are shown too: "
         "they run the fastest baseline, and where that is eager itself the speed-up is 1 by construction."
     )
+    # The page is written before the table is shown: a closed pipe must not cost it.
     content = page.render(
         "cudal1 demo: what it does on this machine", stories, environment, intro=intro
     )
@@ -148,6 +149,7 @@ def _story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
     progress("building", 0.0)
     try:
         planned_s = job.total_s * model.weight / (before + rest)
+        # Time that earlier models left over goes to the later ones, by their weights.
         share_s = max(_LEAST_SHARE * planned_s, left_s * model.weight / rest)
         return _measure_model(model, share_s, job, progress)
     # A model that fails stays on the page with its reason; the others still run.

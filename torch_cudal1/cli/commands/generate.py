@@ -231,6 +231,8 @@ def _adopt_winners(
     if not winners:
         return adopted
     pair = SourceEvaluationConfig(
+        # As for published kernels: "foreign", because a language model wrote the program; for
+        # inference on inputs of the examples' form, as the stored Program will run.
         job.place.settings,
         job.place.contract,
         job.place.device,
@@ -254,6 +256,7 @@ def _adopt_winners(
             # This machine cannot evaluate anything, so the next program would fail too.
             except SandboxError:
                 raise
+            # A program that cannot be lowered in an unforeseen way costs its own attempt only.
             except (RuntimeError, ValueError, TypeError) as error:
                 adopted.append(AdoptionOutcome("failed", f"{type(error).__name__}: {error}"))
             # The winners come best first, so the next one could only be slower.

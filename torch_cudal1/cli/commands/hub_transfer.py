@@ -66,6 +66,7 @@ def push(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             if isinstance(creation, HubFailure)
             else push_to(hub.client, hub.repo, offers, message=args.message)
         )
+    # A push is one commit, so a failure left nothing half done in the repository.
     if isinstance(pushed, HubFailure):
         screen.json({"repo": str(hub.repo), "pushed": None, "problem": pushed.reason})
         screen.problem(f"push failed: {pushed.reason}")

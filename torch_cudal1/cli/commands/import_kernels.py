@@ -79,8 +79,9 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
         )
     place = make_context(torch.device(device.choose(args.device)), settings)
     job = SourceEvaluationConfig(
-        # Published kernels are for inference, by other people, and need not have the reference's
-        # parameters: `drop_in=False`.
+        # `drop_in=False`: the stored Program runs for inference, on inputs of the examples' form
+        # and under a guard, so only that is checked. "foreign": both sources were written by other
+        # people.
         settings,
         place.contract,
         place.device,

@@ -277,6 +277,7 @@ def _stories_of_failures(failed: Sequence[TargetError | str], chosen: str) -> li
     """What a page says of targets that led to no module: a reader who has only the page must not
     miss them.
     """
+    # Workers report such targets as text, which names no target for a heading.
     errors = [error for error in failed if isinstance(error, TargetError)]
     return [
         page.Story(

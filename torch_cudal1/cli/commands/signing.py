@@ -225,6 +225,7 @@ def _records_of(
         # A shortened key would revoke nothing, and look as if it had.
         if isinstance(key, Refusal):
             raise SettingError("WHAT", argument, f"a whole public key ({key.reason})")
+        # A key may be revoked although no list names it.
         name = publishers.names.get(key) if isinstance(publishers, Publishers) else None
         yield "key", key, f" of publisher {name!r}" if name else ""
         return

@@ -70,6 +70,7 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     with screen.progress() as progress:
         inventory = _read_inventory(settings, screen, progress)
         targets = list(_regions_of(args.target, args, progress))
+    # No targets: None selects every key.
     keys = {key for row in targets for key in row.keys} if targets else None
     # A lock of targets is of one precision: two entries of a region would not say which one is
     # used.
@@ -247,6 +248,7 @@ def _read_inventory(settings: Settings, screen: Screen, progress: ProgressCallba
         for file in (*contents.entries, *contents.records)
         if (reason := _revocation_reason(file, rules))
     }
+    # Revoked files are reported like broken ones: both are missing from what is locked or exported.
     out = (*contents.broken, *(BrokenFile(file.path, reason) for file, reason in revoked.items()))
     for broken in out:
         screen.problem(f"{broken.path} is left out: {broken.reason}")

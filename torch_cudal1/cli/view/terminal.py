@@ -62,6 +62,7 @@ class Screen:
         """A table for people; nothing under `as_json`."""
         if self.as_json:
             return
+        # A pipe or a file gets plain text, which tools can read.
         if _RICH and self.out.isatty():
             _rich_table(columns, rows, self.out, self.width)
         else:

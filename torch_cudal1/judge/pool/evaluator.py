@@ -1,5 +1,4 @@
-"""`JudgeEvaluator`: evaluates programs by the judge's `train` profile in parallel slots, and decides
-when a repeated program is measured again.
+"""`JudgeEvaluator`: evaluates programs by the judge's `train` profile in parallel slots.
 
 The slots are trusted processes (`slots`), each with a reference process and with sandboxed
 processes for its candidates (`slot`). Slots validate side by side and time one at a time
@@ -82,7 +81,7 @@ class Remembered:
             self._keep(one)
 
     def best(self, task: str) -> float | None:
-        """The highest score of a task so far; a score far above it is confirmed in a new process."""
+        """The highest score of a task so far; one far above it is confirmed in a new process."""
         return self._best.get(task)
 
     def due(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[MeasurementRequest]:

@@ -16,8 +16,8 @@ from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["MeasurementSettings"]
 
-# For the wall clock. Samples of 0.4 ms differed by 30 % with the host's jitter, and no short program
-# had a score; samples of 2 ms differ by 3 %.
+# For the wall clock. Samples of 0.4 ms differed by 30 % with the host's jitter, and no short
+# program had a score; samples of 2 ms differ by 3 %.
 _SIDE_US = 8_000.0
 # Of samples in a bucket.
 _PAIRS = 4

@@ -1,5 +1,4 @@
-"""Runs an NVIDIA MPS server for one evaluator, so that kernels of many processes run on a GPU side by
-side.
+"""Runs an NVIDIA MPS server for one evaluator, so that many processes run kernels side by side.
 
 Without it a GPU gives the contexts of different processes turns. A slot exchanges a hundred
 messages for a program, and mostly waits for its turn: 9 programs a second on an H200, 19 with a

@@ -1,5 +1,5 @@
-"""The candidates' processes of one slot: one started ahead, one used again and again, one to confirm
-surprising scores.
+"""The candidates' processes of one slot: one started ahead, one used again and again, one that
+confirms surprising scores.
 
 A foreign program gets its own process. Own programs share one, as long as each leaves it in order:
 a start takes 4 s on a GPU, a program a fraction of that. The user of a process decides whether it

@@ -1,7 +1,7 @@
-"""The process of one slot that runs references: which of them it has loaded, and their baselines.
+"""The reference process of one slot: the references that it has loaded, and their baselines.
 
-A slot stays with a reference while programs for it are measured; what belongs to the last one is
-given back when another comes, for input sets are large, here and in the process.
+A slot stays with one reference while programs for it are measured. When another reference comes,
+the input sets of the last one are freed, here and in the process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from torch_cudal1.judge.sandbox.sharing import DeviceSharing
 
 __all__ = ["LoadedReference", "ReferenceProcess"]
 
-_MAX_REFERENCES = 16  # that one process holds before it is replaced
+# Modules of imported sources stay in a process, so it is replaced after this number.
+_MAX_REFERENCES = 16
 
 
 @dataclass
 class LoadedReference:
-    """A reference in its process, its examples, and what was computed for it so far."""
+    """A loaded reference, its example tensors, and its cached results and baselines."""
 
     reference: SourceReference
     examples: list[torch.Tensor]
@@ -35,19 +36,21 @@ class LoadedReference:
 
 
 class ReferenceProcess:
-    """Loads references into one process, which is started when first needed and after it was lost.
+    """Loads references into one process, which is started at first use and after it was lost.
 
-    `loaded`: the references in it, by their text.
+    `loaded`: source text -> reference in the process.
     """
 
     def __init__(self, processes: Processes, device: torch.device, sharing: DeviceSharing) -> None:
         self._processes, self._device, self._sharing = processes, device, sharing
         self._child: Child | None = None
-        self._current = ""  # the reference that was measured last
+        # The reference that was measured last.
+        self._current = ""
         self.loaded: dict[str, LoadedReference] = {}
 
     def load(self, text: str) -> LoadedReference:
-        """The reference with this text. Raises ReferenceFailure, SandboxError."""
+        """The reference with source `text`, loaded if needed. Raises ReferenceFailure, SandboxError."""
+        # Input sets are large, and those of two references need not fit.
         if text != self._current:
             self._release_current()
         child = self._child
@@ -72,7 +75,7 @@ class ReferenceProcess:
         self._child, self.loaded, self._current = None, {}, ""
 
     def _release_current(self) -> None:
-        """Give back the input sets of the reference that was measured last."""
+        """Free the input sets of the reference that was measured last."""
         if self._device.type == "cuda":
             self._processes.empty()
         last = self.loaded.get(self._current)
@@ -86,4 +89,5 @@ class ReferenceProcess:
                 self.close()
             last.baselines = None
         if self._device.type == "cuda":
+            # Other slots need the memory that PyTorch would keep in this process.
             torch.cuda.empty_cache()

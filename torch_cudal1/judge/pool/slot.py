@@ -1,14 +1,15 @@
-"""One slot of the evaluator: a process with references, and a process for each candidate, which is
-evaluated in the `train` profile.
+"""One slot of the evaluator: a reference process, and candidates' processes, in which programs are
+evaluated by the `train` profile.
 
-    contract -> load -> compile -> validate (beside other slots) -> time (alone on the GPU) -> confirm if it surprises
+    contract -> load -> compile -> validate (beside other slots) -> time (alone on the GPU)
+             -> confirm a surprising score
 
-It is the judge's own protocol (`judge.checks.validate`, `judge.benchmark.quick`,
-`judge.evaluate.confirm`) with two things changed for speed: processes are forked
+It follows the judge's protocol (`judge.checks.validate`, `judge.benchmark.quick`,
+`judge.evaluate.confirm`) with two changes for speed: processes are forked
 (`judge.sandbox.fork_server`) one ahead, and the denominator is eager alone, as in the paper, unless
-the settings say otherwise. Whatever a program does wrong is a `Measured` value. A reference that
-cannot be used raises TargetError with the task's name; a machine that cannot evaluate raises
-SandboxError. It keeps no scores: see `pool.evaluator`.
+the settings name another. A failure of a program is a `Measured` value. A reference that cannot be
+used raises TargetError with the task's name; a machine that cannot evaluate raises SandboxError.
+`pool.evaluator` keeps the scores.
 """
 
 from __future__ import annotations
@@ -62,19 +63,21 @@ from torch_cudal1.judge.worker.kernel_compile import has_kernels
 
 __all__ = ["Iteration", "OutOfDeviceMemory", "Slot"]
 
-# a score with its bucket means, or the check that failed
+# A score with its bucket means, or the check that failed.
 _Outcome: TypeAlias = tuple[float, tuple[float, ...]] | CheckResult
 Clock: TypeAlias = Callable[[Trial, ChildBatchTimer, TimingPlan], PreparedBenchmark]
-# of a program whose buckets are too far apart: another benchmark costs less than all that came before it
+# For a program whose buckets are too far apart: another benchmark costs less than the validation
+# before it.
 _MAX_BENCHMARKS = 3
-_NO_MEMORY_TEXT = "CUDA out of memory"  # torch.OutOfMemoryError, as another process tells it
-# of one input set: smaller sets are drawn once for all programs of a reference
+# In the message of torch.OutOfMemoryError, which another process reports as text.
+_NO_MEMORY_TEXT = "CUDA out of memory"
+# Of one input set: smaller sets are drawn once for all programs of a reference.
 _MAX_CACHED_SET_BYTES = 64 << 20
 _REFERENCE_SLOT = "reference"
 
 
 class OutOfDeviceMemory(TargetError):
-    """This GPU has too little memory left for one more slot at this task."""
+    """This GPU has too little free memory for this slot at this task."""
 
     def __str__(self) -> str:
         return f"task {self.target}: this GPU has too little memory left to judge it, use fewer lanes: {self.problem}"
@@ -82,7 +85,7 @@ class OutOfDeviceMemory(TargetError):
 
 @dataclass(frozen=True)
 class Iteration:
-    """One measurement, and how many seconds each step of it took."""
+    """One measurement, and the seconds of each of its steps."""
 
     measured: Measured
     seconds: dict[str, float]
@@ -99,7 +102,8 @@ class Slot:
         self._references = ReferenceProcess(self._processes, terms.device, self._gpu_lock)
         self._stack.callback(self._gpu_lock.close)
         self._stack.callback(self._processes.close)
-        self._checks: tuple[CheckSpec, ...] = ()  # of the program that is measured
+        # Of the program that is measured now.
+        self._checks: tuple[CheckSpec, ...] = ()
 
     def __enter__(self) -> Slot:
         return self
@@ -119,9 +123,11 @@ class Slot:
         best: float | None = None,
         validated: bool = False,
     ) -> Iteration:
-        """Judge one program. `best`: the task's highest score so far. `validated`: it was outcome
-        right before, so it is only raced again, which looks at results of timed calls too. Raises
-        TargetError, SandboxError.
+        """Evaluate one program.
+
+        `best`: the task's highest score so far. `validated`: the program was found correct before,
+        so only the numerics check precedes the benchmark, which compares results of timed calls
+        too. Raises TargetError, SandboxError.
         """
         stopwatch = Stopwatch()
         self._checks = (NUMERICS,) if validated else select_checks(profile_for("train"))
@@ -140,6 +146,8 @@ class Slot:
                     and outcome.name == "wall_slope"
                     and classify_failure(outcome, self.terms.device) == "hack"
                 ):
+                    # On a GPU two clocks may differ by chance on a busy machine; an accusation
+                    # needs a second process.
                     outcome = self._compare_accusations(
                         outcome, self._evaluate(task.reference, candidate, stopwatch, best)
                     )
@@ -165,8 +173,9 @@ class Slot:
         stopwatch: Stopwatch,
         best: float | None,
     ) -> _Outcome:
-        """After this process ran out of the GPU's memory: with all of it given back. Raises
-        OutOfDeviceMemory if it is not enough.
+        """Evaluate again after running out of GPU memory, with all memory of this slot freed.
+
+        Raises OutOfDeviceMemory where that is not enough.
         """
         self._references.close()
         self._processes.empty()
@@ -178,8 +187,8 @@ class Slot:
             raise OutOfDeviceMemory(task.id, str(error)) from error
         except ReferenceFailure as error:
             raise TargetError(task.id, f"its reference cannot be used: {error.found}") from error
-        # Whether the program takes too much or others do, nobody knows: it has no score, and is
-        # asked again when it comes again.
+        # The program may take too much memory, or other processes may. It has no score, and is
+        # measured again when it is requested again.
         return (
             replace(outcome, name="unstable")
             if isinstance(outcome, CheckResult) and self._lacked_memory(outcome)
@@ -188,13 +197,14 @@ class Slot:
 
     @staticmethod
     def _compare_accusations(first: CheckResult, second: _Outcome) -> CheckResult:
-        """Two clocks may differ by chance on a busy machine. In two processes: a cheat. In one: no
-        score, which is no verdict.
+        """The outcome after two evaluations of which the first found clocks that differ.
+
+        In both processes: a cheat. In one only: no score, and no verdict.
         """
         return second if isinstance(second, CheckResult) else replace(first, name="unstable")
 
     def _lacked_memory(self, outcome: object) -> bool:
-        """Whether a process of the candidate outcome no memory on the GPU."""
+        """Whether the outcome is that a process found no GPU memory."""
         return (
             isinstance(outcome, CheckResult)
             and self.terms.device.type == "cuda"
@@ -206,7 +216,8 @@ class Slot:
     ) -> _Outcome:
         """The score with its bucket means, or the check that failed. Raises ReferenceFailure."""
         with stopwatch.step("start"):
-            self._processes.begin()  # while the oracle starts
+            # In parallel to the start of the reference process.
+            self._processes.begin()
             loaded = self._references.load(reference)
             child = self._processes.lend()
         child.sharing = self._gpu_lock
@@ -223,6 +234,8 @@ class Slot:
                 ),
                 profile=profile_for("train"),
                 gradients=self.terms.gradients,
+                # Other slots change the memory in use on the whole GPU, which proves nothing about
+                # this program.
                 is_alone_on_device=False,
                 reference_cache=loaded.reference_cache
                 if sum(spec.size_bytes for spec in loaded.reference.specs) <= _MAX_CACHED_SET_BYTES
@@ -261,14 +274,16 @@ class Slot:
     def _time(
         self, trial: Trial, loaded: LoadedReference, stopwatch: Stopwatch, best: float | None
     ) -> _Outcome:
-        """Only the benchmark itself holds the GPU alone, again where its buckets are too far apart.
-        Raises CandidateFailure.
+        """Time the program, and confirm a surprising score in another process. Raises
+        CandidateFailure.
         """
 
         def benchmark(current: Trial) -> BenchmarkResult:
             side = self._prepare_baseline(current, loaded, stopwatch)
+            # Outside the exclusive lock, during which all other slots wait.
             with self._on_device(self._gpu_lock.shared, stopwatch, "inputs"):
                 ready = self._clock(current, side, self.terms.plan)
+            # Again on the same inputs, where the buckets are too far apart.
             for _ in range(_MAX_BENCHMARKS):
                 with self._on_device(self._gpu_lock.alone, stopwatch, "timing"):
                     result = ready.measure()
@@ -301,10 +316,11 @@ class Slot:
     def _check_timed_outputs(
         self, ready: PreparedBenchmark, result: BenchmarkResult, stopwatch: Stopwatch
     ) -> BenchmarkResult:
-        """Beside others, and clocks that seem false once more without them."""
+        """Check the outputs and clocks of a benchmark beside other slots."""
         with self._on_device(self._gpu_lock.shared, stopwatch, "examination"):
             timed = ready.run_concurrent_checks(result)
         failed = _find_failure(timed.checks)
+        # Other slots make clocks differ: such a failure is checked once more alone.
         if failed is not None and failed.name in CLOCK_CHECKS:
             with self._on_device(self._gpu_lock.alone, stopwatch, "timing"):
                 return ready.recheck_clocks(timed)
@@ -313,8 +329,8 @@ class Slot:
     def _prepare_baseline(
         self, trial: Trial, loaded: LoadedReference, stopwatch: Stopwatch
     ) -> ChildBatchTimer:
-        """What the candidate is raced against: in the oracle's process, or beside a program of ours
-        in its own.
+        """The timer of the baseline: in the reference process, or, for own programs, in the program's
+        process.
         """
         subject = loaded.reference
         if self.terms.together:
@@ -346,8 +362,9 @@ class Slot:
             return rank_source_baselines(subject, sets)
 
     def _compile_ahead(self, trial: Trial) -> None:
-        """What Triton compiles at a first call is not to hold the GPU's lock meanwhile; what is not
-        ours runs once for that.
+        """Have Triton compile the program's kernels before any lock of the GPU is taken.
+
+        For foreign code, that means one call of it.
         """
         assert isinstance(trial.candidate, SourceCandidate)
         if self.terms.device.type != "cuda" or not has_kernels(trial.candidate.text):
@@ -361,19 +378,19 @@ class Slot:
                 ]
                 trial.child.call("ahead", slot="ahead", like=like)
                 return
-            other.reference_cache = {}  # inputs that no later look will use
+            # Inputs that no later check uses.
+            other.reference_cache = {}
             sample = other.draw("normal")
             other.run(sample)
             other.drop(sample)
         except CandidateFailure:
-            return  # validation meets the same and says what it means
+            # Validation meets the same failure, and reports it.
+            return
 
     def _lock_out(self, check: CheckSpec, stopwatch: Stopwatch) -> CheckSpec:
-        """The check behind the lock that keeps it from disturbing a benchmark.
-
-        On a CPU a few calls disturb none. A GPU takes turns between processes, and a single kernel
-        of another one shows in a sample.
-        """
+        """The check, run under the lock that keeps it from disturbing a benchmark."""
+        # On a CPU a few calls disturb no benchmark. A GPU gives processes turns, and a single
+        # kernel of another process shows in a sample.
         way = (
             nullcontext
             if check.is_concurrent and self.terms.device.type == "cpu"
@@ -390,7 +407,7 @@ class Slot:
     def _on_device(
         self, way: Callable[[], AbstractContextManager[None]], stopwatch: Stopwatch, name: str
     ) -> Iterator[None]:
-        """A step that needs the GPU, shared or alone; waiting for it is told apart."""
+        """Run a step under a lock of the GPU; time spent waiting is counted as step "wait"."""
         with ExitStack() as stack:
             with stopwatch.step("wait"):
                 stack.enter_context(way())
@@ -399,15 +416,16 @@ class Slot:
                 with stopwatch.step(name):
                     yield
             finally:
+                # Time outside the lock, after giving way to a benchmark, is waiting too.
                 stopwatch.move(name, "wait", self._gpu_lock.waited_s - waited_s)
 
     def _give_back(self, child: Child, outcome: object) -> None:
-        """End the process, or keep it for the next of our own programs where this one left it in
-        order.
-        """
+        """End the process, or keep it for the next own program where this one left it in order."""
         failed = (
             classify_failure(outcome, self.terms.device) if isinstance(outcome, CheckResult) else ""
         )
+        # A cheat may have changed anything in the process; a full allocator would fail the next
+        # program.
         in_order = failed != "hack" and not self._lacked_memory(outcome)
         self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 

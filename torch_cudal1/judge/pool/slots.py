@@ -1,15 +1,15 @@
-"""SlotPool side by side, each in a process of its own, and which program goes to which lane.
+"""`SlotPool`: slots side by side, each in its own process, and the assignment of programs to them.
 
-A lane holds the inputs and the float64 results of one reference at a time, and to draw and compute
-them anew takes as long as to judge a program or two. So a lane stays with a reference while
-programs for it wait, and goes where most of them wait for each lane that is there already. A lane
-whose process ends takes nobody else's work with it: what it was at is asked once more. One that
-finds no memory on the GPU, or no process, is given up while there are others.
+A slot holds the inputs and float64 results of one reference at a time; making them takes as long as
+evaluating a program or two. So a slot stays with a reference while programs for it wait, and then
+goes to the reference with the most waiting programs per slot. When the process of a slot ends, its
+program is measured once more. A slot that finds no GPU memory, or no process, is given up while
+there are others.
 
-SlotPool for programs of ours share the GPU through a server (`mps`), where a fault of one program ends
-the work of all. Each lane asks after its own context when a program is done, so no answer rests on
-a fault of somebody else's: all lanes are ended then, and what they were at is asked again in a lane
-apart, which has a context of its own. After some faults all lanes do without the server.
+Slots for own programs share the GPU through an MPS server (`mps`), where a fault of one program
+ends the work of all. So each slot tests its CUDA context after a program, and no result rests on
+another program's fault. After a fault all slots are ended, and their programs are measured again in
+a separate slot with a context of its own. After three faults the slots work without the server.
 """
 
 from __future__ import annotations
@@ -35,27 +35,32 @@ from torch_cudal1.judge.pool.slot import Iteration, OutOfDeviceMemory, Slot
 
 __all__ = ["MeasurementRequest", "SlotPool", "count_fitting_slots"]
 
-MeasurementRequest: TypeAlias = tuple[
-    TrainingTask, Decoded, float | None, bool
-]  # the task's best score so far; whether it was validated
-# Of one lane on a GPU: five CUDA contexts (its own, the oracle's, the program's, that of surprises,
-# the next program's) of 0.6 GiB with cuBLAS, three pieces of shared memory of 128 MiB, twice the
-# results of one batch (1 GiB at most). With tensors of 32 MiB six lanes took 50 GiB of an H100.
+# Task, program, the best score of the task so far, whether the program was validated before.
+MeasurementRequest: TypeAlias = tuple[TrainingTask, Decoded, float | None, bool]
+# GPU memory of one slot: five CUDA contexts (the slot's, the reference's, the program's, the next
+# program's, that for surprises) of 0.6 GiB with cuBLAS, three arenas of 128 MiB, twice the results
+# of one batch (1 GiB at most). With tensors of 32 MiB six slots took 50 GiB of an H100.
 _LANE_BYTES = 5 << 30
-# tensors of the largest size: 20 sets of inputs with eager's and float64's results here, copies and
-# a ring in the child
+# Tensors of the largest size per slot: 20 input sets with the results of eager and float64 here,
+# copies and a ring in the child.
 _SETS = 120
-_SHARE = 0.9  # of the memory that is free
-_CONTEXTS = 5  # of one lane, see above
-_MOST_FAULTS = 3  # after which a server is worth less than what it costs to begin anew
-_SPREAD_S = 0.05  # until a fault that ended a program has reached its lane's own context
-# programs that wait for each lane at a reference: for fewer the lane that is there is as soon done
+# Of the free memory.
+_SHARE = 0.9
+# Of one slot, see above.
+_CONTEXTS = 5
+# After this number, starting again costs more than a server gains.
+_MOST_FAULTS = 3
+# Until a fault that ended a program has reached the context of its slot.
+_SPREAD_S = 0.05
+# Programs waiting per slot at a reference. With fewer, the present slot is done as soon as a second
+# one would be.
 _WORTH_MOVING = 2
 
 
 def count_fitting_slots(wanted: int, device: torch.device, tensor_bytes: int) -> int:
-    """As many lanes as are wanted, or as fit into the free memory of a GPU where tensors have at
-    most so many bytes; at least 1.
+    """How many slots, at most `wanted`, fit into the free memory of a GPU; at least 1.
+
+    `tensor_bytes`: size of the largest tensor.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return wanted
@@ -65,7 +70,9 @@ def count_fitting_slots(wanted: int, device: torch.device, tensor_bytes: int) ->
 
 @dataclass
 class _Seat:
-    """One lane. `reference`: of the question it had last; `question`, `answer`: what it is at."""
+    """One slot's process. `reference`: source of its last reference. `question`, `answer`: the
+    request that it works on, and the future of its result.
+    """
 
     pool: ProcessPoolExecutor | None = None
     reference: str = ""
@@ -74,15 +81,14 @@ class _Seat:
 
 
 class SharedContextFault(Cudal1Error, RuntimeError):
-    """The GPU's context that all lanes share is gone, by whichever of their programs."""
+    """The GPU context that all slots share is lost, through the program of any of them."""
 
 
 class SlotPool:
-    """`count` lanes, fewer where a server for all of them has no more room. Use from one thread;
-    `close` ends their processes.
+    """`count` slots, or as many as an MPS server has room for. Use it from one thread; `close` ends
+    their processes.
 
-    `server`: what they share the GPU through, if anything. `faults`: how many programs have ended
-    the work of all.
+    `server`: the MPS server, or None. `faults`: how many programs have ended the work of all slots.
     """
 
     def __init__(self, terms: MeasurementSettings, count: int) -> None:
@@ -104,7 +110,7 @@ class SlotPool:
 
     @property
     def served(self) -> int:
-        """How many lanes share the GPU through a server."""
+        """How many slots share the GPU through a server."""
         return len(self._seats) if self.server is not None else 0
 
     def _begin_server(self, count: int) -> mps.Mps | None:
@@ -113,8 +119,8 @@ class SlotPool:
         return mps.start(terms.device) if worth else None
 
     def answers(self, questions: Sequence[MeasurementRequest]) -> Iterator[Iteration | Cudal1Error]:
-        """One for each question as it comes, not in order. Whoever ends the process of two lanes
-        has failed.
+        """One answer for each request, in the order of completion. A program that ends the
+        processes of two slots has failed.
         """
         waiting: dict[str, deque[MeasurementRequest]] = {}
         again: set[tuple[str, str]] = set()
@@ -134,13 +140,16 @@ class SlotPool:
                 return
             for done in wait(busy, return_when=FIRST_COMPLETED).done:
                 seat = busy[done]
-                if seat.answer is None:  # ended meanwhile, with all others
+                # Ended meanwhile, with all others, after a fault.
+                if seat.answer is None:
                     continue
                 question, answer = _taken(seat)
                 name = (question[0].id, question[1].program)
                 if isinstance(answer, SharedContextFault):
+                    # Any of these programs may have caused the fault: each runs alone now.
                     apart.extend((question, *self._begin_anew()))
                 elif name not in again and self._lost(seat, answer):
+                    # Once: the process may have ended through another cause than this program.
                     again.add(name)
                     (apart if seat is self._apart else waiting[question[0].reference]).append(
                         question
@@ -149,7 +158,9 @@ class SlotPool:
                     yield answer or _twice_lost(question)
 
     def _begin_anew(self) -> list[MeasurementRequest]:
-        """After a fault: end all lanes but the one apart, and their server. What they were at."""
+        """After a fault: end all slots but the separate one, and start another server. Returns the
+        requests that they worked on.
+        """
         self.faults += 1
         telemetry.record("judge", "mps", "fault", faults=self.faults)
         asked = [seat.question for seat in self._seats if seat.question is not None]
@@ -163,10 +174,8 @@ class SlotPool:
         return asked
 
     def _lost(self, seat: _Seat, answer: Iteration | Cudal1Error | None) -> bool:
-        """Whether the lane is to blame, or this machine: its process ended, or found no memory or
-        no process for the program.
-
-        Who finds none is given up, so that the others have more of both; the last one is not.
+        """Whether the slot failed, and not the program: its process ended, or found no memory or no
+        process.
         """
         if answer is None:
             telemetry.record("judge", "lane_lost", "training")
@@ -181,16 +190,16 @@ class SlotPool:
             "judge", "lane_retired", "training", reason=str(answer), left=len(self._seats) - 1
         )
         _vacate(seat)
+        # Given up, so that the others have more memory and processes; the last one stays.
         self._seats.remove(seat)
         return True
 
     def _next(self, seat: _Seat, waiting: dict[str, deque[MeasurementRequest]]) -> str:
-        """The reference of which a free lane takes the next program; "" for none. A new one takes
-        any: it starts soon or late.
-        """
+        """The reference for whose programs a free slot works next; "" for none."""
         if waiting.get(seat.reference):
             return seat.reference
         there = [other.reference for other in self._seats if other.question is not None]
+        # A new slot takes any reference: it must make its inputs anyway.
         enough = 0 if seat.pool is None else _WORTH_MOVING
         worth = {
             reference: len(left) / (1 + there.count(reference))
@@ -200,13 +209,12 @@ class SlotPool:
         return max(worth, key=lambda reference: worth[reference], default="")
 
     def _give(self, seat: _Seat, question: MeasurementRequest) -> None:
-        """Hand a question over; in a new process where the lane's was lost while it was idle."""
+        """Submit a request to a slot; in a new process where its process ended while idle."""
         seat.question, seat.reference = question, question[0].reference
         for _ in range(2):
             if seat.pool is None:
-                context = get_context(
-                    "forkserver"
-                )  # lanes import torch once for all of them, and inherit no CUDA context
+                # Slots import torch once for all, and inherit no CUDA context.
+                context = get_context("forkserver")
                 context.set_forkserver_preload([__name__])
                 served = (
                     self.server.variables
@@ -225,7 +233,7 @@ class SlotPool:
 
 
 def _taken(seat: _Seat) -> tuple[MeasurementRequest, Iteration | Cudal1Error | None]:
-    """What a lane was at and its answer, None if its process ended; it is free then."""
+    """Take the finished request of a slot and its answer, None if its process ended."""
     assert seat.question is not None
     assert seat.answer is not None
     question, answer = seat.question, seat.answer
@@ -250,12 +258,12 @@ def _twice_lost(question: MeasurementRequest) -> Iteration:
 
 
 def _vacate(seat: _Seat) -> None:
-    """End a lane's process, in the midst of its work if it is at any; the sandboxes' processes end
-    with it.
-    """
+    """End a slot's process, also during a request. The sandboxed processes end with it."""
     if seat.pool is not None:
         at_work = seat.answer is not None
         processes: Mapping[int, Any] = dict(getattr(seat.pool, "_processes", None) or {})
+        # An executor cannot interrupt a running task, and an interrupted user would wait for it: so
+        # the process is terminated.
         seat.pool.shutdown(wait=not at_work, cancel_futures=True)
         for process in processes.values() if at_work else ():
             process.terminate()
@@ -264,14 +272,17 @@ def _vacate(seat: _Seat) -> None:
     seat.reference = ""
 
 
-_terms: MeasurementSettings | None = None  # of this process, if it is one of these
-_served = False  # whether it is one of those that share the GPU's context
+# Set in the process of a slot only.
+_terms: MeasurementSettings | None = None
+# Whether this process shares the GPU through a server.
+_served = False
 _lane: Slot | None = None
 
 
 def _open_lane(terms: MeasurementSettings, threads: int, served: Mapping[str, str]) -> None:
     global _terms, _served
     torch.set_num_threads(threads)
+    # Before CUDA is initialised, which reads these variables. The server's GPU is then device 0.
     set_environment(served)
     _terms, _served = replace(terms, device=torch.device("cuda")) if served else terms, bool(served)
 
@@ -293,12 +304,12 @@ def _in_lane(question: MeasurementRequest) -> Iteration:
 
 
 def _ask_after_the_context(sound: bool) -> None:
-    """Raises SharedContextFault where it is gone. After a program that was not `sound` a fault may still be on
-    its way here.
-    """
+    """Test the context of this process. Raises SharedContextFault where it is lost."""
+    # After a program that failed, its fault may take a moment to reach this context.
     if not sound:
         time.sleep(_SPREAD_S)
     try:
+        # The copy to the host waits for the GPU, and so reports a fault.
         torch.zeros(1, device="cuda").item()
     except RuntimeError as error:
         raise SharedContextFault(str(error)) from error

@@ -1,4 +1,4 @@
-"""Seconds that each step of one measurement took, by name."""
+"""Measures the seconds of each step of one measurement, by name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Stopwatch"]
 
 @dataclass
 class Stopwatch:
-    """`seconds` of each step; a step that runs again is added to."""
+    """`seconds`: step -> seconds, summed over its runs."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Count the time of the body, also where it raises."""
+        """Add the time of the body to step `name`, also where the body raises."""
         started = time.monotonic()
         try:
             yield
@@ -26,6 +26,6 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
     def move(self, name: str, to: str, seconds: float) -> None:
-        """Count some of a step's time as another's."""
+        """Count `seconds` of step `name` as those of step `to`."""
         self.seconds[name] -= seconds
         self.seconds[to] = self.seconds.get(to, 0.0) + seconds
