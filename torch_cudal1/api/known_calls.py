@@ -60,8 +60,7 @@ def _call_digest(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     """What kind of module is called with what: classes, forms of weights and arguments, modes. The
     same in every process.
     """
-    # Everything here is cheap to read and equal in every process: no ids, no addresses, no weight
-    # values.
+    # Everything here is equal in every process: no ids, no addresses, no values of weights.
     parts = [
         # Train or eval mode of each submodule: some may be frozen.
         f"{name} {type(part).__module__}.{type(part).__qualname__} {part.training}"

@@ -52,7 +52,6 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     """Adds --device."""
     parser.add_argument(
         "--device",
-        # No ordinals: CUDA_VISIBLE_DEVICES chooses among several GPUs.
         choices=("cpu", "cuda"),
         help="where to run; default: cuda if torch sees a GPU, else cpu",
     )
@@ -151,7 +150,6 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 def add_training(parser: argparse.ArgumentParser) -> None:
     """Adds --training."""
     parser.add_argument(
-        # Off by default, as a server runs inference.
         "--training",
         action="store_true",
         help="tune forward and backward instead of inference",
@@ -199,8 +197,7 @@ def add_repository(parser: argparse.ArgumentParser) -> None:
 def add_html(parser: argparse.ArgumentParser) -> None:
     """Adds --html."""
     parser.add_argument(
-        # Self-contained: a page is mailed and attached to issues, where no other file comes with
-        # it.
+        # Self-contained: inline CSS and SVG, no script, and no request to the network.
         "--html",
         type=Path,
         metavar="PATH",

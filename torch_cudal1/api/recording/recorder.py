@@ -51,7 +51,7 @@ __all__ = [
     "watch_counts",
 ]
 
-# A caller whose shapes never repeat would fill the memory and the file.
+# Bounds the memory and the file of a process whose shapes never repeat.
 MAX_FORMS = 4096
 # A killed process loses what it counted in this time, and the younger half of older counts.
 WRITE_INTERVAL_S = 5.0

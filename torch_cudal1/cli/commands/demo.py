@@ -88,7 +88,6 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         "Every number was measured just now; nothing is stored with the program. Models that gained nothing are shown too: "
         "they run the fastest baseline, and where that is eager itself the speed-up is 1 by construction."
     )
-    # The page is written before the table is shown: a closed pipe must not cost it.
     content = page.render(
         "cudal1 demo: what it does on this machine", stories, environment, intro=intro
     )

@@ -373,7 +373,7 @@ def _settings_in_force(settings: Settings) -> list[tuple[str, str, str]]:
 def _value_to_show(settings: Settings, name: str) -> Any:
     """A setting's value; of a key only whether there is one."""
     value = getattr(settings, name)
-    # Output of `doctor` is pasted into issues, so a key must not be in it.
+    # A key is a secret: only whether it is set is printed.
     return ("(set, not shown)" if value else "") if name == "llm_key" else value
 
 
@@ -417,7 +417,7 @@ def as_environment(settings: Settings) -> dict[str, Any]:
     findings = {
         f.name: f.what
         for f in examine(settings)
-        # Only what a reader of numbers needs; paths and lists of this user stay off the page.
+        # What numbers on a page depend on.
         if f.name in ("device", "C++ extension", "Inductor", "Triton")
     }
     return {name: version for name, version in versions().items() if version} | findings

@@ -43,8 +43,7 @@ def collect(targets: Sequence[str], order: WarmupOrder) -> dict[str, str]:
             folder = Path(scratch) / "inductor"
             # Empty, so that what lies there afterwards is exactly what this start compiled.
             folder.mkdir()
-            # A fresh process: this one has compiled things for other targets, whose files would not
-            # be written again.
+            # A fresh process, which starts the target as a server would.
             keys = _start_process(target, order, folder)
             if (
                 reason := keys

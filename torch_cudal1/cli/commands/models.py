@@ -288,7 +288,6 @@ def _stories_of_failures(failed: Sequence[TargetError | str], chosen: str) -> li
 
 
 def _report_failures(screen: Screen, failed: Sequence[TargetError | str]) -> int:
-    # Named once more at the end, below the tables, where a reader of a log looks.
     for error in failed:
         screen.problem(str(error))
     return _USAGE if failed else 0

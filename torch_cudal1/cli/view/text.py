@@ -144,8 +144,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) 
     """
     cells = [[clean(cell) for cell in row] for row in rows]
     columned = list(zip(columns, *cells, strict=True))
-    # Columns are not made narrower than their longest word while there is another way: names and
-    # digests must stay whole to be copied.
+    # Columns are not made narrower than their longest word while there is another way: a name is
+    # broken only where sentences cannot give way.
     words = [
         max(len(word) for cell in column for word in cell.split() or [""]) for column in columned
     ]
