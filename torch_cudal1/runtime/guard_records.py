@@ -93,8 +93,8 @@ class DictContents:
     owner: type | None = None  # the class whose body `table` shows
     ignored_prefix: bytes = b""
 
-    # For the environment, of which only the names count, and none that Inductor sets: by those every
-    # Llama of transformers was bound anew until the module was given up.
+    # For the environment, of which only the names count, and none that Inductor sets: by those
+    # every Llama of transformers was bound anew until the module was given up.
     @classmethod
     def of_names(
         cls, where: str, entry_kind: str, table: dict[bytes, Any], *, ignored_prefix: bytes

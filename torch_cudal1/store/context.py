@@ -28,7 +28,7 @@ __all__ = ["TuneContext", "cache_for", "make_context"]
 
 @dataclass(frozen=True)
 class TuneContext:
-    """The rules in one value."""
+    """Device, target, contract, settings, cache and Hub in one value."""
 
     device: torch.device
     target: Target

@@ -3,8 +3,8 @@ every cheat that is confirmed.
 
 Cases come from a folder in the form of `tests/adversarial` (one Python file a cheat, with `CASE`,
 `REFERENCE`, `CHEAT`, `HONEST` and a docstring), which is read as syntax and never imported; from
-the index of those that is shipped here; and from a run's own file. Likeness is of code, not of
-words: names the author chose, comments and literals do not count.
+the index of that folder which is shipped with this package; and from a run's own file. Likeness is
+of code, not of words: names that the author chose, comments and literals do not count.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CheatCase:
 
     @cached_property
     def grams(self) -> Counter[tuple[str, ...]]:
-        """What likeness is counted in."""
+        """The cheat's runs of tokens, which likeness counts."""
         return _grams(self.cheat)
 
     @cached_property

@@ -156,7 +156,7 @@ class ModelChecker:
     def check(
         self, task: TrainingTask, program: Decoded, score: float, best: float | None
     ) -> Opinion:
-        """Its verdict; the rules' where it gives none."""
+        """The model's verdict; that of the rules where the model gives none."""
         answer = self.ask(self.prompt(task, program, score, best))
         finding = _VERDICT.search(answer)
         # A model that answers nothing usable must not clear a program: the rules decide then.

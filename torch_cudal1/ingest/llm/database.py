@@ -144,7 +144,7 @@ class Database:
         return len(self._samples)
 
     def close(self) -> None:
-        """Let go of file and lock. Safe to call twice."""
+        """Close the file and release the lock. Safe to call twice."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

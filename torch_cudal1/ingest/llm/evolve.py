@@ -192,7 +192,7 @@ class Evolution:
 
     @property
     def spent(self) -> Spent:
-        """Of all lives of this run."""
+        """What all processes of this run took."""
         rows = [row for key in self.journal.keys() if (row := self.journal.get(key))]  # noqa: SIM118  no mapping
         answers = [row for row in rows if "completion" in row]
         return Spent(

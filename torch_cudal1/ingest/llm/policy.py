@@ -248,7 +248,7 @@ class LanguageModel:
         return self._join_rollouts(parts)
 
     def texts(self, rollout: Rollout) -> list[str]:
-        """What was written, without the end token."""
+        """The completions as text, without the end token."""
         rows = [ids[: int(mask.sum())] for ids, mask in zip(rollout.ids, rollout.mask, strict=True)]
         return [
             str(text).strip()

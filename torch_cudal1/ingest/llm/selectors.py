@@ -153,7 +153,7 @@ class Islands:
         return [entries[index] for index in draw_by_softmax(scores, self.tau, self.count, dice)]
 
     def population(self, task: str, view: DatabaseView) -> list[list[Success]]:
-        """Who lives where."""
+        """The programs of each island at the view's generation."""
         homes: list[list[Success]] = [[] for _ in range(self.islands)]
         for entry in view.entries(task):
             # By digest: a program has the same home on every rank, without a record of where it was

@@ -103,8 +103,8 @@ class Adoption:
             # honest. Not timed, because what will run is the Program.
             judged = self._evaluator.evaluate(task.reference, task.candidate, timed=False)
             if (failure := judged.verdict.failure) is not None:
-                # The check "inputs" runs the reference alone: a failure there is not the
-                # candidate's fault.
+                # The check "inputs" is about the reference and its inputs: a failure there is not
+                # the candidate's fault.
                 outcome: Outcome = "reference_unusable" if failure.name == "inputs" else "rejected"
                 return AdoptionOutcome(outcome, failure.detail, failure.name)
             self._say("lowering", None)

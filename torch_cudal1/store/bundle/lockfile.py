@@ -78,7 +78,7 @@ class LockedRecord:
 
     @property
     def purpose(self) -> tuple[str, ...]:
-        """Like that of an entry."""
+        """What it records: two records of one purpose are versions of each other."""
         return self.family, self.contract, self.name, self.candidates
 
 
@@ -95,7 +95,7 @@ class Lock:
 
     @property
     def keys(self) -> frozenset[str] | None:
-        """The regions it speaks of; None: of all."""
+        """The keys of the regions that it pins; None: of all regions."""
         return (
             frozenset(key for keys in self.targets.values() for key in keys)
             if self.targets

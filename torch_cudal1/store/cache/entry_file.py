@@ -126,7 +126,7 @@ def decode_entry(data: bytes) -> Entry | Refusal:
 
 
 def open_entry(data: bytes) -> DecodedEntry | Refusal:
-    """`decode_entry`, with what a vouching needs."""
+    """`decode_entry`, with the digest and the signatures that `trust_policy.standing` needs."""
     try:
         header, tensors = _open(data)
         return DecodedEntry(_entry_from(header.body, tensors), header.digest, header.signatures)

@@ -381,7 +381,7 @@ class LocalCache:
             yield self.shipped, "shipped"
 
     def _read_entry_file(self, path: Path, root: Path, origin: Origin) -> EntryFile | Refusal:
-        """The whole file at `path`, and how it stands."""
+        """The entry file at `path` and its standing, or why it cannot be used."""
         data = read_file(path, ENTRY_LIMIT_BYTES)
         opened = data if isinstance(data, Refusal) else open_entry(data)
         if isinstance(opened, Refusal):

@@ -290,7 +290,7 @@ def _compare_digest(data: bytes, listed: FileListing | None, file_name: str) -> 
 def _call_hub(
     ask: Callable[[float], _T | HubFailure], until: float, subject: str
 ) -> _T | HubFailure:
-    """`ask`, with the library's errors as values."""
+    """The answer of `ask`; an error of the library as a HubFailure."""
     from huggingface_hub import errors
 
     # The base classes are OSError and the error of whichever HTTP library the installed client

@@ -76,8 +76,8 @@ class Hub:
             return self._mirror
 
     def open_latest(self) -> Mirror | HubFailure:
-        """The repository at the commit that its revision is now, asked anew. The pin is not moved:
-        `record_pin` does that.
+        """The repository at the commit that its revision is now, by a new request. The pin is not
+        moved: `record_pin` does that.
         """
         if (failure := self.breaker.check()) is not None:
             return failure

@@ -150,7 +150,7 @@ def _examine_file(path: Path) -> object:
     """
     link = os.lstat(path)
     if stat.S_ISLNK(link.st_mode):
-        # Another user who owns the link can turn it to a list of his own at any moment.
+        # Another user who owns the link can point it at another list at any moment.
         if link.st_uid not in (0, os.geteuid()):
             raise _ListError(
                 f"a symbolic link made by user {link.st_uid}; expected a file, or a link of "
