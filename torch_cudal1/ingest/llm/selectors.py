@@ -159,7 +159,7 @@ class Islands:
             # By digest: a program has the same home on every rank, without a record of where it was
             # made.
             homes[int(entry.digest, 16) % self.islands].append(entry)
-        # Only the last such event is looked at, so a view is enough to know who lives where.
+        # Only the last such event counts, so a view is enough to place every program.
         reset = view.generation // self.period * self.period
         # Islands are compared by what they had at the event, so later successes do not move it.
         before = [[entry for entry in home if entry.since <= reset] for home in homes]
