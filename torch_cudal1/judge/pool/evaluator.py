@@ -190,6 +190,7 @@ class JudgeEvaluator:
     def _in_lanes(self, questions: list[MeasurementRequest]) -> None:
         """Measure all requests in the slots. Raises the first error after all others are done."""
         self._lanes = self._lanes or SlotPool(self.terms, self.lanes)
+        # Raised last: the other requests have cost time already, and their results are kept.
         errors: list[Cudal1Error] = []
         for answer in self._lanes.answers(questions):
             if isinstance(answer, Iteration):

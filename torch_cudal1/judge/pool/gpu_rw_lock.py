@@ -73,6 +73,7 @@ class GpuReadWriteLock(DeviceSharing):
             # The door before the room: new validators must not come in while the others leave.
             _held(self._door, fcntl.LOCK_SH),
             _held(self._room, fcntl.LOCK_EX),
+            # Against judges that use another folder, such as those of a search.
             lock_gpu(self._device, "training"),
         ):
             yield

@@ -21,7 +21,7 @@ __all__ = ["MeasurementSettings"]
 _SIDE_US = 8_000.0
 # Of samples in a bucket.
 _PAIRS = 4
-# For the GPU's own clock, which varies by 1 % where a busy host's clock varies by 10 %. Short, since
+# For the GPU's own clock, which varies by 1 % where a busy host's varies by 10 %. Short, since
 # queueing a call takes longer on the host than running it on the GPU, and all other slots wait.
 _QUEUED_PAIRS, _QUEUED_SIDE_US = 2, 160.0
 

@@ -122,6 +122,7 @@ class Processes:
                 second.call("clear", kept=True)
                 self._second = second
         finally:
+            # Not kept: a foreign program ran in it, or the body or the clearing failed.
             if self._second is not second:
                 second.close()
 

@@ -21,7 +21,7 @@ from torch_cudal1.judge.sandbox.sharing import DeviceSharing
 
 __all__ = ["LoadedReference", "ReferenceProcess"]
 
-# Modules of imported sources stay in a process, so it is replaced after this number.
+# References that one process holds before it is replaced.
 _MAX_REFERENCES = 16
 
 
@@ -49,7 +49,7 @@ class ReferenceProcess:
         self.loaded: dict[str, LoadedReference] = {}
 
     def load(self, text: str) -> LoadedReference:
-        """The reference with source `text`, loaded if needed. Raises ReferenceFailure, SandboxError."""
+        """The reference with source `text`. Raises ReferenceFailure, SandboxError."""
         # Input sets are large, and those of two references need not fit.
         if text != self._current:
             self._release_current()

@@ -1,4 +1,4 @@
-"""The score of seven buckets of single-run speed-ups (CUDA-L1 paper, section 2.4.4); pure functions.
+"""The score of seven buckets of single-run speed-ups (CUDA-L1 paper, section 2.4.4).
 
 Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of
 bucket means, variance gate, rounding towards 1) is `judge.evaluate.decide.score_by_paper`.

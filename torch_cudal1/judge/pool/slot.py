@@ -299,6 +299,7 @@ class Slot:
             with stopwatch.step("again"):
                 second = self._processes.second()
             second.sharing = self._gpu_lock
+            # A new process: what the first one cached or prepared does not count.
             with self._processes.keeping(second) as child, trial.in_new_process(child) as other:
                 self._compile_ahead(other)
                 return benchmark(other)
@@ -376,6 +377,7 @@ class Slot:
                     [list(spec.shape), str(spec.dtype).removeprefix("torch.")]
                     for spec in trial.reference.specs
                 ]
+                # Own programs only: the call runs without its kernels, and computes garbage.
                 trial.child.call("ahead", slot="ahead", like=like)
                 return
             # Inputs that no later check uses.

@@ -97,8 +97,10 @@ class SlotPool:
         self.server = self._begin_server(count)
         self._seats = [
             _Seat()
+            # The server refuses contexts beyond its limit.
             for _ in range(min(count, mps.MOST_CLIENTS // _CONTEXTS) if self.server else count)
         ]
+        # Has no server: its context is its own.
         self._apart = _Seat()
 
     def close(self) -> None:
@@ -199,7 +201,7 @@ class SlotPool:
         if waiting.get(seat.reference):
             return seat.reference
         there = [other.reference for other in self._seats if other.question is not None]
-        # A new slot takes any reference: it must make its inputs anyway.
+        # A new slot takes any reference, as it must start sooner or later.
         enough = 0 if seat.pool is None else _WORTH_MOVING
         worth = {
             reference: len(left) / (1 + there.count(reference))
@@ -297,6 +299,7 @@ def _in_lane(question: MeasurementRequest) -> Iteration:
     sound = False
     try:
         lap = _lane.measure(*question)
+        # Other outcomes may come from a fault of the GPU.
         sound = lap.measured.outcome in ("ok", "wrong", "compile")
         return lap
     finally:

@@ -33,6 +33,7 @@ def _serve(channel: socket.socket, imports: Sequence[str]) -> None:
     answer: dict[str, Any]
     while True:
         text, fds, _, _ = socket.recv_fds(channel, MAX_REQUEST_BYTES, 2)
+        # The judge has closed its end, or died.
         if not text:
             return
         request = json.loads(text)
@@ -66,6 +67,7 @@ def reap(statuses: dict[int, int]) -> None:
             return
         if not pid:
             return
+        # Kept until the judge asks for it.
         statuses[pid] = os.waitstatus_to_exitcode(status)
 
 

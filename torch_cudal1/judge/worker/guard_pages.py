@@ -157,6 +157,8 @@ class _ReservedPages:
         self, driver: Driver, context: ctypes.c_void_p, place: _Location, size: int, side: Side
     ) -> None:
         self._driver, self._context = driver, context
+        # Filled step by step: Python calls __del__ also where a later step of this constructor
+        # raises.
         self._undo: list[Callable[[], None]] = []
         properties, granule = _Properties(kind=_PINNED, location=place), ctypes.c_size_t()
         base, memory = ctypes.c_uint64(), ctypes.c_uint64()

@@ -70,8 +70,8 @@ def _forget(session: Session, request: Request) -> Answer:
 
 
 def _run_poisoned(session: Session, request: Request) -> Answer:
-    """Call a slot while all fresh memory holds `byte`, or, where that is null, the values with which
-    PyTorch's deterministic mode fills it.
+    """Call a slot while all fresh memory holds `byte`, or, for null, the values with which PyTorch's
+    deterministic mode fills it.
 
     `deterministic`: call it in that mode, without its fill. `control` in the answer: whether fresh
     memory really was filled.
@@ -324,6 +324,7 @@ def _read_usage(session: Session, request: Request) -> Answer:
     usage: dict[str, Any] = {
         "resident_bytes": int(pages[1]) * _PAGE_BYTES,
         "data_bytes": int(pages[5]) * _PAGE_BYTES,
+        # All threads, also native ones that Python does not know.
         "threads": len(_list_folder("/proc/self/task")),
         "descriptors": len(_list_folder("/proc/self/fd")),
         "children": _children(),

@@ -167,6 +167,7 @@ class ModuleRunner:
         if self.holds(state):
             return
         self._instance = self.make_instance()
+        # strict: a module with other names or shapes of its state is no drop-in replacement.
         self._instance.load_state_dict(dict(zip(self._spec.names, state, strict=True)), strict=True)
         self._loaded = tuple(state)
         self._compiled = None
@@ -238,11 +239,13 @@ class ModuleRunner:
         count, total = len(self._spec.names), len(self._spec.names) + count_tensors(self._spec.call)
         # Detached: gradients must end at these tensors, whatever the input set has.
         moving = [t.detach().requires_grad_(t.dtype.is_floating_point) for t in inputs[count:total]]
+        # The handlers call slots under no_grad.
         with torch.enable_grad():
             results = self._run(self._unpack(moving))
         leaves = [t for t in (*self.state(), *moving) if t.requires_grad]
         pairs = [
             (out, c)
+            # Not strict: buffers follow the outputs, and have no cotangent.
             for out, c in zip(results, inputs[total:], strict=False)
             if out is not None and out.requires_grad
         ]

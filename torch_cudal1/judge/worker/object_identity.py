@@ -102,6 +102,7 @@ def module_identities() -> dict[str, int]:
 
 
 def _members(owner: Any) -> Iterator[tuple[str, Any]]:
+    # vars, not getattr: no code of a lazy module or of a descriptor runs.
     for name, value in list(vars(owner).items()):
         if (
             callable(value)
@@ -139,6 +140,7 @@ def _hidden_names(owner: Any) -> frozenset[str]:
     """Names that a new member of `owner` would hide: those of its base classes, or, for a module,
     of Python's built-ins.
     """
+    # A new global in a module hides the built-in of that name from its functions.
     bases = owner.__mro__[1:] if isinstance(owner, type) else [builtins]
     return frozenset(name for base in bases for name in vars(base) if name not in _IGNORED_NAMES)
 
@@ -186,6 +188,7 @@ def _bind_readers(watched: _Watched) -> tuple[Callable[[], Table], Callable[[], 
     numbers, sha, module_table = array, hashlib.sha256, sys.modules
 
     def numbers_of(value: Any) -> list[int]:
+        # Replacing __code__ or the defaults changes a function, and not its identity.
         if kind_of(value) is not function:
             return [identity(value)]
         return [

@@ -107,6 +107,7 @@ def _hello(session: Session, request: Request) -> dict[str, Any]:
         "pid": os.getpid(),
         "torch": torch.__version__,
         "unshared": unshared,
+        # Before any candidate: the parent compares later states with this one.
         "surroundings": read_global_state(session.device),
     }
 
@@ -338,6 +339,7 @@ def main(fd: int, handlers: Mapping[str, Handler] = HANDLERS) -> None:
     while True:
         try:
             request = channel.receive()
+        # The parent has closed the channel, or died.
         except EOFError:
             return
         answer = _answer_in_order(session, request, handlers)

@@ -285,6 +285,7 @@ def _load_state(assign: bool) -> Callable[..., None]:
     def update(
         runner: ModuleRunner, state: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> None:
+        # Copies: with assign=True the module keeps these tensors.
         entries = dict(zip(runner.names, map(_copy, values), strict=True))
         runner.instance.load_state_dict(entries, strict=True, assign=assign)
 
@@ -334,6 +335,7 @@ _UPDATES: dict[
 ] = {
     "copy": _write_each(lambda old, new: old.copy_(new)),
     "data": _write_each(_repoint),
+    # Writes through .data do not move Tensor._version.
     "data_copy": _write_each(lambda old, new: old.data.copy_(new)),
     "load": _load_state(assign=False),
     "assign": _load_state(assign=True),

@@ -117,6 +117,7 @@ def _time_alternating(session: Session, request: Request) -> Answer:
     Holds the outputs of the second slot's last batch, whose calls began at place `start` of the
     ring.
     """
+    # Page faults of fresh memory would be in the time.
     keep_freed()
     session.held.clear()
     pairs: list[list[float]] = []
