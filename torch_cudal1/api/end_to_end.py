@@ -324,7 +324,8 @@ def _separate_metrics() -> Iterator[None]:
     from torch._dynamo.metrics_context import MetricsContext
     from torch._dynamo.utils import _metrics_context_tls as thread_local
 
-    # Dynamo's metrics context is one per thread and raises when it is entered a second time.
+    # Dynamo's metrics context is one per thread, and raises when a metric is set in it a second
+    # time.
     outer = getattr(thread_local, "metrics_context", None)
     thread_local.metrics_context = MetricsContext(on_exit=lambda *_, **__: None)
     try:

@@ -155,7 +155,7 @@ def _top_level_names(path: Path, target: str) -> set[str]:
     try:
         # Bytes, so that Python itself finds the encoding that the file declares.
         tree = ast.parse(path.read_bytes(), filename=str(path))
-    # `ast.parse` raises ValueError for a source with null bytes.
+    # Some versions of Python raise ValueError for a source with null bytes (3.11.7: SyntaxError).
     except (SyntaxError, ValueError) as error:
         where = f"{path}:{getattr(error, 'lineno', '?')}"
         raise TargetError(

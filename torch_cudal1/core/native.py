@@ -80,7 +80,7 @@ def extension() -> ModuleType | None:
 # Once in a process: the answer does not change, and a failed import would be tried at every call.
 @cache
 def _load() -> tuple[ModuleType | None, str]:
-    # Looked for before it is imported: "not built" and "does not load" have different remedies.
+    # Looked for before it is imported, to tell "not built" from "does not load".
     if find_spec(_NAME) is None:
         return None, f"not built: {_build_note()}; {_HINT}"
     try:

@@ -42,7 +42,7 @@ def file_program_shim(device: torch.device) -> Iterator[None]:
     # Triton's names for its driver library and launchers contain `platform.architecture()`. Without
     # `file` that is ("64bit", ""), so a library built under ("64bit", "ELF") is not found, and
     # Triton calls a C compiler. A warm start of BERT-base on an H200 without programs on PATH
-    # failed by that.
+    # fell back for that reason.
     if device.type != "cuda" or shutil.which(_FILE_PROGRAM):
         yield
         return

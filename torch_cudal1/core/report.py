@@ -46,7 +46,6 @@ class Interval:
     high: float
 
     def __post_init__(self) -> None:
-        # A speed-up outside its own interval means that two measurements were mixed up.
         if not 0 < self.low <= self.value <= self.high:
             raise ValueError(
                 f"interval [{self.low}, {self.high}] does not hold the value {self.value}"

@@ -153,7 +153,7 @@ class Settings:
     hub_timeout_s: float = 10.0
     shipped: bool = True
     inductor_files: bool = False
-    # repr=False: a Settings is printed in logs and errors, and the key must not be.
+    # repr=False: a repr may end in a log or an error message, and the key must not.
     llm_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:

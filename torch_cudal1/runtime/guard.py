@@ -138,7 +138,7 @@ def find_tracing() -> Refusal | None:
         return Refusal("a torch dispatch mode is active")
     if _C._get_tracing_state() is not None:
         return Refusal("torch.jit is tracing")
-    # Tensors are wrappers inside a transform: a kernel would read memory that is not theirs.
+    # Tensors inside a transform are wrappers, without memory of their own for a kernel to read.
     if _C._functorch.peek_interpreter_stack() is not None:
         return Refusal("a functorch transform (grad, vmap, jvp, functionalize) is active")
     # A kernel computes no tangent, and would drop it silently.
