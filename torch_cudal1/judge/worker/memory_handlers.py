@@ -70,7 +70,7 @@ def _forget(session: Session, request: Request) -> Answer:
 
 
 def _run_poisoned(session: Session, request: Request) -> Answer:
-    """Call a slot while all fresh memory holds `byte`, or, for null, the values with which PyTorch's
+    """Call a slot while all fresh memory holds `byte`; for null, the values with which PyTorch's
     deterministic mode fills it.
 
     `deterministic`: call it in that mode, without its fill. `control` in the answer: whether fresh

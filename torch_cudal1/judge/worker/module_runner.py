@@ -73,8 +73,8 @@ class ModuleRunner:
         return self._instance
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The tensors of the result; then, in training mode, the buffers; then, with gradients, those
-        of all floating inputs.
+        """The tensors of the result; in training mode, then the buffers; with gradients, then those of
+        all floating inputs.
         """
         if self._mode.other_gpu:
             return self._call_on_other_gpu(inputs)
@@ -170,6 +170,7 @@ class ModuleRunner:
         # strict: a module with other names or shapes of its state is no drop-in replacement.
         self._instance.load_state_dict(dict(zip(self._spec.names, state, strict=True)), strict=True)
         self._loaded = tuple(state)
+        # torch.compile holds the previous instance.
         self._compiled = None
         if self._mode.dtype and not self._mode.double:
             self._cast(moving)

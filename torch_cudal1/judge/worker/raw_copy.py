@@ -51,8 +51,8 @@ class RefusedOutput(SandboxError):
 
 
 def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
-    """Raises RefusedOutput unless the type of every output is exactly torch.Tensor or Parameter, and
-    no dispatch or function mode is active.
+    """Raises RefusedOutput unless every output's type is exactly torch.Tensor or Parameter, and no
+    dispatch or function mode is active.
     """
     for position, out in enumerate(outputs):
         kind = _kind(out)
@@ -71,7 +71,7 @@ def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
 
 
 def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
-    """As `channel.save_tensors`, but by address. Raises RefusedOutput for a tensor without bytes."""
+    """As `channel.save_tensors`, by address. Raises RefusedOutput for a tensor without bytes."""
     plain = [out for out in outputs if out is not None]
     if any(
         out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out)
@@ -138,6 +138,7 @@ def _check_extent(position: int, out: torch.Tensor) -> int:
         raise RefusedOutput(
             f"output {position} needs {needed} bytes and its storage has {available}"
         )
+    # A null address would crash this process when it is read.
     if extent and not _address(out):
         raise RefusedOutput(f"output {position} has {_numel(out)} elements and no memory")
     return extent

@@ -65,7 +65,7 @@ class Redzones:
 
 @dataclass(frozen=True)
 class GuardBlocks:
-    """GPU blocks with patterns beside free blocks, in which the next allocations of a candidate lie."""
+    """GPU blocks with patterns, beside free blocks from which a candidate's next tensors come."""
 
     blocks: tuple[torch.Tensor, ...]
 

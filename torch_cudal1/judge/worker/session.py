@@ -233,9 +233,9 @@ def _clear(session: Session, request: Request) -> dict[str, Any]:
     gc.collect()
     if session.device.type == "cuda":
         if request.get("kept"):
-            # Overwritten: the next candidate could return a result that it finds there. Kept: beside
-            # other processes on an H200, a new tensor of 32 MiB took 20 ms, most of it waiting for a
-            # turn on the GPU (0.05 ms alone).
+            # Overwritten: the next candidate could return a result that it finds there. Kept:
+            # beside other processes on an H200 a new tensor of 32 MiB took 20 ms, most of it
+            # waiting for a turn on the GPU (0.05 ms alone).
             memory_handlers.fill_free_blocks(_ERASED_BYTE, session.device, everywhere=True)
         else:
             torch.cuda.empty_cache()

@@ -101,8 +101,8 @@ def _soak(session: Session, request: Request) -> Answer:
 
 
 def _read_state(session: Session, request: Request) -> Answer:
-    """Name, dtype and shape of each entry of the present instance's state dict, and whether it is in
-    training mode.
+    """Name, dtype and shape of each entry of the state dict of the present instance, and whether it
+    is in training mode.
     """
     instance = _module_runner(session, request).instance
     state = instance.state_dict()
@@ -148,6 +148,8 @@ def _reenter(session: Session, request: Request) -> Answer:
     for run, inputs in jobs:
         run(inputs)
     synchronise(session.device)
+    # One thread for each job, so that all calls can overlap: scratch memory shared by calls would
+    # be corrupted.
     with ThreadPoolExecutor(len(jobs)) as pool:
         results_by_thread = list(
             pool.map(lambda job: _collect_results(job[0], job[1], calls, session.device), jobs)

@@ -76,8 +76,8 @@ def _time_pairs(session: Session, request: Request) -> Answer:
 def _compare_clocks(session: Session, request: Request) -> Answer:
     """Host time and device time of each of the two sides.
 
-    With `slot` and `sets`, for one slot that has run before: only the ratio of device times with and
-    without a wait for the whole device, which shows work left on other streams.
+    With `slot` and `sets`, for one slot that has run before: only the ratio of device times with
+    and without a wait for the whole device, which shows work left on other streams.
     """
     with torch.no_grad():
         if "slot" in request:
