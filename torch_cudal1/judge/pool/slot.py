@@ -330,9 +330,7 @@ class Slot:
     def _prepare_baseline(
         self, trial: Trial, loaded: LoadedReference, stopwatch: Stopwatch
     ) -> ChildBatchTimer:
-        """The timer of the baseline: in the reference process, or, for own programs, in the program's
-        process.
-        """
+        """The timer of the baseline: in the reference process; for own programs in the program's."""
         subject = loaded.reference
         if self.terms.together:
             load_module(trial.child, _REFERENCE_SLOT, subject.text, subject.form, subject.way)

@@ -85,7 +85,7 @@ class Arena:
         # The tensors may still be computed on another stream.
         self._verbs.wait()
         for offset, (address, size) in zip(offsets, spans, strict=True):
-            # Empty tensors have no address that the driver accepts.
+            # An empty tensor has a null address.
             if size:
                 self._verbs.copy(self._address + offset, address, size)
         # The other process reads on a stream of its own context, which waits for nothing here.
