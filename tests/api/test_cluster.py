@@ -224,7 +224,7 @@ def test_what_a_machine_without_the_folder_decides_comes_back(
         LocalCache(told.settings.cache_dir).put_decision_record("cd" * 32, {"a": 1}, HERE, CONTRACT)
         return result()
 
-    monkeypatch.setattr(cluster, "perform", decides)
+    monkeypatch.setattr(cluster, "run_task", decides)
     told = run_on_cluster(order.to_json(), f"{file}:make", "", "")
     assert seen[0] != order.settings.cache_dir
     assert not seen[0].exists()

@@ -59,8 +59,8 @@ def frames() -> None:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     double = Seen()
-    monkeypatch.setattr(backend, "_best", double)
-    monkeypatch.setattr(backend, "_inductor", double)
+    monkeypatch.setattr(backend, "_find_best", double)
+    monkeypatch.setattr(backend, "compile_with_inductor", double)
     return double
 
 

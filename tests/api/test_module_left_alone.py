@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from torch_cudal1.api import accelerate as module_file
+from torch_cudal1.api import dispatcher as module_file
 from torch_cudal1.api.binding import Unbound
 
 

@@ -78,7 +78,7 @@ class Worn:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, good: int) -> None:
-        self.calls, self.good, build = 0, good, swapping.build
+        self.calls, self.good, build = 0, good, swapping.build_runner
 
         def worn(*args: Any, **kwargs: Any) -> Any:
             runner = build(*args, **kwargs)

@@ -113,7 +113,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "SourceEvaluator", StandIn)
     monkeypatch.setattr(
         judge,
-        "judge_pair",
+        "evaluate_source",
         lambda reference, candidate, job, progress: StandIn(job).evaluate(reference, candidate),
     )
     monkeypatch.setenv("COLUMNS", "200")

@@ -69,11 +69,11 @@ def test_a_kernel_with_such_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         metadata=metadata, asm={"ptx": "st.global wgmma.mma_async", "cubin": b"code"}
     )
     monkeypatch.setattr(
-        compiling, "disassembled", lambda cubin: "/*2d30*/ UIADD3 UR12, UP0, UR12, 0x20, URZ ;"
+        compiling, "disassemble", lambda cubin: "/*2d30*/ UIADD3 UR12, UP0, UR12, 0x20, URZ ;"
     )
     with pytest.raises(NotLowerableError, match="nothing wrote, such as 2d30: UIADD3 UR12"):
         compiling._check_resources(compiled, "kernel", 90)
-    monkeypatch.setattr(compiling, "disassembled", lambda cubin: None)
+    monkeypatch.setattr(compiling, "disassemble", lambda cubin: None)
     before = telemetry.report().counters.get("kernels.machine_code_not_read", 0)
     assert compiling._check_resources(compiled, "kernel", 90).warps == 4
     assert telemetry.report().counters["kernels.machine_code_not_read"] == before + 1

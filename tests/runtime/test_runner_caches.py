@@ -40,7 +40,7 @@ SCRIPT = """
 import json, sys
 import torch
 from torch._dynamo.utils import counters
-from tests.runtime.test_schedule_caches import program
+from tests.runtime.test_runner_caches import program
 from torch_cudal1.runtime.runner import build_runner
 
 x, told = torch.linspace(-1, 1, 36).reshape(6, 6), []

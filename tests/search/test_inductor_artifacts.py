@@ -73,10 +73,10 @@ PyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&module); }
 '''
 place = make_context(torch.device("cpu"), Settings(cache_dir=sys.argv[1], inductor_files=os.environ["FILES"] == "true"))
 place = dataclasses.replace(place, device=torch.device("cuda", 0))
-with inductor_artifacts.ready(["region"], place), file_program_shim(place.device):
+with inductor_artifacts.provide_artifacts(["region"], place), file_program_shim(place.device):
     print(compile_module_from_src(SOURCE, "stub").answer())
 if sys.argv[2:]:
-    print(inductor_artifacts.store(["region"], Path(sys.argv[2]), place))
+    print(inductor_artifacts.store_artifacts(["region"], Path(sys.argv[2]), place))
 """
 
 

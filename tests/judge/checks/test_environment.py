@@ -215,7 +215,7 @@ def test_a_changed_value_of_each_group_is_a_change(group: str) -> None:
     before = read_global_state(torch.device("cpu"))
     after = copy.deepcopy(before)
     after[group][next(iter(after[group]))] = "other"
-    assert len(list(environment._changes(before, after))) == 1
+    assert len(list(environment._list_changes(before, after))) == 1
 
 
 @pytest.mark.parametrize("group", ["modules", "identities"])
@@ -229,8 +229,8 @@ def test_another_object_behind_a_name_is_a_change_and_so_is_one_that_was_put_bac
         {**after[group][name], next(iter(after[group][name])): [1]} if group == "identities" else 1
     )
     after["digests"][group] = "other"
-    assert len(environment._replacements(before, after)) == 1
-    assert environment._replacements(before, before) == [
+    assert len(environment._list_replacements(before, after)) == 1
+    assert environment._list_replacements(before, before) == [
         "what stands behind a name, and put it back when it was asked for"
     ]
 

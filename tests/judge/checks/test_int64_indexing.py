@@ -78,7 +78,7 @@ def test_a_source_is_asked_for_many_elements(
 def test_what_does_not_fit_into_memory_is_not_asked(
     bench: SourceBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int64_indexing, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(int64_indexing, "read_available_bytes", lambda: 1 << 20)
     check = bench.last(source(), NUMERICS, int64_indexing.INT64_INDEXING)
     assert check.passed
     assert "not applicable" in check.detail

@@ -134,10 +134,10 @@ def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
         yield ""
         held.append("given back")
 
-    raced = baseline_benchmark._raced
+    raced = baseline_benchmark._benchmark_once
     monkeypatch.setattr(baseline_benchmark, "lock_gpu", exclusive)
     monkeypatch.setattr(
-        baseline_benchmark, "_raced", lambda *given: held.append("raced") or raced(*given)
+        baseline_benchmark, "_benchmark_once", lambda *given: held.append("raced") or raced(*given)
     )
     rank_baselines(region, ("eager",), JOB)
     assert held == ["lock of cpu", "raced", "given back"]
@@ -156,16 +156,18 @@ def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) ->
         yield ""
         happened.append("given back")
 
-    load, timed, started = Trial.load, evaluator.time_slots, evaluator.fresh
+    load, timed, started = Trial.load, evaluator.time_program, evaluator.spawn
     monkeypatch.setattr(evaluator, "lock_gpu", exclusive)
     monkeypatch.setattr(Trial, "load", lambda *given: happened.append("load") or load(*given))
     monkeypatch.setattr(
-        evaluator, "time_slots", lambda *given: happened.append("time") or timed(*given)
+        evaluator, "time_program", lambda *given: happened.append("time") or timed(*given)
     )
     monkeypatch.setattr(
-        evaluator, "fresh", lambda *given: happened.append("process") or started(*given)
+        evaluator, "spawn", lambda *given: happened.append("process") or started(*given)
     )
-    monkeypatch.setattr("torch_cudal1.judge.evaluate.confirm.surprising", lambda score, best: True)
+    monkeypatch.setattr(
+        "torch_cudal1.judge.evaluate.confirm.is_surprising", lambda score, best: True
+    )
     ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
     evaluate_candidate(
         region,
@@ -194,7 +196,7 @@ def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_r
     costs a minute.
     """
     asked: list[str] = []
-    really = baseline_benchmark._tried
+    really = baseline_benchmark._try_schedule
     cause = (
         "InductorError: SubprocException\n"
         + "  File x\n" * 400
@@ -204,12 +206,12 @@ def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_r
     def tried_schedule(trial, name, *given):
         asked.append(name)
         return (
-            (baseline_benchmark._gist(cause), None)
+            (baseline_benchmark._summarise_traceback(cause), None)
             if name == "inductor"
             else really(trial, name, *given)
         )
 
-    monkeypatch.setattr(baseline_benchmark, "_tried", tried_schedule)
+    monkeypatch.setattr(baseline_benchmark, "_try_schedule", tried_schedule)
     region, _ = diagonal_product()
     ranking = rank_baselines(region, ("inductor", "inductor+graph"), JOB)
     assert asked == ["eager", "inductor"]
@@ -231,7 +233,7 @@ def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="Triton builds on Linux only")
-def test_where_drawn_inputs_leave_no_number_the_users_own_are_raced() -> None:
+def test_where_drawn_inputs_leave_no_number_the_users_own_are_benchmark_once() -> None:
     """The logarithm of x - 9 is NaN for whatever the judge draws; without a number nobody's result
     is eager's.
     """

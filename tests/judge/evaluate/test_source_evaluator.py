@@ -265,9 +265,9 @@ def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
         raise CandidateFailure("timing", "enough is known", "unstable")
 
     ranked = SimpleNamespace(best="eager", sets=("first",), medians_us={})
-    monkeypatch.setattr(source_evaluator, "time_pair", timed)
-    monkeypatch.setattr(source_evaluator, "slot_of", lambda subject, name: name)
-    monkeypatch.setattr(SourceEvaluator, "_ranked", lambda self, bench: (bench, ranked))
+    monkeypatch.setattr(source_evaluator, "time_source", timed)
+    monkeypatch.setattr(source_evaluator, "name_slot", lambda subject, name: name)
+    monkeypatch.setattr(SourceEvaluator, "_rank_baselines", lambda self, bench: (bench, ranked))
     with SourceEvaluator(
         SourceEvaluationConfig(Settings(), Contract(), CPU, all_pairs=all_pairs)
     ) as evaluator:
@@ -282,9 +282,9 @@ def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(
 ) -> None:
     """Here with sides of one thread, whose cores a CPU's race would leave as they are."""
     seen: list[set[int]] = []
-    put = same_core._put_thread
+    put = same_core._pin_thread
     monkeypatch.setattr(
-        same_core, "_put_thread", lambda thread, cores: (seen.append(cores), put(thread, cores))
+        same_core, "_pin_thread", lambda thread, cores: (seen.append(cores), put(thread, cores))
     )
     with SourceEvaluator(SourceEvaluationConfig(Settings(), Contract(), CPU)) as evaluator:
         timing = evaluator.evaluate(REFERENCE, HONEST).timing

@@ -64,7 +64,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def install(body: str) -> None:
         code = f"""
         import sys
-        from torch_cudal1.judge import worker
+        from torch_cudal1.judge.worker import session as worker
         FD = int(sys.argv[1])
         original = worker.HANDLERS["run"]
         def run(session, request):

@@ -292,9 +292,9 @@ def test_the_child_dies_with_the_judge(scratch: Path) -> None:
     code = f"""
 import os, sys, time
 from pathlib import Path
-from torch_cudal1.judge.sandbox.confine.launch_plan import Plan
+from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
 import subprocess
-plan = Plan(os.getpid(), {str(scratch)!r}).to_json()
+plan = LaunchPlan(os.getpid(), {str(scratch)!r}).to_json()
 command = [sys.executable, "-S", "-c", {HOLD + "hold()"!r}]
 subprocess.Popen([sys.executable, "-S", "-P", "-m", "torch_cudal1.judge.sandbox.confine", plan, *command], cwd={str(scratch)!r})
 while not os.path.exists({str(scratch / "ready")!r}): time.sleep(0.01)

@@ -59,9 +59,9 @@ def seen(asked: int, **wrong: int) -> ProbeResult:
 @pytest.fixture(scope="module")
 def bare() -> ProbeResult:
     """The acts of level 3 in a child of level 1, so that nothing but the machine stops them."""
-    plain = probe.plan_for
+    plain = probe.plan_launch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "plan_for", lambda limits, level, *rest: plain(limits, 1, *rest))
+        patch.setattr(probe, "plan_launch", lambda limits, level, *rest: plain(limits, 1, *rest))
         patch.setattr(acts.seccomp, "install", lambda *_, **__: None)
         return probe.probe_level(replace(FOREIGN, phase="build"), 3)
 
@@ -130,7 +130,7 @@ def test_a_need_that_is_not_met_costs_the_level(
             ),
         )
 
-    monkeypatch.setattr("torch_cudal1.judge.sandbox.start.reach", too_narrow)
+    monkeypatch.setattr("torch_cudal1.judge.sandbox.start.allow_access", too_narrow)
     probed = probe.probe_level(FOREIGN, 2)
     assert probed.level == 0
     assert probed.why
@@ -233,7 +233,7 @@ def test_own_code_that_cannot_start_at_level_2_starts_at_1_and_says_why(
     monkeypatch.setattr(probe, "_KNOWN", {})
     limits = Limits(CPU, 30.0)
     probe.find_levels(limits)
-    real = child_module.plan_for
+    real = child_module.plan_launch
 
     def no_room(
         given: Limits, level: int, scratch: Path, variables: dict[str, str], *, watched: bool

@@ -92,6 +92,7 @@ class Remembered:
             known = self._known.setdefault((task.id, program.program), Known())
             known.comings += 1
             if known.due:
+                # A program may be in the list twice.
                 wanted.setdefault(program.program, (task, program, best, known.validated))
         self.counts.update(asked=len(programs), measured=len(wanted))
         return list(wanted.values())

@@ -67,7 +67,7 @@ class GpuReadWriteLock(DeviceSharing):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Run the body while no other slot uses the device. Waits until the validators have left;
-        of other slots only those that time come first.
+        other slots that time may come first.
         """
         with (
             # The door before the room: new validators must not come in while the others leave.

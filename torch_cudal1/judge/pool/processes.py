@@ -97,6 +97,7 @@ class Processes:
                 # Memory is kept, as a new tensor of 32 MiB costs 20 ms of turns on the GPU, but
                 # overwritten: the next program must find no result in it.
                 child.call("clear", kept=True)
+            # Not in order after all: it is ended below.
             except CandidateFailure:
                 pass
             else:

@@ -424,8 +424,7 @@ class Slot:
         failed = (
             classify_failure(outcome, self.terms.device) if isinstance(outcome, CheckResult) else ""
         )
-        # A cheat may have changed anything in the process; a full allocator would fail the next
-        # program.
+        # A cheat may have changed anything in the process.
         in_order = failed != "hack" and not self._lacked_memory(outcome)
         self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 

@@ -213,6 +213,7 @@ class SlotPool:
     def _give(self, seat: _Seat, question: MeasurementRequest) -> None:
         """Submit a request to a slot; in a new process where its process ended while idle."""
         seat.question, seat.reference = question, question[0].reference
+        # A pool reports the end of its idle process only when a request is submitted.
         for _ in range(2):
             if seat.pool is None:
                 # Slots import torch once for all, and inherit no CUDA context.

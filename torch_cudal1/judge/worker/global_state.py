@@ -257,6 +257,7 @@ def _fix_attention_order(device: torch.device) -> None:
 
 
 def _random_states() -> dict[str, str]:
+    # Digests: a state has kilobytes, and the parent only tests equality.
     states = {
         "torch": _sha(bytes(_to_list(_cpu_random()))).hexdigest(),
         "random": _sha(repr(_python_random()).encode()).hexdigest(),

@@ -91,6 +91,7 @@ def _host_pages(size: int, side: Side) -> torch.Tensor:
     )
     first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in (first, first + _HOST_MARGIN_BYTES + mapped):
+        # PROT_NONE: the CPU raises SIGSEGV at any access.
         if _libc().mprotect(
             ctypes.c_void_p(start), ctypes.c_size_t(_HOST_MARGIN_BYTES), _PROT_NONE
         ):
@@ -167,6 +168,7 @@ class _ReservedPages:
             call(
                 "cuMemGetAllocationGranularity", by(granule), by(properties), ctypes.c_int(_MINIMUM)
             )
+            # The driver maps and reserves whole granules only.
             mapped = _round_up(size, granule.value)
             beyond = _round_up(_GPU_MARGIN_BYTES, granule.value)
             reserved = mapped + 2 * beyond

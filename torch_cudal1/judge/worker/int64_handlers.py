@@ -35,6 +35,7 @@ def generate_tensor(
     generator = torch.Generator(device).manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+    # Integers may be indices, which must stay below the bound.
     high = 2 if dtype == torch.bool or bound is None else min(bound, torch.iinfo(dtype).max)
     return torch.randint(max(1, high), shape, generator=generator, device=device, dtype=dtype)
 

@@ -53,6 +53,7 @@ def skip_launches() -> Iterator[None]:
     launch = jit.JITFunction.run
 
     def only_compile(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
+        # With warmup=True, Triton compiles the kernel and returns before the launch.
         return launch(kernel, *args, warmup=True, **options)
 
     jit.JITFunction.run = only_compile

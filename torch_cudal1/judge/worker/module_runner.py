@@ -73,7 +73,7 @@ class ModuleRunner:
         return self._instance
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The tensors of the result; in training mode, then the buffers; with gradients, then those of
+        """The tensors of the result; then, in training mode, buffers; then, with gradients, those of
         all floating inputs.
         """
         if self._mode.other_gpu:

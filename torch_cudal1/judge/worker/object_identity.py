@@ -73,6 +73,7 @@ _WATCHED_MODULES = (
     ),
 )
 _PACKAGE = "torch_cudal1."
+# Python writes some of these itself, such as __warningregistry__ at a first warning.
 _IGNORED_NAMES = frozenset(
     (
         "__doc__",
@@ -173,6 +174,7 @@ def _choose_watched() -> _Watched:
         owners,
         names={label: [name for name, _ in _members(owner)] for label, owner in owners},
         hiding={label: _hidden_names(owner) - vars(owner).keys() for label, owner in owners},
+        # Modules that are imported later are not watched: honest code imports too.
         modules=list(sys.modules),
     )
 

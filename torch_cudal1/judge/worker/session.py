@@ -176,6 +176,8 @@ def _load_source(session: Session, request: Request) -> dict[str, Any]:
     # Parameters and buffers keep their values from call to call; only the inputs rotate.
     session.static = frozenset(range(len(spec.names)))
     session.slots[request["slot"]] = runner
+    # Before any call: a module whose state dict changes at its first call is no drop-in
+    # replacement.
     state = runner.make_instance().state_dict()
     return {
         "state": [

@@ -25,6 +25,7 @@ __all__ = ["describe_reference", "import_source"]
 
 def import_source(text: str, folder: Path) -> ModuleType:
     """Import a source text as a module, once per process."""
+    # Named after its text, so the same source is imported once.
     name = f"cudal1_source_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

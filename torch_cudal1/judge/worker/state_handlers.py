@@ -358,6 +358,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    # clone() alone would not keep strides that skip or repeat memory.
     return _flat(tensor.detach()).clone().as_strided(tensor.shape, tensor.stride())
 
 
