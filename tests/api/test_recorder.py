@@ -339,8 +339,8 @@ with torch.no_grad():
     child = os.fork()
     if child == 0:
         for _ in range(5): net(x)
-        from torch_cudal1 import recording
-        recording._end()
+        from torch_cudal1.api.recording import recorder
+        recorder._end()
         os._exit(0)
     os.waitpid(child, 0)
 """

@@ -80,7 +80,7 @@ class StandIn:
     def __init__(
         self, job: SourceEvaluationConfig, progress: Any = None, *, ahead: bool = False
     ) -> None:
-        self.job = job
+        self.config = job
 
     def __enter__(self) -> StandIn:
         return self

@@ -95,7 +95,7 @@ ATTACKS: dict[
         {
             "top": "import sys\nsys.modules['torch_cudal1.judge.wire.properties'].type = lambda x: torch.Tensor\n"
         },
-        "judge.properties.type",
+        "judge.wire.properties.type",
     ),
     "a built-in": (
         {"top": "import builtins\nbuiltins.sorted = lambda x, **k: list(x)\n"},

@@ -134,10 +134,10 @@ def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
         yield ""
         held.append("given back")
 
-    raced = baseline_benchmark._benchmark_once
+    raced = baseline_benchmark._time_slots
     monkeypatch.setattr(baseline_benchmark, "lock_gpu", exclusive)
     monkeypatch.setattr(
-        baseline_benchmark, "_benchmark_once", lambda *given: held.append("raced") or raced(*given)
+        baseline_benchmark, "_time_slots", lambda *given: held.append("raced") or raced(*given)
     )
     rank_baselines(region, ("eager",), JOB)
     assert held == ["lock of cpu", "raced", "given back"]
@@ -233,7 +233,7 @@ def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="Triton builds on Linux only")
-def test_where_drawn_inputs_leave_no_number_the_users_own_are_benchmark_once() -> None:
+def test_where_drawn_inputs_leave_no_number_the_users_own_are_time_slots() -> None:
     """The logarithm of x - 9 is NaN for whatever the judge draws; without a number nobody's result
     is eager's.
     """

@@ -62,7 +62,7 @@ def bare() -> ProbeResult:
     plain = probe.plan_launch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "plan_launch", lambda limits, level, *rest: plain(limits, 1, *rest))
-        patch.setattr(acts.seccomp, "install", lambda *_, **__: None)
+        patch.setattr(acts.seccomp, "install_filter", lambda *_, **__: None)
         return probe.probe_level(replace(FOREIGN, phase="build"), 3)
 
 
