@@ -41,8 +41,8 @@ def _accelerate() -> Start:
 
 def _backend() -> Start:
     from torch_cudal1.api.backend import (
-        cudal1,
-    )  # what the registered name loads; a checkout need not be installed
+        cudal1,  # what the registered name loads; a checkout need not be installed
+    )
 
     return lambda module, inputs, options: torch.compile(
         module, backend=cudal1, options=dict(options)

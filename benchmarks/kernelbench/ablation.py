@@ -53,7 +53,7 @@ def settings_of(name: str, settings: Settings) -> Settings:
     """The settings of a column: those of an arm leave its families out. Raises KeyError for an arm
     that is none.
     """
-    return settings if name == OURS else settings.but(withdraw=ARMS[name])
+    return settings if name == OURS else settings.but(without=ARMS[name])
 
 
 def products(rows: Iterable[Mapping[str, Any]]) -> list[Product]:

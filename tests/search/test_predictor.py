@@ -16,11 +16,7 @@ from tests.search.kernel_cases import SIZES, family, features_of, timings, took_
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.search.cost_model.forest import fit
-from torch_cudal1.search.cost_model.predictor import (
-    CostModel,
-    fit_cost_model,
-    pairwise_rank_error,
-)
+from torch_cudal1.search.cost_model.predictor import CostModel, fit_cost_model, pairwise_rank_error
 from torch_cudal1.search.cost_model.timings import KernelTiming
 
 

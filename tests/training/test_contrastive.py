@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.stage_cases import (
-    CODEC,
-    EVERY,
-    SMALL,
-    recorder,
-    writer,
-)
+from tests.training.stage_cases import CODEC, EVERY, SMALL, recorder, writer
 from tests.training.world import TASKS, SyntheticEvaluator
 from torch_cudal1.ingest.llm.policy import LanguageModel
 from torch_cudal1.ingest.llm.selectors import selector

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.training.landscape_cases import (
-    RIGHT,
-    TASK,
-    program,
-)
+from tests.training.landscape_cases import RIGHT, TASK, program
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.training.landscape.naive_pool import NaivePool
 

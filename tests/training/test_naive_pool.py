@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from tests.training.landscape_cases import (
-    RIGHT,
-    TASK,
-    program,
-)
+from tests.training.landscape_cases import RIGHT, TASK, program
 from torch_cudal1.judge.pool.measured import Decoded
 from torch_cudal1.training.landscape.naive_pool import NaivePool
 

@@ -10,13 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.training.stage_cases import (
-    CODEC,
-    EVERY,
-    SMALL,
-    recorder,
-    writer,
-)
+from tests.training.stage_cases import CODEC, EVERY, SMALL, recorder, writer
 from tests.training.world import TASKS, Rules, SyntheticEvaluator
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.ingest.llm.appraise import Appraiser

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.training.stage_cases import (
-    SMALL,
-    writer,
-)
+from tests.training.stage_cases import SMALL, writer
 from torch_cudal1.training.supervised import SftRow, fine_tune
 
 pytestmark = pytest.mark.usefixtures("one_thread")

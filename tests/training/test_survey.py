@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.landscape_cases import (
-    CODEC,
-    CPU,
-    RIGHT,
-    TASK,
-    Counting,
-    program,
-)
+from tests.training.landscape_cases import CODEC, CPU, RIGHT, TASK, Counting, program
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract

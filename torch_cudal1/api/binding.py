@@ -21,9 +21,7 @@ from torch_cudal1.api.contenders import (
     find_written_placeholders,
     make_direct_call,
 )
-from torch_cudal1.api.end_to_end import (
-    TORCH_COMPILE,
-)
+from torch_cudal1.api.end_to_end import TORCH_COMPILE
 from torch_cudal1.api.known_calls import is_known, remember_call
 from torch_cudal1.api.module_trial import (
     EndToEndDecision,

@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.api.double_backward import allow_double_backward
-from torch_cudal1.api.end_to_end import (
-    TORCH_COMPILE,
-)
+from torch_cudal1.api.end_to_end import TORCH_COMPILE
+from torch_cudal1.api.gradients.double_backward import allow_double_backward
 from torch_cudal1.api.inductor import compile_fx_graph
 from torch_cudal1.api.shadow import wrap_with_checks
 from torch_cudal1.core.refusal import Refusal

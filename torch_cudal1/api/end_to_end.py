@@ -20,7 +20,7 @@ import torch
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from torch_cudal1.api.training_step import (
+from torch_cudal1.api.gradients.training_step import (
     MIN_SPEEDUP_BEYOND_NOISE,
     compute_gradients,
     copy_leaf,

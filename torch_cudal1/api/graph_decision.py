@@ -21,6 +21,7 @@ import torch
 import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from torch_cudal1.api.gradients.training_step import MIN_SPEEDUP_BEYOND_NOISE
 from torch_cudal1.api.inductor import compile_with_inductor
 from torch_cudal1.api.ranks.consensus import (
     Broadcast,
@@ -28,7 +29,6 @@ from torch_cudal1.api.ranks.consensus import (
     choices_from_broadcast,
     reach_consensus,
 )
-from torch_cudal1.api.training_step import MIN_SPEEDUP_BEYOND_NOISE
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal

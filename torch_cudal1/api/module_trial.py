@@ -22,7 +22,7 @@ from torch_cudal1.api.end_to_end import (
     speedup_text,
     summary_facts,
 )
-from torch_cudal1.api.training_step import compute_gradients
+from torch_cudal1.api.gradients.training_step import compute_gradients
 from torch_cudal1.core import telemetry
 from torch_cudal1.graph.functional_module import preserve_random_state
 from torch_cudal1.graph.module_call import Call, ModuleCall

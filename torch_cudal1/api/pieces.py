@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.api.backend import cudal1, for_accelerate, run_graph
-from torch_cudal1.api.double_backward import allow_graph_double_backward
-from torch_cudal1.api.training_step import MIN_SPEEDUP_BEYOND_NOISE
+from torch_cudal1.api.gradients.double_backward import allow_graph_double_backward
+from torch_cudal1.api.gradients.training_step import MIN_SPEEDUP_BEYOND_NOISE
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings

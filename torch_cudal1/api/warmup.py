@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from torch_cudal1.api.accelerate import accelerate, arguments_of, explain, is_on_trial, restore
+from torch_cudal1.api.gradients.training_step import compute_gradients
 from torch_cudal1.api.recording.replay import (
     RecordedCall,
     in_mode,
@@ -22,7 +23,6 @@ from torch_cudal1.api.recording.replay import (
     read_recording,
 )
 from torch_cudal1.api.targets import Loaded, load, try_call
-from torch_cudal1.api.training_step import compute_gradients
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.report import Explanation

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.device.specs import (
-    CPU_CLOCK_HZ,
-    CPU_FLOPS_PER_CLOCK,
-    GPU_SPECS,
-    PRECISION_RATIO,
-)
+from torch_cudal1.device.specs import CPU_CLOCK_HZ, CPU_FLOPS_PER_CLOCK, GPU_SPECS, PRECISION_RATIO
 from torch_cudal1.ir.cost import estimate_cost
 from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.records import CheckResult

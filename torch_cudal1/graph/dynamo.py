@@ -25,11 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.dynamo_effects import Unchanged, list_effects, returns_its_input
-from torch_cudal1.graph.dynamo_session import (
-    dynamo_errors,
-    enter_compilation,
-    guard_environment,
-)
+from torch_cudal1.graph.dynamo_session import dynamo_errors, enter_compilation, guard_environment
 from torch_cudal1.ir.ops.recurrent_ops import find_one_step_layers
 
 __all__ = ["DynamoCapture", "Entries", "capture_call", "leaves_grad_mode"]

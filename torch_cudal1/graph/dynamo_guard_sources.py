@@ -16,11 +16,7 @@ from typing import Any
 import torch
 
 from torch_cudal1.graph.dynamo import DynamoCapture
-from torch_cudal1.graph.dynamo_guard_records import (
-    MODULE_SLOTS,
-    RecordCollector,
-    UnprovenError,
-)
+from torch_cudal1.graph.dynamo_guard_records import MODULE_SLOTS, RecordCollector, UnprovenError
 from torch_cudal1.runtime.guard_records import ABSENT
 
 __all__ = ["ITEM_STEPS", "NAMED", "PLAIN", "AttributeDict", "SourceReader", "root_of", "steps_of"]

@@ -19,11 +19,7 @@ import torch
 from packaging.version import Version
 
 from torch_cudal1.graph.dynamo import DynamoCapture, Entries
-from torch_cudal1.graph.dynamo_guard_records import (
-    RecordCollector,
-    UnprovenError,
-    is_torch_module,
-)
+from torch_cudal1.graph.dynamo_guard_records import RecordCollector, UnprovenError, is_torch_module
 from torch_cudal1.graph.dynamo_guard_sources import (
     ITEM_STEPS,
     NAMED,

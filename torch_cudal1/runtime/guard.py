@@ -25,11 +25,7 @@ from torch_cudal1.core import native
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.guard_comparison import PythonGuard, iter_differences
-from torch_cudal1.runtime.guard_records import (
-    ABSENT,
-    IGNORED,
-    GuardRecords,
-)
+from torch_cudal1.runtime.guard_records import ABSENT, IGNORED, GuardRecords
 
 __all__ = [
     "ModuleGuard",

@@ -19,15 +19,15 @@ from tests.judge.sources import SourceBench, source, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract, Verdict
-from torch_cudal1.judge.checks import dead_launches
-from torch_cudal1.judge.checks.dead_launches import GHOST
-from torch_cudal1.judge.checks.fresh_outputs import FRESH_OUTPUT
+from torch_cudal1.judge.checks.memory import dead_launches
+from torch_cudal1.judge.checks.memory.dead_launches import GHOST
+from torch_cudal1.judge.checks.memory.fresh_outputs import FRESH_OUTPUT
+from torch_cudal1.judge.checks.memory.redzones import GUARD_BAND, GUARD_PAGE
+from torch_cudal1.judge.checks.memory.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.process import ISOLATION, RESOURCE
-from torch_cudal1.judge.checks.redzones import GUARD_BAND, GUARD_PAGE
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import contract
-from torch_cudal1.judge.checks.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child, make_limits

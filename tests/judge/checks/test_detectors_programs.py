@@ -15,13 +15,13 @@ from tests.judge.programs import V, candidate, linear_relu, op, spec, subject
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import CheckResult, Contract, Region
-from torch_cudal1.judge.checks.gradients import GRAD
 from torch_cudal1.judge.checks.history import CALL_HISTORY, REPEAT
 from torch_cudal1.judge.checks.layouts import DTYPES, LAYOUTS, SHAPES
-from torch_cudal1.judge.checks.modes import MODE, STATE_DICT
+from torch_cudal1.judge.checks.module_semantics.gradients import GRAD
+from torch_cudal1.judge.checks.module_semantics.modes import MODE, STATE_DICT
+from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB, SCALARS, UPDATE_PATH
 from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
 from torch_cudal1.judge.checks.numerics import NUMERICS
-from torch_cudal1.judge.checks.parameters import PERTURB, SCALARS, UPDATE_PATH
 from torch_cudal1.judge.checks.registry import PROTOCOL, select_checks
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.special_values import SPECIAL

@@ -14,14 +14,14 @@ from tests.adversarial.fork_server import forked_children
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
 from torch_cudal1.judge.checks.concurrent import CAPTURE, REENTRANCY, STREAM_ORDER
-from torch_cudal1.judge.checks.gradients import GRAD
 from torch_cudal1.judge.checks.history import CALL_HISTORY, REPEAT
 from torch_cudal1.judge.checks.layouts import DTYPES, LAYOUTS, SHAPES
-from torch_cudal1.judge.checks.loss_curve import LOSS_CURVE
-from torch_cudal1.judge.checks.modes import MODE, STATE_DICT, TRAIN_MODE
+from torch_cudal1.judge.checks.module_semantics.gradients import GRAD
+from torch_cudal1.judge.checks.module_semantics.loss_curve import LOSS_CURVE
+from torch_cudal1.judge.checks.module_semantics.modes import MODE, STATE_DICT, TRAIN_MODE
+from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB, SCALARS, UPDATE_PATH
 from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
 from torch_cudal1.judge.checks.numerics import NUMERICS
-from torch_cudal1.judge.checks.parameters import PERTURB, SCALARS, UPDATE_PATH
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.special_values import SPECIAL
 from torch_cudal1.judge.checks.tf32 import RIGHTS

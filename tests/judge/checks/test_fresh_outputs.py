@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_cudal1.judge.checks.fresh_outputs import _find_changed
+from torch_cudal1.judge.checks.memory.fresh_outputs import _find_changed
 
 
 def test_every_changed_output_is_found_and_no_other() -> None:

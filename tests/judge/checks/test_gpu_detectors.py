@@ -15,15 +15,15 @@ from tests.judge.programs import subject
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import CheckResult, Contract
-from torch_cudal1.judge.checks.dead_launches import GHOST
 from torch_cudal1.judge.checks.environment import ENV_DIFF, ENV_DIFF_CALLS
-from torch_cudal1.judge.checks.fresh_outputs import FRESH_OUTPUT
+from torch_cudal1.judge.checks.memory.dead_launches import GHOST
+from torch_cudal1.judge.checks.memory.fresh_outputs import FRESH_OUTPUT
+from torch_cudal1.judge.checks.memory.redzones import GUARD_BAND, GUARD_PAGE
+from torch_cudal1.judge.checks.memory.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.process import RESOURCE
-from torch_cudal1.judge.checks.redzones import GUARD_BAND, GUARD_PAGE
 from torch_cudal1.judge.checks.sanitizer import SANITIZER
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import contract
-from torch_cudal1.judge.checks.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.profiles import PROFILES
 from torch_cudal1.judge.reference.source_reference import SourceCandidate, read_reference

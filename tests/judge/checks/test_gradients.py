@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_cudal1.judge.checks.gradients import _expand, _stride
+from torch_cudal1.judge.checks.module_semantics.gradients import _expand, _stride
 
 
 def test_an_expanded_cotangent_is_one_number_everywhere() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.judge.programs import linear_relu
 from torch_cudal1.ir.program import Call, Launch
-from torch_cudal1.judge.checks.instrumented_program import count_launches
+from torch_cudal1.judge.checks.memory.instrumented_program import count_launches
 
 
 def test_launches_of_nested_programs_count() -> None:

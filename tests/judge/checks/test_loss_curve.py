@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_cudal1.judge.checks.loss_curve import _compare_curves
+from torch_cudal1.judge.checks.module_semantics.loss_curve import _compare_curves
 
 EXACT = [1.0, 0.9, 0.8]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.judge.checks.modes import _find_state_problem
+from torch_cudal1.judge.checks.module_semantics.modes import _find_state_problem
 
 REFERENCE: Any = SimpleNamespace(
     form=SimpleNamespace(names=("weight", "bias")),

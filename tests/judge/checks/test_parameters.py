@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from torch_cudal1.judge.checks.parameters import _list_scalars, _measure_difference, _nudge
+from torch_cudal1.judge.checks.module_semantics.parameters import (
+    _list_scalars,
+    _measure_difference,
+    _nudge,
+)
 
 
 def test_each_number_and_flag_is_changed_alone() -> None:

@@ -10,12 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.adversarial.case import case_files
-from torch_cudal1.judge.checks.registry import (
-    CHECK_NAMES,
-    PROTOCOL,
-    format_table,
-    select_checks,
-)
+from torch_cudal1.judge.checks.registry import CHECK_NAMES, PROTOCOL, format_table, select_checks
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.profiles import PROFILES, Profile
 

@@ -18,11 +18,11 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program, Step
 from torch_cudal1.ir.records import CheckResult, Contract, Region
 from torch_cudal1.judge.checks.history import CALL_HISTORY
+from torch_cudal1.judge.checks.memory.uninitialised_memory import POISON
+from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB, UPDATE_PATH
 from torch_cudal1.judge.checks.numerics import NUMERICS
-from torch_cudal1.judge.checks.parameters import PERTURB, UPDATE_PATH
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.special_values import SPECIAL
-from torch_cudal1.judge.checks.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.profiles import PROFILES
 from torch_cudal1.judge.reference.analysis import Facts

@@ -17,7 +17,7 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.functional_module import FunctionalModule
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.records import Contract, Region
-from torch_cudal1.judge.checks.parameters import _measure_change
+from torch_cudal1.judge.checks.module_semantics.parameters import _measure_change
 from torch_cudal1.judge.reference.compare import Comparison
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs

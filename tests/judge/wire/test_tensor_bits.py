@@ -7,12 +7,7 @@ import math
 import pytest
 import torch
 
-from torch_cudal1.judge.wire.tensor_bits import (
-    all_same_bits,
-    same_bits,
-    same_storage,
-    to_float64,
-)
+from torch_cudal1.judge.wire.tensor_bits import all_same_bits, same_bits, same_storage, to_float64
 
 NAN = math.nan
 

@@ -14,7 +14,7 @@ from tests.judge.programs import candidate, linear_relu, subject
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.checks.modes import GUARD_DOMAIN
+from torch_cudal1.judge.checks.module_semantics.modes import GUARD_DOMAIN
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child, make_limits
 from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, find_tensor_order, pack_arguments

@@ -49,9 +49,7 @@ from torch_cudal1.store.context import TuneContext
 
 if TYPE_CHECKING:
     # The import brings the judge, which a warm look-up does without.
-    from torch_cudal1.search.tune import (
-        Choice,
-    )
+    from torch_cudal1.search.tune import Choice
 
 __all__ = ["Broadcast", "NoConsensus", "choices_from_broadcast", "has_ranks", "reach_consensus"]
 

@@ -145,9 +145,7 @@ def _writer(args: argparse.Namespace, settings: Settings, place: TuneContext) ->
             args.llm, settings, model=args.llm_model, max_tokens=args.max_tokens, prices=prices
         )
     # A local model needs transformers, of the extra `train`. A server does not.
-    from torch_cudal1.ingest.llm import (
-        policy as policy_module,
-    )
+    from torch_cudal1.ingest.llm import policy as policy_module
 
     folder = Path(args.llm).expanduser()
     if not folder.is_dir():

@@ -11,25 +11,24 @@ from collections.abc import Iterator
 
 from torch_cudal1.judge.checks import (
     concurrent,
-    dead_launches,
     environment,
-    fresh_outputs,
-    gradients,
     history,
     int64_indexing,
     layouts,
-    loss_curve,
-    modes,
     negative_controls,
     numerics,
-    parameters,
     process,
-    redzones,
     sanitizer,
     special_values,
     tf32,
+)
+from torch_cudal1.judge.checks.memory import (
+    dead_launches,
+    fresh_outputs,
+    redzones,
     uninitialised_memory,
 )
+from torch_cudal1.judge.checks.module_semantics import gradients, loss_curve, modes, parameters
 from torch_cudal1.judge.checks.spec import CheckName, CheckSpec
 from torch_cudal1.judge.checks.static import contract, cubin_scan, triage
 from torch_cudal1.judge.checks.unscheduled import FAILED_REQUESTS, TIMING_CHECKS

@@ -53,10 +53,7 @@ from torch_cudal1.judge.pool.stopwatch import Stopwatch
 from torch_cudal1.judge.profiles import profile_for
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
-from torch_cudal1.judge.reference.source_reference import (
-    SourceCandidate,
-    load_module,
-)
+from torch_cudal1.judge.reference.source_reference import SourceCandidate, load_module
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.worker.kernel_compile import has_kernels

@@ -16,11 +16,7 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.records import Candidate, Contract
 from torch_cudal1.ir.schedule import Schedule
 from torch_cudal1.judge.reference.compare import Comparison
-from torch_cudal1.judge.reference.input_cache import (
-    ALIGNED_BYTES,
-    InputCache,
-    message_bytes,
-)
+from torch_cudal1.judge.reference.input_cache import ALIGNED_BYTES, InputCache, message_bytes
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import (
     Outputs,

@@ -16,15 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.check import check_program, is_random_program
-from torch_cudal1.ir.program import (
-    Alloc,
-    Aten,
-    Call,
-    Launch,
-    Program,
-    Value,
-    tensor_digest,
-)
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Value, tensor_digest
 from torch_cudal1.ir.records import Candidate, CheckResult, Region
 from torch_cudal1.judge.checks.spec import CheckName
 from torch_cudal1.judge.checks.static.allowed_operators import is_allowed

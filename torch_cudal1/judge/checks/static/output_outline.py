@@ -37,8 +37,8 @@ def find_difference(actual: OutputOutline, expected: OutputOutline) -> str:
         expected_spec.shape,
         expected_spec.device,
     ):
-        expected = f"{expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
-        return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {expected}"
+        form = f"{expected_spec.dtype}{list(expected_spec.shape)} on {expected_spec.device}"
+        return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {form}"
     # The strides of an Alloc are the candidate's own choice; those of operators are compared on
     # real results (`fresh_output`).
     if actual.alloc and _real_strides(spec) != _real_strides(expected_spec):

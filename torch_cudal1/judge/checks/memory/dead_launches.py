@@ -12,7 +12,7 @@ from contextlib import closing
 import torch
 
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.checks.instrumented_program import (
+from torch_cudal1.judge.checks.memory.instrumented_program import (
     SLOT,
     Content,
     complete_outputs,

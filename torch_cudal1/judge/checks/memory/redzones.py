@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.checks.instrumented_program import (
+from torch_cudal1.judge.checks.memory.instrumented_program import (
     SLOT,
     complete_outputs,
     count_launches,

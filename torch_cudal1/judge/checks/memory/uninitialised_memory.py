@@ -10,7 +10,7 @@ import random
 import torch
 
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.checks.instrumented_program import complete_outputs
+from torch_cudal1.judge.checks.memory.instrumented_program import complete_outputs
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs

@@ -1,0 +1,1 @@
+"""Checks of memory that a candidate may not read, write or hand out."""
