@@ -106,7 +106,7 @@ def products(results: Path, *, exact: bool) -> list[Table]:
                 or not row.get("special", True)
             ):
                 continue
-            if not (exact and METHODS[row["config"]["method"]].tf32_right):
+            if not (exact and METHODS[row["config"]["method"]].needs_tf32):
                 case, proposal = (
                     Case(**document["cases"][row["case"]]),
                     Proposal("gemm", row["config"]),

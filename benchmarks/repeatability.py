@@ -74,7 +74,7 @@ class Row:
         self.trials += 1
         self.faster += found.summary.low >= _MARGIN
         self.above_one += found.summary.low > 1
-        self.unsteady += not found.uniform
+        self.unsteady += not found.steady
         self.speedups.append(found.summary.speedup)
         for l2, each in found.summaries.items():
             self.us.setdefault(l2, []).append((each.a_us + each.b_us) / 2)

@@ -48,7 +48,7 @@ class Samples:
             "speedup": found.speedup,
             "low": found.low,
             "high": found.high,
-            "steady": int(found.uniform),
+            "steady": int(found.steady),
         }
 
 

@@ -200,7 +200,7 @@ def _paired(base: Sequence[float], own: Sequence[float]) -> dict[str, float]:
         "speedup": found.speedup,
         "low": found.low,
         "high": found.high,
-        "steady": int(found.uniform),
+        "steady": int(found.steady),
     }
 
 

@@ -37,7 +37,12 @@ def judged(child: Child, mutant: Mutant, profile: str) -> list[CheckResult]:
     checks = contract(region, proposal)
     if all(check.passed for check in checks):
         trial = Trial(
-            RegionReference(region, Contract(), CPU), proposal, Contract(), CPU, child, book=BOOK
+            RegionReference(region, Contract(), CPU),
+            proposal,
+            Contract(),
+            CPU,
+            child,
+            reference_cache=BOOK,
         )
         trial.load("candidate", proposal)
         checks += validate(trial, PROFILES[profile]).checks  # type: ignore[index]

@@ -92,11 +92,13 @@ def test_what_the_package_holds_can_be_read_and_is_for_hopper() -> None:
     for held in found.entries:
         assert isinstance(held.content, Entry)
         assert held.content.target.family == "cuda-sm_90"
-        assert held.content.choice.program.launches, held.place
+        assert held.content.choice.program.launches, held.relative_path
         judged = held.content.evidence
-        assert judged["granularity"] == "island" or judged["timing"]["low"] >= 1.05, held.place
-        assert judged["granularity"] == "island" or len(judged["checks"]) > 20, held.place
-        assert all(check["passed"] for check in judged["checks"]), held.place
+        assert judged["granularity"] == "island" or judged["timing"]["low"] >= 1.05, (
+            held.relative_path
+        )
+        assert judged["granularity"] == "island" or len(judged["checks"]) > 20, held.relative_path
+        assert all(check["passed"] for check in judged["checks"]), held.relative_path
     others = {
         path for path in SHIPPED.rglob("*") if path.is_file() and path.suffix != ".safetensors"
     }

@@ -12,7 +12,7 @@ import torch
 
 from tests.virtual_clock import install_virtual_clock
 from torch_cudal1.judge.benchmark import timing
-from torch_cudal1.judge.benchmark.clock import clock_of
+from torch_cudal1.judge.benchmark.clock import Call, clock_of
 from torch_cudal1.judge.benchmark.protocol import LocalSampler, measure, sample_pairs
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing import (
@@ -406,12 +406,12 @@ def test_calls_that_a_gpu_began_with_before_all_were_queued_are_made_again(
     begun: list[int] = []
     leads: list[float] = []
 
-    def begin() -> timing.Call:
+    def begin() -> Call:
         begun.append(1)
         return lambda: None
 
     def queued(
-        run: timing.Call, calls: int, device: torch.device, sink: object, lead_us: float
+        run: Call, calls: int, device: torch.device, sink: object, lead_us: float
     ) -> tuple[float, float, bool]:
         leads.append(lead_us)
         return 1_000.0, 10.0 * len(leads), len(leads) < 3

@@ -247,7 +247,7 @@ def test_recurrent_weights_keep_what_is_rounded_small_however_they_come() -> Non
         (7, 8, 9),
     )
     facts = analyse(program)
-    assert (facts.weights, facts.chain, facts.longest_reduction) == (
+    assert (facts.weights, facts.sequential_steps, facts.longest_reduction) == (
         frozenset({3, 4, 5, 6}),
         steps,
         hidden,
