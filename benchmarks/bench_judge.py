@@ -157,7 +157,7 @@ def _steps_of(found: Evaluation, seconds: float) -> dict[str, float]:
     validated = [
         event
         for event in telemetry.report().events
-        if (event.stage, event.what) == ("evaluate_candidate", "validated")
+        if (event.stage, event.what) == ("judge", "validated")
     ]
     steps: dict[str, float] = dict(validated[-1].facts["seconds"]) if validated else {}
     if found.timing is not None:
@@ -239,9 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.out:  # at once: a run that is cut short has measured something
                 save(
                     args.out,
-                    document(
-                        "evaluate_candidate", options, rows, environment=facts, summary=summary
-                    ),
+                    document("judge", options, rows, environment=facts, summary=summary),
                 )
     missed = (
         summary["goal_s"] is not None

@@ -11,8 +11,8 @@ looking them up. Two sources, both of real machines:
     programs   the closed program spaces of cpu-landscape.json.gz: those that are right, in spaces with more than four of them
 
 Strategies. `family`: the order without a model (programs have none: the mean of 20 random ones).
-`select_proposals`: what a search compiles with a model, a quarter explored. Of a family whose first eight
-proposals are known, four of them `select_proposals` first: `more` of these, as the model says; and
+`chosen`: what a search compiles with a model, a quarter explored. Of a family whose first eight
+proposals are known, four of them `chosen` first: `more` of these, as the model says; and
 `population`, children of contrasting parents as well, that are on record (`population-uniform`:
 parents drawn without regard to time).
 """
@@ -182,9 +182,7 @@ def curves(table: Table, model: CostModel | Refusal) -> dict[str, list[float]]:
 
     return {
         "family": mean(lambda order, count: order),
-        "select_proposals": mean(
-            lambda order, count: select_proposals(order, table.island, model, count)
-        ),
+        "chosen": mean(lambda order, count: select_proposals(order, table.island, model, count)),
         "more": bred(lambda order: lambda some: [one for one in some if one in order[:_KNOWN]]),
         "population": bred(lambda order: table.recorded),
         "population-uniform": bred(lambda order: table.recorded, _uniform),

@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options = {
                     "device": args.device,
                     "trials": args.trials,
-                    "evaluators": args.evaluators,
+                    "courts": args.evaluators,
                 }
                 save(
                     args.out,

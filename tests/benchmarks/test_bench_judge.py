@@ -24,7 +24,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     answers: list[Any] = []
     monkeypatch.setattr(bench_judge, "rank_baselines", lambda *given: "ranking")
     monkeypatch.setattr(
-        bench_judge, "judge", lambda *given: SimpleNamespace(verdict=answers.pop(0), timing=None)
+        bench_judge,
+        "evaluate_candidate",
+        lambda *given: SimpleNamespace(verdict=answers.pop(0), timing=None),
     )
     return answers
 

@@ -114,7 +114,7 @@ def test_sources_of_others_are_refused_below_level_2_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: bool
 ) -> None:
     monkeypatch.setattr(
-        doctor.probe, "survey", lambda limits: tuple(broken_probe(n) for n in (3, 2, 1))
+        doctor.probe, "find_levels", lambda limits: tuple(broken_probe(n) for n in (3, 2, 1))
     )
     found = {f.name: f for f in doctor.examine(Settings(cache_dir=tmp_path, unsafe_sandbox=unsafe))}
     own, others = (found[name] for name in SANDBOXES)
