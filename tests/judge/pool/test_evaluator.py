@@ -567,7 +567,7 @@ def test_a_race_whose_buckets_are_too_far_apart_is_run_again_on_the_same_prepara
             def run() -> BenchmarkResult:
                 self.races += 1
                 if self.races > self.steady_after:
-                    return steady.measured()
+                    return steady.measure()
                 pairs = [(100.0 + 20.0 * bucket, 100.0) for bucket in range(7) for _ in range(6)]
                 return BenchmarkResult(
                     Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1), (), {}
