@@ -593,7 +593,7 @@ def test_a_race_of_ours_is_examined_beside_others_and_a_clock_that_seems_false_o
         ) -> PreparedBenchmark:
             told = CheckResult(failed or "wall_slope", not failed, detail="what was found")
             return Scripted(
-                super().__call__(trial, baseline, plan).measured,
+                super().__call__(trial, baseline, plan).measure,
                 lambda timed: replace(timed, checks=(*timed.checks, told)),
             )
 
