@@ -151,7 +151,9 @@ def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path, *, trains: bo
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Layer, "h", broken)
         patched.setattr(
-            pieces.Pieces, "_tried", lambda trial, args, kwargs: trial._compiled(*args, **kwargs)
+            pieces.Pieces,
+            "_run_on_trial",
+            lambda trial, args, kwargs: trial._torch_compiled(*args, **kwargs),
         )
         patched.setattr(
             pieces, "cudal1", lambda gm, inputs, *, options: doors.compiled._backend(gm, inputs)
