@@ -16,78 +16,80 @@ CPU = torch.device("cpu")
 LONG_S = 60.0
 
 
-def test_many_may_share_and_one_may_be_alone_and_comes_before_those_after_it(
+def test_readers_share_and_a_waiting_writer_comes_before_later_readers(
     tmp_path: Path,
 ) -> None:
-    gates = [GpuReadWriteLock(tmp_path, CPU) for _ in range(4)]
+    locks = [GpuReadWriteLock(tmp_path, CPU) for _ in range(4)]
     order: list[str] = []
-    timing, leave = threading.Event(), threading.Event()
+    timing_began, may_leave = threading.Event(), threading.Event()
 
-    def alone() -> None:
-        with gates[2].alone():
+    def time_alone() -> None:
+        with locks[2].alone():
             order.append("alone")
-            timing.set()
-            assert leave.wait(LONG_S)
+            timing_began.set()
+            assert may_leave.wait(LONG_S)
             order.append("alone is done")
 
-    def late() -> None:
-        with gates[3].shared():
+    def enter_late() -> None:
+        with locks[3].shared():
             order.append("late")
 
-    with gates[0].shared(), gates[1].shared():
-        timer = threading.Thread(target=alone)
+    with locks[0].shared(), locks[1].shared():
+        timer = threading.Thread(target=time_alone)
         timer.start()
-        assert not timing.wait(0.2)
-    assert timing.wait(LONG_S)
-    newcomer = threading.Thread(target=late)
+        assert not timing_began.wait(0.2)
+    assert timing_began.wait(LONG_S)
+    newcomer = threading.Thread(target=enter_late)
     newcomer.start()
     newcomer.join(0.2)
     assert order == ["alone"]
-    leave.set()
+    may_leave.set()
     timer.join(LONG_S)
     newcomer.join(LONG_S)
     assert order == ["alone", "alone is done", "late"]
-    for gate in gates:
-        gate.close()
+    for gpu_lock in locks:
+        gpu_lock.close()
 
 
-def test_who_is_inside_lets_those_go_first_who_wait_to_time_and_comes_back_after_them(
+def test_a_reader_that_gives_way_lets_waiting_writers_in_and_comes_back_after_them(
     tmp_path: Path,
 ) -> None:
-    inside, other = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
+    holder, rival = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
     order: list[str] = []
-    with inside.shared():
-        inside.give_way()
-        assert not inside.waited_s, "nobody waits"
-        timer = threading.Thread(target=_enter, args=(other.alone(), "timer", order))
+    with holder.shared():
+        holder.give_way()
+        assert not holder.waited_s, "no writer waits"
+        timer = threading.Thread(target=_enter, args=(rival.alone(), "timer", order))
         timer.start()
-        while not inside.waited_s:
-            inside.give_way()
+        while not holder.waited_s:
+            holder.give_way()
         order.append("back")
         timer.join(LONG_S)
-        with other.shared():
+        with rival.shared():
             pass
     assert order == ["timer", "back"]
-    inside.close()
-    other.close()
+    holder.close()
+    rival.close()
 
 
-def test_who_rests_is_in_nobodys_way_and_who_was_not_inside_stays_outside(tmp_path: Path) -> None:
-    resting, other = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
+def test_a_resting_reader_blocks_no_writer_and_one_without_the_lock_stays_outside(
+    tmp_path: Path,
+) -> None:
+    rester, rival = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
     order: list[str] = []
-    with resting.shared():
-        timer = threading.Thread(target=_enter, args=(other.alone(), "timer", order))
+    with rester.shared():
+        timer = threading.Thread(target=_enter, args=(rival.alone(), "timer", order))
         timer.start()
-        resting.rest(0.3)
+        rester.rest(0.3)
         assert order == ["timer"]
         timer.join(LONG_S)
-    resting.give_way()
-    resting.rest(0.01)
-    with other.alone():
+    rester.give_way()
+    rester.rest(0.01)
+    with rival.alone():
         order.append("alone")
     assert order == ["timer", "alone"]
-    resting.close()
-    other.close()
+    rester.close()
+    rival.close()
 
 
 def test_the_lock_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
@@ -102,28 +104,28 @@ os._exit(9)
     assert (
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LONG_S).returncode == 9
     )
-    gate = GpuReadWriteLock(tmp_path, CPU)
-    with gate.alone():
+    gpu_lock = GpuReadWriteLock(tmp_path, CPU)
+    with gpu_lock.alone():
         pass
-    gate.close()
+    gpu_lock.close()
 
 
-def test_who_waits_to_time_goes_before_those_who_come_to_validate(
+def test_a_waiting_writer_goes_before_readers_that_wait_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gates = [GpuReadWriteLock(tmp_path, CPU) for _ in range(3)]
+    locks = [GpuReadWriteLock(tmp_path, CPU) for _ in range(3)]
     order: list[str] = []
-    timer = threading.Thread(target=_enter, args=(gates[1].alone(), "timer", order))
-    validator = threading.Thread(target=_enter, args=(gates[2].shared(), "validator", order))
-    through_the_door, lock = threading.Event(), fcntl.flock
+    timer = threading.Thread(target=_enter, args=(locks[1].alone(), "timer", order))
+    validator = threading.Thread(target=_enter, args=(locks[2].shared(), "validator", order))
+    through_the_door, flock = threading.Event(), fcntl.flock
 
-    def watched(fd: int, how: int) -> None:
-        lock(fd, how)
-        if threading.current_thread() is timer and how == fcntl.LOCK_SH:
+    def note_door(fd: int, operation: int) -> None:
+        flock(fd, operation)
+        if threading.current_thread() is timer and operation == fcntl.LOCK_SH:
             through_the_door.set()
 
-    monkeypatch.setattr(fcntl, "flock", watched)
-    with gates[0].alone():
+    monkeypatch.setattr(fcntl, "flock", note_door)
+    with locks[0].alone():
         validator.start()  # it waits at the door
         validator.join(0.1)
         timer.start()  # it comes later, and through the door
@@ -132,10 +134,10 @@ def test_who_waits_to_time_goes_before_those_who_come_to_validate(
     for thread in (timer, validator):
         thread.join(LONG_S)
     assert order == ["timer", "validator"]
-    for gate in gates:
-        gate.close()
+    for gpu_lock in locks:
+        gpu_lock.close()
 
 
-def _enter(room: AbstractContextManager[None], name: str, order: list[str]) -> None:
-    with room:
+def _enter(access: AbstractContextManager[None], name: str, order: list[str]) -> None:
+    with access:
         order.append(name)

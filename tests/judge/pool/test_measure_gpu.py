@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.bench_evaluator import _CHAIN, _REFERENCE, programs
+from benchmarks.bench_evaluator import _CHAIN, _REFERENCE, generate_programs
 from tests.training.sources import program
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
@@ -60,27 +60,27 @@ def locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def terms(locks: Path) -> MeasurementSettings:
+def settings(locks: Path) -> MeasurementSettings:
     return MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks)
 
 
 @pytest.fixture(scope="module")
-def evaluator(terms: MeasurementSettings) -> Iterator[JudgeEvaluator]:
-    with JudgeEvaluator(terms, lanes=2) as made:
-        yield made
+def evaluator(settings: MeasurementSettings) -> Iterator[JudgeEvaluator]:
+    with JudgeEvaluator(settings, lanes=2) as evaluator:
+        yield evaluator
 
 
 def test_right_triton_programs_have_scores_and_wrong_ones_have_none(
     evaluator: JudgeEvaluator,
 ) -> None:
-    stream = programs(_CHAIN, "cuda", WIDTH)
-    asked = [next(stream) for _ in range(8)]
-    found = evaluator.measure(TASK, asked)
-    for index, one in enumerate(found):
-        assert one.outcome in (("wrong",) if index % 4 == 3 else ("ok", "unstable")), (
-            one
+    stream = generate_programs(_CHAIN, "cuda", WIDTH)
+    requests = [next(stream) for _ in range(8)]
+    results = evaluator.measure(TASK, requests)
+    for index, result in enumerate(results):
+        assert result.outcome in (("wrong",) if index % 4 == 3 else ("ok", "unstable")), (
+            result
         )  # others may use this GPU
-        assert one.score is None or one.score > 1.0
+        assert result.score is None or result.score > 1.0
 
 
 def test_the_same_program_measured_again_has_about_the_same_score_or_none(
@@ -89,38 +89,40 @@ def test_the_same_program_measured_again_has_about_the_same_score_or_none(
     """A stranger's program is timed on the wall: on a busy host it may have no score, and Python's
     launches are in it.
     """
-    asked = next(programs(_CHAIN, "cuda", WIDTH))
-    twins = [program(f"twin {index}", asked.source + f"\n# {index}\n") for index in range(4)]
-    found = evaluator.measure(TASK, twins)
-    assert {one.outcome for one in found} <= {"ok", "unstable"}, found
-    logs = [math.log(one.score) for one in found if one.score is not None]
-    assert len(logs) >= 2, [(one.outcome, one.detail) for one in found]
+    right = next(generate_programs(_CHAIN, "cuda", WIDTH))
+    twins = [program(f"twin {index}", right.source + f"\n# {index}\n") for index in range(4)]
+    results = evaluator.measure(TASK, twins)
+    assert {result.outcome for result in results} <= {"ok", "unstable"}, results
+    logs = [math.log(result.score) for result in results if result.score is not None]
+    assert len(logs) >= 2, [(result.outcome, result.detail) for result in results]
     assert max(logs) - min(logs) < 0.25
 
 
 @pytest.mark.parametrize("text", [SIDE_STREAM, REPLAYED], ids=["side stream", "replayed"])
 def test_cheats_of_a_gpu_are_refused(evaluator: JudgeEvaluator, text: str) -> None:
-    (found,) = evaluator.measure(TASK, [program("cheat " + text, text)])
-    assert found.outcome in ("hack", "wrong", "run"), found
+    (result,) = evaluator.measure(TASK, [program("cheat " + text, text)])
+    assert result.outcome in ("hack", "wrong", "run"), result
 
 
-def test_the_naive_clock_does_not_see_another_stream(terms: MeasurementSettings) -> None:
+def test_the_naive_clock_does_not_see_another_stream(settings: MeasurementSettings) -> None:
     cheats = [program(f"p{index}", f"{SIDE_STREAM}# {index}\n") for index in range(3)]
-    with NaiveEvaluator(terms) as naive:
-        found = naive.measure(TASK, cheats)
-    fooled = [
-        one for one in found if one.outcome in ("ok", "unstable")
+    with NaiveEvaluator(settings) as naive:
+        results = naive.measure(TASK, cheats)
+    right_looking = [
+        result for result in results if result.outcome in ("ok", "unstable")
     ]  # right, as far as it looks; a busy GPU is late at times
-    assert fooled, found
-    assert all(one.score is None or one.score > 2 for one in fooled)
+    assert right_looking, results
+    assert all(result.score is None or result.score > 2 for result in right_looking)
 
 
 def test_programs_of_templates_share_processes(locks: Path) -> None:
-    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
-    stream = programs(_CHAIN, "cuda", WIDTH)
-    with JudgeEvaluator(own) as evaluator:
-        found = evaluator.measure(TASK, [next(stream) for _ in range(6)])
-        assert [one.outcome for one in found].count("wrong") == 1, found
+    own_settings = MeasurementSettings(
+        Settings(), Contract(), torch.device("cuda"), locks, trust="own"
+    )
+    stream = generate_programs(_CHAIN, "cuda", WIDTH)
+    with JudgeEvaluator(own_settings) as evaluator:
+        results = evaluator.measure(TASK, [next(stream) for _ in range(6)])
+        assert [result.outcome for result in results].count("wrong") == 1, results
         assert evaluator._lane is not None
         assert evaluator._lane._processes.kept is not None
         assert evaluator._lane._processes.loans >= 3, (
@@ -128,49 +130,55 @@ def test_programs_of_templates_share_processes(locks: Path) -> None:
         )
 
 
-def test_a_slow_host_is_not_in_the_score_of_a_program_of_ours(locks: Path) -> None:
-    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
-    text = next(programs(_CHAIN, "cuda", WIDTH)).source
+def test_a_slow_host_is_not_in_the_score_of_an_own_program(locks: Path) -> None:
+    own_settings = MeasurementSettings(
+        Settings(), Contract(), torch.device("cuda"), locks, trust="own"
+    )
+    text = next(generate_programs(_CHAIN, "cuda", WIDTH)).source
     forward = "def forward(self, given):\n"
     slow = "import time\n" + text.replace(forward, f"{forward}        time.sleep(2e-4)\n")
     assert slow.count("time.") == 1, slow
-    with JudgeEvaluator(own) as evaluator:
+    with JudgeEvaluator(own_settings) as evaluator:
         scores = [
-            one.score
-            for one in evaluator.measure(TASK, [program("plain", text), program("slow", slow)])
+            result.score
+            for result in evaluator.measure(TASK, [program("plain", text), program("slow", slow)])
         ]
     assert None not in scores
     assert max(filter(None, scores)) < 1.05 * min(filter(None, scores)), scores
 
 
 @pytest.mark.parametrize("text", [SIDE_STREAM, REPLAYED], ids=["side stream", "replayed"])
-def test_cheats_among_programs_of_ours_are_refused_too(locks: Path, text: str) -> None:
-    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
-    with JudgeEvaluator(own) as evaluator:
-        (found,) = evaluator.measure(TASK, [program("cheat", text)])
-    assert found.outcome in ("hack", "wrong", "run"), found
+def test_cheats_among_own_programs_are_refused_too(locks: Path, text: str) -> None:
+    own_settings = MeasurementSettings(
+        Settings(), Contract(), torch.device("cuda"), locks, trust="own"
+    )
+    with JudgeEvaluator(own_settings) as evaluator:
+        (result,) = evaluator.measure(TASK, [program("cheat", text)])
+    assert result.outcome in ("hack", "wrong", "run"), result
 
 
-def test_what_a_program_of_ours_computed_is_in_no_memory_that_the_next_one_gets(
+def test_the_results_of_an_own_program_are_in_no_memory_that_the_next_one_gets(
     locks: Path,
 ) -> None:
-    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
-    left = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.empty_like(x)\n"
-    with JudgeEvaluator(own) as evaluator:
-        (right,) = evaluator.measure(TASK, [next(programs(_CHAIN, "cuda", WIDTH))])
-        (found,) = evaluator.measure(TASK, [program("left", left)])
-        lane = evaluator._lane
+    own_settings = MeasurementSettings(
+        Settings(), Contract(), torch.device("cuda"), locks, trust="own"
+    )
+    unwritten = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.empty_like(x)\n"
+    with JudgeEvaluator(own_settings) as evaluator:
+        (right,) = evaluator.measure(TASK, [next(generate_programs(_CHAIN, "cuda", WIDTH))])
+        (result,) = evaluator.measure(TASK, [program("left", unwritten)])
+        slot = evaluator._lane
         assert right.outcome == "ok", right
-        assert found.outcome == "wrong", found
-        assert "NaN or infinity differs" in found.detail, (
+        assert result.outcome == "wrong", result
+        assert "NaN or infinity differs" in result.detail, (
             "its memory held no result of the program before"
         )
-        assert lane is not None
-        assert lane._processes.kept is not None
-        kept_bytes = [lane._processes.kept.call("usage")["usage"]["gpu_used_bytes"]]
-        lane._processes.empty()
-        assert lane._processes.kept is not None
-        kept_bytes.append(lane._processes.kept.call("usage")["usage"]["gpu_used_bytes"])
+        assert slot is not None
+        assert slot._processes.kept is not None
+        kept_bytes = [slot._processes.kept.call("usage")["usage"]["gpu_used_bytes"]]
+        slot._processes.empty()
+        assert slot._processes.kept is not None
+        kept_bytes.append(slot._processes.kept.call("usage")["usage"]["gpu_used_bytes"])
     assert kept_bytes[0] - kept_bytes[1] >= 4 * ROWS * WIDTH, (
         "memory stays with the process until another reference comes"
     )
@@ -196,23 +204,27 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def test_lanes_behind_a_server_outlive_the_fault_of_one_program(locks: Path) -> None:
-    own = MeasurementSettings(Settings(), Contract(), torch.device("cuda"), locks, trust="own")
-    stream = programs(_CHAIN, "cuda", WIDTH)
-    asked = [next(stream) for _ in range(12)]
-    asked.insert(5, program("faulty", FAULTY))
-    with JudgeEvaluator(own, lanes=3) as evaluator:
-        first = evaluator.measure(TASK, asked[:3])
+def test_slots_behind_a_server_outlive_the_fault_of_one_program(locks: Path) -> None:
+    own_settings = MeasurementSettings(
+        Settings(), Contract(), torch.device("cuda"), locks, trust="own"
+    )
+    stream = generate_programs(_CHAIN, "cuda", WIDTH)
+    requests = [next(stream) for _ in range(12)]
+    requests.insert(5, program("faulty", FAULTY))
+    with JudgeEvaluator(own_settings, lanes=3) as evaluator:
+        first = evaluator.measure(TASK, requests[:3])
         if not evaluator.served:
             pytest.skip("this machine has no MPS server")
-        found = {one.program: one for one in [*first, *evaluator.measure(TASK, asked[3:])]}
+        results = {
+            result.program: result for result in [*first, *evaluator.measure(TASK, requests[3:])]
+        }
         assert evaluator._lanes is not None
-        assert evaluator._lanes.faults == 1, found["faulty"]
-    assert found.pop("faulty").outcome == "run"
-    for name, one in found.items():
+        assert evaluator._lanes.faults == 1, results["faulty"]
+    assert results.pop("faulty").outcome == "run"
+    for name, result in results.items():
         wrong = int(name.rpartition(" ")[2]) % 4 == 3
-        assert one.outcome in (("wrong",) if wrong else ("ok", "unstable")), (
-            one
+        assert result.outcome in (("wrong",) if wrong else ("ok", "unstable")), (
+            result
         )  # others may use this GPU
 
 

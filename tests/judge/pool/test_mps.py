@@ -17,7 +17,7 @@ import torch
 
 from torch_cudal1.judge.pool import mps
 
-Make: TypeAlias = Callable[..., Path]  # gives this machine such a program, in a mode
+InstallDaemon: TypeAlias = Callable[..., Path]  # puts the program on PATH, in a mode
 CUDA = torch.device("cuda")
 # Served by `-f` until it is told to quit; each command comes to a process of its own, as with the
 # real one.
@@ -40,7 +40,7 @@ elif "ASIDE" not in {mode!r}:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallDaemon:
     """Gives this machine a GPU and such a program, in a mode."""
 
     def make(mode: str = "", probe: str = "") -> Path:
@@ -52,7 +52,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34")
         )
         monkeypatch.setattr(
-            mps.tempfile, "mkdtemp", lambda prefix: _made(tmp_path / "cudal1-mps-pipe")
+            mps.tempfile, "mkdtemp", lambda prefix: make_folder(tmp_path / "cudal1-mps-pipe")
         )
         monkeypatch.setattr(mps, "_PROBE", probe)
         return tmp_path / "cudal1-mps-pipe"
@@ -60,12 +60,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def _made(folder: Path) -> str:
+def make_folder(folder: Path) -> str:
     folder.mkdir()
     return str(folder)
 
 
-def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine: Make) -> None:
+def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine: InstallDaemon) -> None:
     folder = machine()
     server = mps.start(CUDA)
     assert server is not None
@@ -81,18 +81,18 @@ def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine: Make
 @pytest.mark.parametrize(
     ("mode", "probe"),
     [("BROKEN", ""), ("", "raise SystemExit(1)"), ("ASIDE", "")],
-    ids=["ends", "serves nobody", "is passed by"],
+    ids=["ends", "refuses its client", "answers no command"],
 )
-def test_a_daemon_that_does_not_work_is_done_without_and_nothing_is_left(
-    machine: Make, mode: str, probe: str
+def test_a_daemon_that_does_not_work_is_not_used_and_leaves_no_folder(
+    machine: InstallDaemon, mode: str, probe: str
 ) -> None:
     folder = machine(mode, probe)
     assert mps.start(CUDA) is None
     assert not folder.exists()
 
 
-def test_what_killed_evaluators_left_is_removed_and_nothing_else(
-    machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_folders_of_killed_evaluators_are_removed_and_no_others(
+    machine: InstallDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mps.tempfile, "tempdir", str(tmp_path))
     for name in ("cudal1-mps-gone", "cudal1-mps-lives", "cudal1-mps-new", "mine"):
@@ -105,7 +105,7 @@ def test_what_killed_evaluators_left_is_removed_and_nothing_else(
         server = mps.start(CUDA)
         assert server is not None
         mps._sweep()
-        assert pipe.exists(), "its own"
+        assert pipe.exists(), "the folder in use"
         server.close()
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
         "cudal1-mps-lives",
@@ -126,7 +126,9 @@ time.sleep(600)
 """
 
 
-def test_a_daemon_dies_with_an_evaluator_that_is_killed(machine: Make, tmp_path: Path) -> None:
+def test_a_daemon_dies_with_an_evaluator_that_is_killed(
+    machine: InstallDaemon, tmp_path: Path
+) -> None:
     machine()
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
@@ -136,9 +138,9 @@ def test_a_daemon_dies_with_an_evaluator_that_is_killed(machine: Make, tmp_path:
         daemon = Path(f"/proc/{int(evaluator.stdout.readline())}/stat")
         assert daemon.exists()
         evaluator.kill()
-    until = time.monotonic() + 30
+    deadline = time.monotonic() + 30
     while daemon.exists() and daemon.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < until, "it lives on"
+        assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)
 
 
@@ -148,14 +150,14 @@ def test_without_such_a_program_there_is_no_server(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_daemon_that_does_not_quit_is_killed(
-    machine: Make, monkeypatch: pytest.MonkeyPatch
+    machine: InstallDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine()
     server = mps.start(CUDA)
     assert server is not None
     monkeypatch.setattr(mps, "_END_S", 0.2)
     monkeypatch.setattr(mps.Mps, "told", lambda self, command: "")
-    begin = time.monotonic()
+    started_s = time.monotonic()
     server.close()
     assert server._daemon.poll() == -9
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - started_s < 10
