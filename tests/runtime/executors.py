@@ -10,9 +10,41 @@ from typing import Any
 
 import torch
 
-from torch_cudal1.ir.program import Program, TensorSpec
+from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value
 
-__all__ = ["assert_same", "bits", "drawn", "in_threads", "outcome"]
+__all__ = [
+    "MIXED_STEPS",
+    "SPEC",
+    "TANH",
+    "assert_same",
+    "bits",
+    "drawn",
+    "in_threads",
+    "mixed_steps",
+    "outcome",
+]
+
+SPEC = TensorSpec("float32", (6, 6), (6, 1), "cpu")
+TANH = Program((SPEC,), (Aten("aten.tanh.default", (Value(0),), (), (1,)),), (1,))
+# A constant, a nested Program, a step with several results, and an output that is absent.
+MIXED_STEPS = Program(
+    (SPEC, SPEC),
+    (
+        Aten("aten.mm.default", (Value(0), Value(1)), (), (3,)),
+        Call(TANH, (3,), (4,)),
+        Aten("aten.split.Tensor", (Value(4), 3), (), (5, 6), many=True),
+        Aten("aten.cat.default", ((Value(6), Value(5), Value(2)),), (), (7,)),
+    ),
+    (7, 5, None),
+    constants=("c",),
+    payloads={"c": torch.full((1, 6), 2.0)},
+)
+
+
+def mixed_steps(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What MIXED_STEPS computes, by eager calls."""
+    top, bottom = torch.tanh(x @ y).split(3)
+    return torch.cat([bottom, top, torch.full((1, 6), 2.0)]), top
 
 
 def drawn(program: Program, device: torch.device, whole: int) -> list[torch.Tensor]:

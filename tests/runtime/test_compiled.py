@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import models
 from tests.judge.programs import linear_relu
-from tests.runtime.executors import assert_same, drawn, in_threads
-from tests.runtime.test_runner import WHOLE
+from tests.runtime.executors import MIXED_STEPS, assert_same, drawn, in_threads
 from torch_cudal1.core import native, telemetry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.captured import capture_regions
@@ -66,7 +65,7 @@ INNER = program(
 # steps yield.
 PROGRAMS: dict[str, Program] = {
     "three steps": linear_relu().program,
-    "nested, many, none, constant": WHOLE,
+    "nested, many, none, constant": MIXED_STEPS,
     "a view of an input": program([X], op("aten.t.default", V(0), outs=[1]), outputs=[1]),
     "a view of a view, and the input itself": program(
         [X],
@@ -321,9 +320,9 @@ def test_what_the_plan_cannot_hold_runs_in_python_with_the_reason(name):
 def test_without_the_extension_python_runs_it(monkeypatch):
     monkeypatch.setattr(compiled.native, "extension", lambda: None)
     monkeypatch.setattr(compiled.native, "status", lambda: (False, "not built: no compiler"))
-    answer = compile_program(WHOLE, CPU)
+    answer = compile_program(MIXED_STEPS, CPU)
     assert answer == Refusal("not built: no compiler")
-    assert prepare(WHOLE, CPU)(inputs_of(WHOLE))[0].shape == (7, 6)
+    assert prepare(MIXED_STEPS, CPU)(inputs_of(MIXED_STEPS))[0].shape == (7, 6)
 
 
 ERRORS = {
