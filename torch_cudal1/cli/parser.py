@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from torch_cudal1.cli import command_options, options
+from torch_cudal1.cli import command_options, generate_options, options
 from torch_cudal1.cli.command import Command, load_plugins
-from torch_cudal1.cli.commands import generate_options
 from torch_cudal1.core.version import __version__
 
 __all__ = ["parser"]
@@ -140,7 +139,7 @@ _COMMANDS = (
     ),
     Command(
         "purge",
-        ".entries",
+        ".purge",
         "purge",
         "delete entries",
         # No trust options: `purge` deletes an entry whether it is trusted or not.

@@ -63,25 +63,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     models = _select_models(args.only)
     where = device.choose(args.device)
     started = time.monotonic()
-    with ExitStack() as stack:
-        # An empty cache: every number of the page is made now, on this machine.
-        cache_dir = args.cache_dir or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-"))
-        )
-        progress = stack.enter_context(screen.progress())
-        job = _DemoJob(
-            settings.but(on_miss="tune", cache_dir=cache_dir),
-            where,
-            args.total_s,
-            started + args.total_s,
-            progress,
-        )
-        stack.enter_context(warnings.catch_warnings())
-        # torch warns about its own code, which a user of the demo cannot change.
-        warnings.simplefilter("ignore", FutureWarning)
-        # Processes that have imported torch for one model serve the next one too.
-        stack.enter_context(pool_scope())
-        stories = [_story(models, i, job) for i in range(len(models))]
+    stories = _make_stories(models, where, args, settings, screen)
     environment = doctor.as_environment(settings)
     intro = (
         f"{len(models)} models, accelerated on this machine and compared with eager PyTorch and torch.compile, on {where}. "
@@ -92,16 +74,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         "cudal1 demo: what it does on this machine", stories, environment, intro=intro
     )
     args.out.write_text(content, encoding="utf-8")
-    screen.table(
-        ("model", "regions", "what won", "vs eager", "vs Inductor", "worst error / eager's"),
-        [_row(s) for s in stories],
-    )
-    # Also below the table, since stderr may be all that is kept.
-    for story in stories:
-        if story.problem or story.skipped:
-            screen.problem(
-                f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}"
-            )
+    _show_stories(stories, screen)
     screen.line(
         f"\n{_closing_line(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}"
     )
@@ -117,6 +90,49 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     return 1 if any(s.problem for s in stories) or all(s.skipped for s in stories) else 0
 
 
+def _make_stories(
+    models: Sequence[Model],
+    where: str,
+    args: argparse.Namespace,
+    settings: Settings,
+    screen: Screen,
+) -> list[Story]:
+    """Accelerate and measure the models one after another, all within the demo's time."""
+    deadline = time.monotonic() + args.total_s
+    with ExitStack() as stack:
+        # An empty cache: every number of the page is made now, on this machine.
+        cache_dir = args.cache_dir or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="cudal1-demo-"))
+        )
+        progress = stack.enter_context(screen.progress())
+        job = _DemoJob(
+            settings.but(on_miss="tune", cache_dir=cache_dir),
+            where,
+            args.total_s,
+            deadline,
+            progress,
+        )
+        stack.enter_context(warnings.catch_warnings())
+        # torch warns about its own code, which a user of the demo cannot change.
+        warnings.simplefilter("ignore", FutureWarning)
+        # Processes that have imported torch for one model serve the next one too.
+        stack.enter_context(pool_scope())
+        return [_make_story(models, i, job) for i in range(len(models))]
+
+
+def _show_stories(stories: Sequence[Story], screen: Screen) -> None:
+    screen.table(
+        ("model", "regions", "what won", "vs eager", "vs Inductor", "worst error / eager's"),
+        [_row(s) for s in stories],
+    )
+    # Also below the table, since stderr may be all that is kept.
+    for story in stories:
+        if story.problem or story.skipped:
+            screen.problem(
+                f"{story.explanation.target}: {story.problem or f'skipped: {story.skipped}'}"
+            )
+
+
 def _select_models(only: list[str]) -> tuple[Model, ...]:
     by_name = {model.name.lower(): model for model in MODELS}
     for name in only:
@@ -127,7 +143,7 @@ def _select_models(only: list[str]) -> tuple[Model, ...]:
     return tuple(by_name[name.lower()] for name in only) or MODELS
 
 
-def _story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
+def _make_story(models: Sequence[Model], index: int, job: _DemoJob) -> Story:
     model, left_s = models[index], job.deadline - time.monotonic()
     before, rest = (sum(m.weight for m in part) for part in (models[:index], models[index:]))
     empty = Explanation(target=model.name, device=job.device)

@@ -1,7 +1,7 @@
-"""`cudal1 list`, `show`, `verify`, `purge`: the entries of the cache, for people and scripts.
+"""`cudal1 list`, `show`, `verify`: the entries of the cache, for people and scripts.
 
-It reads and deletes files through `store.cache.local_cache` only; it runs nothing that an entry
-holds.
+It reads files through `store.cache.local_cache` only, and changes none; it runs nothing that an
+entry holds.
 """
 
 from __future__ import annotations
@@ -22,20 +22,26 @@ from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Entry
-from torch_cudal1.store.cache.build_files import count_builds, timings_folder
-from torch_cudal1.store.cache.gc import (
-    UnusedFolder,
-    find_build_folders,
-    find_folder,
-    find_unused,
-    remove_folder,
-)
+from torch_cudal1.store.cache.build_files import count_builds
 from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile, LocalCache
-from torch_cudal1.store.cache.quarantine import QuarantineRecord, lift_quarantine, list_quarantined
+from torch_cudal1.store.cache.quarantine import QuarantineRecord, list_quarantined
 from torch_cudal1.store.context import cache_for
 from torch_cudal1.store.trust.trust_policy import Forbidden, Vouched
 
-__all__ = ["list_entries", "purge", "show", "verify"]
+__all__ = ["list_entries", "show", "verify"]
+
+
+_COLUMNS = (
+    "key",
+    "region",
+    "validated on",
+    "runs",
+    "at least",
+    "precision",
+    "trusted by",
+    "size",
+    "created",
+)
 
 
 def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
@@ -45,38 +51,10 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
     readable = [f for f in files if isinstance(f, EntryFile)]
     # Read once for all rows: each look reads a folder.
     quarantined = _read_quarantine(settings)
-    rows = [
-        [
-            # Twelve digits are enough to name an entry; every command takes the start of a key.
-            f.entry.region_key[:12],
-            f.entry.region_name or text.ABSENT,
-            f"{f.entry.target.sku} ({f.entry.target.arch})",
-            f.entry.choice.label + _remarks(f, quarantined),
-            text.speedup(f.entry.speedup),
-            f.entry.contract.precision,
-            describe_voucher(f).partition(":")[0],
-            text.size(f.path.stat().st_size),
-            f.entry.created[:10],
-        ]
-        for f in readable
-    ]
-    if rows:
-        screen.table(
-            (
-                "key",
-                "region",
-                "validated on",
-                "runs",
-                "at least",
-                "precision",
-                "trusted by",
-                "size",
-                "created",
-            ),
-            rows,
-        )
+    if readable:
+        screen.table(_COLUMNS, [_list_row(f, quarantined) for f in readable])
     screen.line(
-        f"{text.count_text(len(rows), 'entry', 'entries')} in {settings.cache_dir}"
+        f"{text.count_text(len(readable), 'entry', 'entries')} in {settings.cache_dir}"
         + _broken_note(len(files) - len(readable))
     )
     # Such an entry may be slower than torch.compile, which could not compile when it was tuned.
@@ -168,98 +146,6 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     return 1 if broken or refused or problems else 0
 
 
-def purge(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Delete the entries named, the broken ones, or all, each with what held its candidates in
-    quarantine.
-
-    All means what is kept for later searches too: kernels, and their times. With --quarantined only
-    the quarantine goes: the entries may run again. With --unused only folders that nothing leads
-    to. Without --yes it says what would go. Exit code 1 if a file or a folder stayed.
-    """
-    # The writable cache alone: read-only ones belong to others.
-    cache = LocalCache(settings.cache_dir)
-    starts = tuple(args.key)
-    # An option of its own, because lifting a quarantine runs a kernel again that was found wrong.
-    if args.quarantined:
-        return _lift_quarantine(cache, starts, args.yes, screen)
-    if args.unused:
-        return _purge_unused(args, settings, screen)
-    purge_all = not starts and not args.broken
-    # Checked before anything is deleted.
-    _require_known_keys(cache, starts)
-
-    def is_selected(entry: Entry) -> bool:
-        return entry.region_key.startswith(starts) if starts else False
-
-    # Only with everything: kernels and times are not kept by key.
-    folders = (
-        [
-            *find_build_folders(cache.root),
-            *find_folder(timings_folder(cache.root), "times of kernels measured here"),
-        ]
-        if purge_all
-        else []
-    )
-    # Deleting cannot be undone, and each entry costs a search to make again.
-    if not args.yes:
-        files = list(cache.entries())
-        doomed = [
-            # Broken files always go: no look-up can use them.
-            f.path
-            for f in files
-            if purge_all or isinstance(f, BrokenFile) or is_selected(f.entry)
-        ]
-        screen.line("\n".join(map(str, doomed)))
-        screen.line(
-            f"{text.count_text(len(doomed), 'file')} would be deleted (broken ones always are); add --yes to do it"
-        )
-        _remove_folders(folders, False, screen)
-        screen.json(
-            {"would_delete": [*doomed, *(folder.path for folder in folders)], "deleted": []}
-        )
-        return 0
-    # Entries first, then the quarantine: a candidate must not run again in between.
-    purged = cache.purge(None if purge_all else is_selected)
-    # A quarantine without its entry would hold back a candidate that a later search validates anew.
-    lift_quarantine(
-        cache.root,
-        lambda record: purge_all or (bool(starts) and record.region_key.startswith(starts)),
-    )
-    for failed in purged.failed:
-        screen.problem(f"{failed.path} stays: {failed.reason}")
-    screen.line(
-        f"deleted from {cache.root}: {text.count_text(len(purged.entries), 'entry', 'entries')}, "
-        f"{text.count_text(len(purged.records), 'decision record')}, {text.count_text(len(purged.leftovers), 'leftover')}"
-    )
-    removed = _remove_folders(folders, True, screen)
-    paths = [folder.path for folder in removed]
-    screen.json(
-        {
-            "would_delete": [],
-            "deleted": [*purged.entries, *purged.records, *purged.leftovers, *paths],
-        }
-    )
-    return 1 if purged.failed or len(removed) < len(folders) else 0
-
-
-def _require_known_keys(cache: LocalCache, starts: Sequence[str]) -> None:
-    """Raises SettingError for the start of a key that fits no entry and nothing in quarantine: a
-    misspelt key is no success.
-    """
-    if not starts:
-        return
-    region_keys = {
-        # A broken file still has its key as its name, so it can be purged by key.
-        file.path.stem if isinstance(file, BrokenFile) else file.entry.region_key
-        for file in cache.entries()
-    }
-    # A key may be in quarantine only, its entry deleted before.
-    region_keys |= {record.region_key for record in list_quarantined([cache.root])}
-    for start in starts:
-        if not any(key.startswith(start) for key in region_keys):
-            raise SettingError("KEY", start, "the start of a key of `cudal1 list`")
-
-
 def _list_refused(entries: Sequence[EntryFile]) -> list[tuple[Path, str]]:
     """Files that are not to be used, or were altered since they were signed, and why."""
     refused = [(f.path, f.standing.reason) for f in entries if isinstance(f.standing, Forbidden)]
@@ -287,73 +173,20 @@ def _count_vouchers(entries: Sequence[EntryFile]) -> dict[str, int]:
     }
 
 
-def _lift_quarantine(
-    cache: LocalCache, starts: tuple[str, ...], confirmed: bool, screen: Screen
-) -> int:
-    """Lift quarantines: of the keys named, or all."""
-
-    def is_selected(record: QuarantineRecord) -> bool:
-        return not starts or record.region_key.startswith(starts)
-
-    quarantined = [record for record in list_quarantined([cache.root]) if is_selected(record)]
-    for record in quarantined:
-        screen.line(f"{record.region_key[:12]}: {record.reason} ({record.at or 'time unknown'})")
-    lifted = lift_quarantine(cache.root, is_selected) if confirmed else ()
-    # A running process has read the quarantine once and does not look again.
-    effect = (
-        "lifted; processes that run keep them until they end"
-        if confirmed
-        else "would be lifted; add --yes to do it"
-    )
-    screen.line(
-        f"{text.count_text(len(lifted) if confirmed else len(quarantined), 'quarantine')} {effect}"
-    )
-    screen.json(
-        {"would_lift": [] if confirmed else quarantined, "lifted": quarantined if confirmed else []}
-    )
-    return 0
-
-
-def _purge_unused(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Delete folders that nothing leads to any more; the line says what was freed. Exit code 1 if one
-    stayed.
-    """
-    # Folders hold entries of many keys, so a key beside --unused would be ignored.
-    if args.key or args.broken:
-        raise SettingError(
-            "--unused",
-            " ".join(args.key) or "--broken",
-            "nothing beside it: it deletes whole folders, no entries",
-        )
-    folders = list(find_unused(settings.cache_dir, settings.hub))
-    removed = _remove_folders(folders, args.yes, screen)
-    summary = f"{text.count_text(len(removed), 'folder')} with {text.size(sum(folder.size_bytes for folder in removed))}"
-    screen.line(f"{summary} {'freed' if args.yes else 'would be freed; add --yes to do it'}")
-    paths = [folder.path for folder in removed]
-    freed = sum(folder.size_bytes for folder in removed) if args.yes else 0
-    screen.json(
-        {
-            "would_delete": [] if args.yes else paths,
-            "deleted": paths if args.yes else [],
-            "freed_bytes": freed,
-        }
-    )
-    return 1 if len(removed) < len(folders) else 0
-
-
-def _remove_folders(
-    folders: Sequence[UnusedFolder], confirmed: bool, screen: Screen
-) -> list[UnusedFolder]:
-    """Name each folder and, if `confirmed`, delete it; those that went, or would go."""
-    removed = []
-    for folder in folders:
-        screen.line(f"{folder.path}: {folder.why} ({text.size(folder.size_bytes)})")
-        # A folder that cannot be deleted is named, and the others still go.
-        if confirmed and (reason := remove_folder(folder)):
-            screen.problem(f"{folder.path} stays: {reason}")
-        else:
-            removed.append(folder)
-    return removed
+def _list_row(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> list[str]:
+    entry = file.entry
+    return [
+        # Twelve digits are enough to name an entry; every command takes the start of a key.
+        entry.region_key[:12],
+        entry.region_name or text.ABSENT,
+        f"{entry.target.sku} ({entry.target.arch})",
+        entry.choice.label + _remarks(file, quarantined),
+        text.speedup(entry.speedup),
+        entry.contract.precision,
+        describe_voucher(file).partition(":")[0],
+        text.size(file.path.stat().st_size),
+        entry.created[:10],
+    ]
 
 
 def _read_quarantine(settings: Settings) -> tuple[QuarantineRecord, ...]:

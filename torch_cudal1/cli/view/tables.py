@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
-from torch_cudal1.core.report import Explanation, Plan
+from torch_cudal1.core.report import Explanation, Plan, RegionReport
 
 __all__ = ["show_explanation", "show_plan"]
 
@@ -18,42 +20,8 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
     screen.line(
         f"{explanation.target} on {explanation.device}: {text.count_text(len(explanation.regions), 'region')}"
     )
-    if explanation.regions:
-        columns = ("region", "runs", "vs eager", "vs Inductor", "time", "error ratio", "why")
-        screen.table(
-            columns,
-            [
-                [
-                    r.name or "whole graph",
-                    r.runs,
-                    text.speedup(r.vs_eager),
-                    text.speedup(r.vs_inductor),
-                    text.latency(r.runs_us),
-                    text.ratio(r.error_ratio),
-                    r.reason,
-                ]
-                for r in explanation.regions
-            ],
-        )
-    # Baselines stand among the candidates, so that it shows why each of them does not run.
-    candidates = [
-        (r.name or r.key[:12], candidate)
-        for r in explanation.regions
-        for candidate in (*r.raced, *r.tried)
-    ]
-    if candidates:
-        screen.line("")
-        rows = [
-            [
-                name,
-                str(candidate.get("label") or text.ABSENT),
-                text.decision(str(candidate.get("decision") or text.ABSENT)),
-                str(candidate.get("detector") or text.ABSENT),
-                str(candidate.get("reason") or text.ABSENT),
-            ]
-            for name, candidate in candidates
-        ]
-        screen.table(("region", "candidate", "decision", "found by", "why"), rows)
+    _show_regions(screen, explanation.regions)
+    _show_candidates(screen, explanation.regions)
     for reason in explanation.left_out:
         # A reason may hold a whole traceback.
         screen.line(f"left to PyTorch: {text.brief(reason)}")
@@ -70,6 +38,43 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
     if explanation.undone:
         screen.line(f"taken back, the module's own forward runs: {explanation.undone}")
     screen.line("")
+
+
+def _show_regions(screen: Screen, regions: Sequence[RegionReport]) -> None:
+    if not regions:
+        return
+    columns = ("region", "runs", "vs eager", "vs Inductor", "time", "error ratio", "why")
+    rows = [
+        [
+            region.name or "whole graph",
+            region.runs,
+            text.speedup(region.vs_eager),
+            text.speedup(region.vs_inductor),
+            text.latency(region.runs_us),
+            text.ratio(region.error_ratio),
+            region.reason,
+        ]
+        for region in regions
+    ]
+    screen.table(columns, rows)
+
+
+def _show_candidates(screen: Screen, regions: Sequence[RegionReport]) -> None:
+    rows = [
+        [
+            region.name or region.key[:12],
+            str(candidate.get("label") or text.ABSENT),
+            text.decision(str(candidate.get("decision") or text.ABSENT)),
+            str(candidate.get("detector") or text.ABSENT),
+            str(candidate.get("reason") or text.ABSENT),
+        ]
+        for region in regions
+        # Baselines stand among the candidates, so that it shows why each of them does not run.
+        for candidate in (*region.raced, *region.tried)
+    ]
+    if rows:
+        screen.line("")
+        screen.table(("region", "candidate", "decision", "found by", "why"), rows)
 
 
 def show_plan(screen: Screen, plan: Plan) -> None:

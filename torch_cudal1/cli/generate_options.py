@@ -12,13 +12,27 @@ __all__ = ["add"]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Adds the model, the size of the search and its limits."""
+    """Adds the tasks, the model, the search and its limits, the evaluation, and the run's folder."""
     parser.add_argument(
         "target",
         metavar="TARGET",
         nargs="+",
         help="KernelBench-style file or folder, or a CUDA-L1 release file",
     )
+    _add_model(parser)
+    _add_search(parser)
+    _add_limits(parser)
+    _add_evaluation(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("cudal1-generate"),
+        metavar="DIR",
+        help="the run; given again, it goes on",
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--llm",
         # No default server: the target's source is sent to it, which must be a decision.
@@ -32,6 +46,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="which of the server's models; needless if it has one",
     )
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=_above(int, 0), default=8, metavar="N", help="rounds of a task (8)"
     )
@@ -53,34 +70,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="which earlier programs are shown",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all draws (0)")
-    _limits(parser)
-    parser.add_argument("--limit", type=_above(int, 0), metavar="N", help="only the first N tasks")
-    parser.add_argument(
-        "--lanes", type=_above(int, 0), metavar="N", help="programs evaluated at the same time"
-    )
-    parser.add_argument(
-        "--checker",
-        choices=("rules", "model"),
-        default="rules",
-        help="what looks at sudden jumps of a score: rules, or the model too",
-    )
-    parser.add_argument(
-        "--keep",
-        type=int,
-        default=3,
-        metavar="N",
-        help="how many of the best are tried for the cache (3; 0: none)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("cudal1-generate"),
-        metavar="DIR",
-        help="the run; given again, it goes on",
-    )
 
 
-def _limits(parser: argparse.ArgumentParser) -> None:
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget-s",
         dest="total_s",
@@ -115,6 +107,26 @@ def _limits(parser: argparse.ArgumentParser) -> None:
         default=8_192,
         metavar="N",
         help="of one completion (8192)",
+    )
+
+
+def _add_evaluation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=_above(int, 0), metavar="N", help="only the first N tasks")
+    parser.add_argument(
+        "--lanes", type=_above(int, 0), metavar="N", help="programs evaluated at the same time"
+    )
+    parser.add_argument(
+        "--checker",
+        choices=("rules", "model"),
+        default="rules",
+        help="what looks at sudden jumps of a score: rules, or the model too",
+    )
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how many of the best are tried for the cache (3; 0: none)",
     )
 
 
