@@ -1,7 +1,7 @@
 """Attention in one kernel: scores of a tile of rows against all keys, weighted values summed on the
 way, nothing of it in memory.
 
-    out[m] = sum_n weight(scores[m, n]) value[n],   scores = tail(query key^T)
+    out[m] = sum_n weight(scores[m, n]) value[n],   scores = epilogue(query key^T)
 
 `epilogue` is any chain of element-wise steps (scale, bias, mask); `weight` is softmax, computed online,
 or another such chain (relu). The products are `gemm`'s: of fp32 in pieces that keep fp32's accuracy
@@ -23,15 +23,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.kernels.codegen.epilogue import list_values, print_triton_epilogue
-from torch_cudal1.kernels.codegen.loop_nest import Nest, build_epilogue_nest
-from torch_cudal1.kernels.codegen.prelude import POINTERS, add_prelude
+from torch_cudal1.kernels.codegen.loop_nest import build_epilogue_nest
+from torch_cudal1.kernels.codegen.prelude import POINTERS
 from torch_cudal1.kernels.expr.affine import AtomSplit, Index, flatten, row_major
 from torch_cudal1.kernels.expr.from_program import Output, TracedProgram
 from torch_cudal1.kernels.expr.nodes import (
@@ -49,7 +48,7 @@ from torch_cudal1.kernels.expr.nodes import (
     substitute,
 )
 from torch_cudal1.kernels.ops.attention_ops import HANDLERS, is_attention
-from torch_cudal1.kernels.ops.matmul import Sizes, index_of_sizes, read_operand, split_sizes
+from torch_cudal1.kernels.ops.matmul import Sizes, index_of_sizes, split_sizes
 from torch_cudal1.kernels.proposal import KernelSource, Proposal
 from torch_cudal1.kernels.template import (
     FusionRules,
@@ -60,72 +59,18 @@ from torch_cudal1.kernels.template import (
     keep_lowerable,
     target_names,
 )
+from torch_cudal1.kernels.templates.attention_kernel import (
+    HALVES,
+    AttentionParts,
+    print_attention_kernel,
+)
 
 __all__ = ["MAX_HEAD_ELEMENTS", "TEMPLATE"]
 
 # Of query and value: their tiles stay in registers.
 MAX_HEAD_ELEMENTS = 128
-_HALVES = (torch.float16, torch.bfloat16)
-_INT32_REACH = 2**31 - 1
 # rows, columns, warps, stages; best guess first
 _TILES = ((128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 3))
-_BODY = """
-block = tl.program_id(0)
-batch = (block // HIGH)TO64
-DIGITS
-m = (block % HIGH) * BM + tl.arange(0, BM)
-d = tl.arange(0, DEPTH)
-e = tl.arange(0, WIDTH)
-query = tl.load(QUERYQUERY_MASK)
-ROUNDED_QUERY
-top = tl.full([BM, 1], float("-inf"), tl.float32)
-total = tl.zeros([BM, 1], tl.float32)
-out = tl.zeros([BM, WIDTH], tl.float32)
-row = (batch * ROWS + m)[:, None]
-ROW_OK
-for start in range(0, LAST, BN):
-    n = start + tl.arange(0, BN)
-    column = n[None, :]
-    COLUMN_OK
-    key = tl.load(KEYKEY_MASK)
-    value = tl.load(VALUEVALUE_MASK)
-    ROUNDED_PAIR
-    acc = tl.dot(query, keyPRECISION)
-    SCORES
-    WEIGHTS
-    ROUNDED_WEIGHT
-    out = out + tl.dot(weightTYPED, valuePRECISION)
-FINISH
-"""
-_ONLINE = """
-higher = nan_max(top, tl.reduce(score, 1, nan_max, keep_dims=True))
-safe = tl.where(higher == float("-inf"), 0.0, higher)
-weight = libdevice.exp(score - safe)
-shrunk = libdevice.exp(top - safe)
-total = total * shrunk + tl.sum(weight, axis=1, keep_dims=True)
-out = out * shrunk
-top = higher
-"""
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """The two products, and what is computed around them.
-
-    `scores`: the nest that makes scores of `acc`, an element of the first product. `result`: the
-    nest that makes the result of `acc`, an element of the second. `softmax`: the weights are the
-    softmax of the scores, `causal`: of keys up to the query's own place, `safe`: 0 in rows that
-    every key is hidden from. `total`: the log-sum-exp of each row where that is a result too.
-    """
-
-    first: Dot
-    second: Dot
-    scores: Nest
-    result: Nest
-    softmax: bool
-    causal: bool
-    safe: bool
-    total: Output | None = None
 
 
 def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposal, ...]:
@@ -134,7 +79,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
     dtype, height = attention.first.left.dtype, attention.first.shape[1]
     methods = (
         ("half",)
-        if dtype in _HALVES
+        if dtype in HALVES
         else (("tf32",) if "matmul" in request.tf32_ops else ()) + ("tf32x3", "bf16x6")
     )
     configs = [(method, *tile) for tile in _TILES for method in methods]
@@ -168,12 +113,12 @@ def _lower_attention(
         proposal.number(name, 0) for name in ("rows", "columns", "warps", "stages")
     )
     method = proposal.config.get("method")
-    allowed = ("half",) if parts.first.left.dtype in _HALVES else ("tf32", "tf32x3", "bf16x6")
+    allowed = ("half",) if parts.first.left.dtype in HALVES else ("tf32", "tf32x3", "bf16x6")
     if (rows, columns, warps, stages) not in _TILES or method not in allowed:
         raise ProgramError(
             "proposal", f"{dict(proposal.config)}: none of the tiles {_TILES} with one of {allowed}"
         )
-    text, values = _print_kernel(parts, str(method), rows, columns)
+    text, values = print_attention_kernel(parts, str(method), rows, columns)
     symbol = f"attention_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     arguments = tuple((value, POINTERS[specs[value].torch_dtype]) for value in values)
     batch, height = parts.first.shape[:2]
@@ -187,7 +132,7 @@ def _lower_attention(
     )
 
 
-def _read_attention(traced: TracedProgram, free: int) -> _Attention:
+def _read_attention(traced: TracedProgram, free: int) -> AttentionParts:
     output, total = _split_results(traced.outputs)
     (node,) = choose_variants((output.node,), online=False)
     second, node = _put_weights_left(_find_dot(node), node)
@@ -222,7 +167,7 @@ def _read_attention(traced: TracedProgram, free: int) -> _Attention:
     causal, safe = (
         (weights.causal, weights.safe) if isinstance(weights, Softmax) else (False, False)
     )
-    return _Attention(first, second, nest, result, softmax, causal, safe, total)
+    return AttentionParts(first, second, nest, result, softmax, causal, safe, total)
 
 
 def _put_weights_left(second: Dot, node: Node) -> tuple[Dot, Node]:
@@ -316,158 +261,6 @@ def _passes_through(node: Node, dtype: torch.dtype) -> bool:
     # Hugging Face's eager attention computes the softmax in fp32 and rounds the weights to the
     # values' type, in which the second product takes them here too.
     return type(node) is Map and node.template in ("({0})", rounding_template(dtype))
-
-
-def _print_address(node: Node, names: tuple[str, str], text: list[str]) -> tuple[int, str]:
-    """Value number of an operand, and the offset of its elements as text; lines for the digits of
-    the batch go to `text`.
-
-    `names` of the vectors along its rows and columns.
-    """
-    operand = read_operand(node)
-    parts = [str(operand.offset)] * bool(operand.offset) + [f"batch * {operand.batch}"] * bool(
-        operand.batch
-    )
-    for digit in operand.digits:
-        name = f"batch_{digit.every}_{digit.extent}"
-        line = f"{name} = batch // {digit.every} % {digit.extent}"
-        if line not in text:
-            text.append(line)
-        parts.append(f"{name} * {digit.stride}")
-    parts += [f"{names[0]}[:, None] * {operand.row}", f"{names[1]}[None, :] * {operand.depth}"]
-    return operand.value, f"p{operand.value} + " + " + ".join(parts)
-
-
-def _print_kernel(
-    parts: _Attention, method: str, rows: int, columns: int
-) -> tuple[str, tuple[int, ...]]:
-    batch, height, width = parts.first.shape
-    depth, size = parts.first.left.shape[-1], parts.second.shape[-1]
-    # `tl.arange` takes powers of two, `tl.dot` 16 elements or more.
-    padded, out_width = (max(16, 1 << (n - 1).bit_length()) for n in (depth, size))
-    ragged = height % rows != 0, width % columns != 0
-    digits: list[str] = []
-    # Rows beyond the last wrap, so that their addresses stay in memory; they are not stored.
-    m = f"(m % {height})" if ragged[0] else "m"
-    query, query_at = _print_address(parts.first.left, (m, "d"), digits)
-    key, key_at = _print_address(parts.first.right, ("d", "n"), digits)
-    value, value_at = _print_address(parts.second.right, ("n", "e"), digits)
-    in_depth = [f"(d < {depth})[{{}}]"] * (padded != depth)
-    in_size = [f"(e < {size})[None, :]"] * (out_width != size)
-    words: dict[str, int | str] = {
-        "HIGH": math.ceil(height / rows),
-        "DIGITS": "\n".join(digits),
-        "DEPTH": padded,
-        "WIDTH": out_width,
-        "ROWS": height,
-        # Keys behind the block's last row are hidden from all of its rows.
-        "LAST": f"min({width}, (block % {math.ceil(height / rows)} + 1) * {rows})"
-        if parts.causal
-        else width,
-        "QUERY_MASK": _mask([test.format("None, :") for test in in_depth]),
-        "KEY_MASK": _mask(
-            [test.format(":, None") for test in in_depth] + ["column_ok"] * ragged[1]
-        ),
-        # Values beyond the edge are read as 0: their weight is 0, and 0 times a NaN that lies in
-        # memory there would be a NaN.
-        "VALUE_MASK": _mask(in_size + [f"(n < {width})[:, None]"] * ragged[1]),
-        "QUERY": query_at,
-        "KEY": key_at,
-        "VALUE": value_at,
-        "ROW_OK": f"row_ok = (m < {height})[:, None]" if ragged[0] else "",
-        "COLUMN_OK": f"column_ok = (n < {width})[None, :]" if ragged[1] else "",
-        "PRECISION": "" if method == "half" else f', input_precision="{method}"',
-        **_rounding_lines(method),
-        "TYPED": _cast_text(parts.second.right.dtype),
-        "TO64": ".to(tl.int64)"
-        if max(batch * height * max(width, depth), 1) > _INT32_REACH
-        else "",
-        "BM": rows,
-        "BN": columns,
-    }
-    reads, _ = list_values(parts.scores)
-    result_reads, writes = list_values(parts.result)
-    # The last line is the nest's store: scores are never in memory.
-    scores = print_triton_epilogue(parts.scores, rows, columns, ragged)[:-1]
-    score = parts.scores.statements[-1].operands[0].name
-    # A key beyond the edge must not count: its exponential is 0, or its score where there is none.
-    outside = 'float("-inf")' if parts.softmax else "0.0"
-    scores.append(
-        f"score = tl.where(column_ok, {score}, {outside})" if ragged[1] else f"score = {score}"
-    )
-    weights = _ONLINE.strip().splitlines() if parts.softmax else ["weight = score"]
-    finish = [
-        "acc = tl.div_rn(out, total)" if parts.softmax else "acc = out",
-        "column = e[None, :]",
-    ]
-    # Rows that every key is hidden from are 0, as in PyTorch's `_safe_softmax`; 0 / 0 would be NaN.
-    finish += ['acc = tl.where(top == float("-inf"), 0.0, acc)'] * parts.safe
-    finish += [f"column_ok = (e < {size})[None, :]"] * (out_width != size)
-    finish += print_triton_epilogue(parts.result, rows, out_width, (ragged[0], out_width != size))
-    finish += _print_logsumexp(parts.total, height) if parts.total else []
-    lines: list[str] = []
-    blocks = {"SCORES": scores, "WEIGHTS": weights, "FINISH": finish}
-    for line in _BODY.strip().splitlines():
-        indent, word = line[: len(line) - len(line.lstrip())], line.strip()
-        lines += (
-            [indent + value_number for value_number in blocks.get(word, [])]
-            if word in blocks
-            else _fill_words(line, words)
-        )
-    totals = (parts.total.value,) if parts.total else ()
-    ordered = tuple(dict.fromkeys((query, key, value, *reads, *result_reads, *writes, *totals)))
-    head = ", ".join(f"p{value_number}" for value_number in ordered) + "):\n"
-    return add_prelude(head + "\n".join("    " + line for line in lines) + "\n"), ordered
-
-
-def _print_logsumexp(output: Output, height: int) -> list[str]:
-    """The log-sum-exp as the operators leave it: 0 for a row that every key was hidden from,
-    infinity behind the last row.
-    """
-    # PyTorch pads the log-sum-exp with infinities behind the last row, and its fp32 backward relies
-    # on them.
-    padded = output.spec.shape[2]
-    inside = f"(m < {height})[:, None]" if padded > height else ""
-    stored = 'tl.where(top == float("-inf"), 0.0, top + libdevice.log(total))'
-    stored = f'tl.where({inside}, {stored}, float("inf"))' if inside else stored
-    return [
-        f"tl.store(p{output.value} + batch * {padded} + m[:, None], {stored}, mask=(m < {padded})[:, None])"
-    ]
-
-
-def _fill_words(line: str, words: Mapping[str, int | str]) -> list[str]:
-    indent = line[: len(line) - len(line.lstrip())]
-    # Longest first: QUERY is the beginning of QUERY_MASK.
-    for word in sorted(words, key=len, reverse=True):
-        line = line.replace(word, str(words[word]))
-    return [
-        indent + one.strip() if i else one for i, one in enumerate(line.splitlines()) if one.strip()
-    ]
-
-
-def _mask(tests: list[str]) -> str:
-    return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
-
-
-def _rounding_lines(method: str) -> dict[str, str]:
-    """Lines that round operands of plain TF32 products to the nearest: in pieces, a product does
-    that itself.
-    """
-    # Tensor cores cut operands off where cuBLAS rounds: of positive inputs the rms error was 0.148
-    # cut off and 0.0074 rounded (benchmarks/LOG.md, 2026-11-26).
-    places = {
-        "ROUNDED_QUERY": ("query",),
-        "ROUNDED_PAIR": ("key", "value"),
-        "ROUNDED_WEIGHT": ("weight",),
-    }
-    return {
-        place: "\n".join(f"{name} = nearest_tf32({name})" for name in names if method == "tf32")
-        for place, names in places.items()
-    }
-
-
-def _cast_text(dtype: torch.dtype) -> str:
-    return f".to(tl.{str(dtype).removeprefix('torch.')})" if dtype in _HALVES else ""
 
 
 def _matches(families: Collection[str], nodes: tuple[Node, ...]) -> bool:

@@ -34,8 +34,13 @@ from torch_cudal1.kernels.template import (
     Template,
     TemplateInput,
 )
-from torch_cudal1.kernels.templates.attention_step import (
+from torch_cudal1.kernels.templates.attention_kernel import (
     HALVES,
+    cast_text,
+    load_mask,
+    pad_to_power,
+)
+from torch_cudal1.kernels.templates.attention_step import (
     TARGETS,
     BackwardStep,
     StepTensor,
@@ -106,7 +111,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
         else (("tf32",) if "matmul" in request.tf32_ops else ()) + ("tf32x3", "bf16x6")
     )
     # What registers and shared memory hold is padded to powers of two.
-    width = _pad_to_power(max(step.query.shape[3], step.value.shape[3]))
+    width = pad_to_power(max(step.query.shape[3], step.value.shape[3]))
     configs = [
         (method, *tile)
         for tile in _choose_tiles(step)
@@ -235,21 +240,47 @@ def _make_kernel(name: str, body: str, grid: int, tile: _Tile, step: BackwardSte
 
 def _print_delta(step: BackwardStep) -> str:
     rows, size = step.query.shape[2], step.value.shape[3]
-    inside = _load_mask(
+    inside = load_mask(
         [
             *_bounds_test("m", rows, _DELTA_ROWS, "[:, None]"),
-            *_bounds_test("e", size, _pad_to_power(size), "[None, :]"),
+            *_bounds_test("e", size, pad_to_power(size), "[None, :]"),
         ]
     )
     return f"""
 block = tl.program_id(0){step.offset_cast}
 head = block // {math.ceil(rows / _DELTA_ROWS)}
 m = block % {math.ceil(rows / _DELTA_ROWS)} * {_DELTA_ROWS} + tl.arange(0, {_DELTA_ROWS})
-e = tl.arange(0, {_pad_to_power(size)})
+e = tl.arange(0, {pad_to_power(size)})
 out = tl.load({step.out.tile("head", "m", "e")}{inside}).to(tl.float32)
 grad = tl.load({step.grad.tile("head", "m", "e")}{inside}).to(tl.float32)
 tl.store({step.delta.row("head", "m")}, tl.sum(grad * out, axis=1){_store_mask(_bounds_test("m", rows, _DELTA_ROWS))})
 """
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The tests that a position of each axis is inside its tensor, where its tile is ragged."""
+
+    rows: list[str]
+    columns: list[str]
+    depth: list[str]
+    size: list[str]
+
+
+def _find_bounds(step: BackwardStep, *, rows: int, columns: int) -> _Bounds:
+    """The tests of a block of `rows` queries and `columns` keys."""
+    depth, size = step.query.shape[3], step.value.shape[3]
+    return _Bounds(
+        _bounds_test("m", step.query.shape[2], rows),
+        _bounds_test("n", step.key.shape[2], columns),
+        _bounds_test("d", depth, pad_to_power(depth), "[None, :]"),
+        _bounds_test("e", size, pad_to_power(size), "[None, :]"),
+    )
+
+
+def _spread(tests: list[str], axes: str) -> list[str]:
+    """Tests of a vector of positions, spread over a tile."""
+    return [f"{test}{axes}" for test in tests]
 
 
 def _print_queries(step: BackwardStep, tile: _Tile) -> str:
@@ -257,23 +288,11 @@ def _print_queries(step: BackwardStep, tile: _Tile) -> str:
     lets them see.
     """
     (_, _, rows, depth), columns, size = step.query.shape, step.key.shape[2], step.value.shape[3]
-    in_rows, in_columns = (
-        _bounds_test("m", rows, tile.rows),
-        _bounds_test("n", columns, tile.rows_per_step),
-    )
-    in_depth, in_size = (
-        _bounds_test("d", depth, _pad_to_power(depth), "[None, :]"),
-        _bounds_test("e", size, _pad_to_power(size), "[None, :]"),
-    )
-    tall, wide = (
-        [f"{test}[:, None]" for test in in_rows],
-        [f"{test}[:, None]" for test in in_columns],
-    )
+    inside = _find_bounds(step, rows=tile.rows, columns=tile.rows_per_step)
+    tall, wide = _spread(inside.rows, "[:, None]"), _spread(inside.columns, "[:, None]")
     # The mask is put on the slopes, not on the scores: a hidden score may be NaN or infinite, and
     # weight * (... - delta) would carry that into the sum.
-    visible = ["(m[:, None] >= n[None, :])"] * step.causal + [
-        f"{test}[None, :]" for test in in_columns
-    ]
+    visible = ["(m[:, None] >= n[None, :])"] * step.causal + _spread(inside.columns, "[None, :]")
     # Keys behind the block's last row are hidden from all of its rows.
     last = (
         f"min({columns}, (block % {math.ceil(rows / tile.rows)} + 1) * {tile.rows})"
@@ -286,27 +305,27 @@ block = tl.program_id(0){step.offset_cast}
 head = block // {math.ceil(rows / tile.rows)}
 shared = {_print_keys_head(step)}
 m = block % {math.ceil(rows / tile.rows)} * {tile.rows} + tl.arange(0, {tile.rows})
-d = tl.arange(0, {_pad_to_power(depth)})
-e = tl.arange(0, {_pad_to_power(size)})
-query = tl.load({step.query.tile("head", "m", "d")}{_load_mask([*tall, *in_depth])})
-grad = tl.load({step.grad.tile("head", "m", "e")}{_load_mask([*tall, *in_size])})
-total = tl.load({step.logsumexp.row("head", "m")}{_load_mask(in_rows)})[:, None]
-delta = tl.load({step.delta.row("head", "m")}{_load_mask(in_rows)})[:, None]
+d = tl.arange(0, {pad_to_power(depth)})
+e = tl.arange(0, {pad_to_power(size)})
+query = tl.load({step.query.tile("head", "m", "d")}{load_mask([*tall, *inside.depth])})
+grad = tl.load({step.grad.tile("head", "m", "e")}{load_mask([*tall, *inside.size])})
+total = tl.load({step.logsumexp.row("head", "m")}{load_mask(inside.rows)})[:, None]
+delta = tl.load({step.delta.row("head", "m")}{load_mask(inside.rows)})[:, None]
 {tile.print_rounding("query", "grad")}
-made = tl.zeros([{tile.rows}, {_pad_to_power(depth)}], tl.float32)
+made = tl.zeros([{tile.rows}, {pad_to_power(depth)}], tl.float32)
 for start in range(0, {last}, {tile.rows_per_step}):
     n = start + tl.arange(0, {tile.rows_per_step}){step.offset_cast}
-    key = tl.load({step.key.tile("shared", "n", "d")}{_load_mask([*wide, *in_depth])})
-    value = tl.load({step.value.tile("shared", "n", "e")}{_load_mask([*wide, *in_size])})
+    key = tl.load({step.key.tile("shared", "n", "d")}{load_mask([*wide, *inside.depth])})
+    value = tl.load({step.value.tile("shared", "n", "e")}{load_mask([*wide, *inside.size])})
     {tile.print_rounding("key", "value")}
     score = tl.dot(query, tl.trans(key){tile.precision}) * {step.scale}
-    {_print_bias(step.bias, [*tall, *(f"{test}[None, :]" for test in in_columns)])}
+    {_print_bias(step.bias, [*tall, *_spread(inside.columns, "[None, :]")])}
     weight = libdevice.exp(score - total)
     slope = weight * (tl.dot(grad, tl.trans(value){tile.precision}) - delta)
     {_print_mask("slope", visible)}
     {tile.print_rounding("slope")}
-    made = made + tl.dot(slope{_cast_text(step)}, key{tile.precision})
-tl.store({result.tile("head", "m", "d")}, made * {step.scale}{_store_mask([*tall, *in_depth])})
+    made = made + tl.dot(slope{cast_text(step.query.dtype)}, key{tile.precision})
+tl.store({result.tile("head", "m", "d")}, made * {step.scale}{_store_mask([*tall, *inside.depth])})
 """
 
 
@@ -314,72 +333,61 @@ def _print_keys(step: BackwardStep, tile: _Tile) -> str:
     """The kernel of the gradients of keys and values: a block of them, with the queries that see
     them. Scores are transposed from the start, so that no product has to transpose them.
     """
-    (_, heads, rows, depth), columns, size = (
-        step.query.shape,
-        step.key.shape[2],
-        step.value.shape[3],
-    )
-    in_rows, in_columns = (
-        _bounds_test("m", rows, tile.rows_per_step),
-        _bounds_test("n", columns, tile.rows),
-    )
-    in_depth, in_size = (
-        _bounds_test("d", depth, _pad_to_power(depth), "[None, :]"),
-        _bounds_test("e", size, _pad_to_power(size), "[None, :]"),
-    )
-    tall, wide = (
-        [f"{test}[:, None]" for test in in_rows],
-        [f"{test}[:, None]" for test in in_columns],
-    )
-    visible = ["(m[None, :] >= n[:, None])"] * step.causal + [
-        f"{test}[None, :]" for test in in_rows
-    ]
-    blocks, key_heads = math.ceil(columns / tile.rows), step.key.shape[1]
+    (_, heads, rows, depth), columns = step.query.shape, step.key.shape[2]
+    size, key_heads = step.value.shape[3], step.key.shape[1]
+    inside = _find_bounds(step, rows=tile.rows_per_step, columns=tile.rows)
+    tall, wide = _spread(inside.rows, "[:, None]"), _spread(inside.columns, "[:, None]")
+    visible = ["(m[None, :] >= n[:, None])"] * step.causal + _spread(inside.rows, "[None, :]")
+    blocks = math.ceil(columns / tile.rows)
     # Queries before the block's first key see none of its keys.
     first = (
         f"block % {blocks} * {tile.rows} // {tile.rows_per_step} * {tile.rows_per_step}"
         if step.causal
         else 0
     )
-    stores = [
-        f"tl.store({step.results[name].tile('shared', 'n', along)}, {text}{_store_mask([*wide, *inside])})"
-        for name, along, text, inside in (
-            ("key", "d", f"made_key * {step.scale}", in_depth),
-            ("value", "e", "made_value", in_size),
-        )
-        if name in step.results
-    ]
     text = f"""
 block = tl.program_id(0){step.offset_cast}
 shared = block // {blocks}
 n = block % {blocks} * {tile.rows} + tl.arange(0, {tile.rows})
-d = tl.arange(0, {_pad_to_power(depth)})
-e = tl.arange(0, {_pad_to_power(size)})
-key = tl.load({step.key.tile("shared", "n", "d")}{_load_mask([*wide, *in_depth])})
-value = tl.load({step.value.tile("shared", "n", "e")}{_load_mask([*wide, *in_size])})
+d = tl.arange(0, {pad_to_power(depth)})
+e = tl.arange(0, {pad_to_power(size)})
+key = tl.load({step.key.tile("shared", "n", "d")}{load_mask([*wide, *inside.depth])})
+value = tl.load({step.value.tile("shared", "n", "e")}{load_mask([*wide, *inside.size])})
 {tile.print_rounding("key", "value")}
-made_key = tl.zeros([{tile.rows}, {_pad_to_power(depth)}], tl.float32)
-made_value = tl.zeros([{tile.rows}, {_pad_to_power(size)}], tl.float32)
+made_key = tl.zeros([{tile.rows}, {pad_to_power(depth)}], tl.float32)
+made_value = tl.zeros([{tile.rows}, {pad_to_power(size)}], tl.float32)
 for each in range(0, {step.queries_per_key}):
     head = (shared // {key_heads} * {heads} + shared % {key_heads} * {step.queries_per_key} + each)
     for start in range({first}, {rows}, {tile.rows_per_step}):
         m = start + tl.arange(0, {tile.rows_per_step}){step.offset_cast}
-        query = tl.load({step.query.tile("head", "m", "d")}{_load_mask([*tall, *in_depth])})
-        grad = tl.load({step.grad.tile("head", "m", "e")}{_load_mask([*tall, *in_size])})
-        total = tl.load({step.logsumexp.row("head", "m")}{_load_mask(in_rows)})[None, :]
-        delta = tl.load({step.delta.row("head", "m")}{_load_mask(in_rows)})[None, :]
+        query = tl.load({step.query.tile("head", "m", "d")}{load_mask([*tall, *inside.depth])})
+        grad = tl.load({step.grad.tile("head", "m", "e")}{load_mask([*tall, *inside.size])})
+        total = tl.load({step.logsumexp.row("head", "m")}{load_mask(inside.rows)})[None, :]
+        delta = tl.load({step.delta.row("head", "m")}{load_mask(inside.rows)})[None, :]
         {tile.print_rounding("query", "grad")}
         score = tl.dot(key, tl.trans(query){tile.precision}) * {step.scale}
-        {_print_bias(step.bias, [*wide, *(f"{test}[None, :]" for test in in_rows)], transposed=True)}
+        {_print_bias(step.bias, [*wide, *_spread(inside.rows, "[None, :]")], transposed=True)}
         weight = libdevice.exp(score - total)
         {_print_mask("weight", visible)}
         slope = weight * (tl.dot(value, tl.trans(grad){tile.precision}) - delta)
         {_print_mask("slope", visible)}
         {tile.print_rounding("weight", "slope")}
-        made_value = made_value + tl.dot(weight{_cast_text(step)}, grad{tile.precision})
-        made_key = made_key + tl.dot(slope{_cast_text(step)}, query{tile.precision})
+        made_value = made_value + tl.dot(weight{cast_text(step.query.dtype)}, grad{tile.precision})
+        made_key = made_key + tl.dot(slope{cast_text(step.query.dtype)}, query{tile.precision})
 """
-    return text + "\n".join(stores)
+    return text + _print_key_stores(step, wide, inside)
+
+
+def _print_key_stores(step: BackwardStep, wide: list[str], inside: _Bounds) -> str:
+    stores = (
+        ("key", "d", f"made_key * {step.scale}", inside.depth),
+        ("value", "e", "made_value", inside.size),
+    )
+    return "\n".join(
+        f"tl.store({step.results[name].tile('shared', 'n', axis)}, {text}{_store_mask([*wide, *tests])})"
+        for name, axis, text, tests in stores
+        if name in step.results
+    )
 
 
 def _print_keys_head(step: BackwardStep) -> str:
@@ -392,18 +400,9 @@ def _print_keys_head(step: BackwardStep) -> str:
     )
 
 
-def _pad_to_power(size: int) -> int:
-    # `tl.dot` takes 16 elements or more, `tl.arange` powers of two.
-    return max(16, 1 << (size - 1).bit_length())
-
-
 def _bounds_test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
     """The test that a position is inside; none where the tile divides the size."""
     return [f"({name} < {size}){spread}"] * (size % tile != 0)
-
-
-def _load_mask(tests: list[str]) -> str:
-    return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
 def _store_mask(tests: list[str]) -> str:
@@ -415,20 +414,12 @@ def _print_bias(bias: StepTensor | None, tests: list[str], *, transposed: bool =
     if bias is None:
         return ""
     addresses = (bias.transposed_tile if transposed else bias.tile)("head", "m", "n")
-    return f"score = score + tl.load({addresses}{_load_mask(tests)}).to(tl.float32)"
+    return f"score = score + tl.load({addresses}{load_mask(tests)}).to(tl.float32)"
 
 
 def _print_mask(name: str, tests: list[str]) -> str:
     """A line that sets to 0 what is masked or beyond the edge, NaN and infinity included."""
     return f"{name} = tl.where({' & '.join(tests)}, {name}, 0.0)" if tests else ""
-
-
-def _cast_text(step: BackwardStep) -> str:
-    return (
-        f".to(tl.{str(step.query.dtype).removeprefix('torch.')})"
-        if step.query.dtype in HALVES
-        else ""
-    )
 
 
 TEMPLATE = Template(

@@ -21,11 +21,11 @@ from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.kernels.expr.affine import row_major
 from torch_cudal1.kernels.templates.attention import MAX_HEAD_ELEMENTS
+from torch_cudal1.kernels.templates.attention_kernel import HALVES
 
-__all__ = ["HALVES", "TARGETS", "BackwardStep", "StepTensor", "is_backward", "read_backward"]
+__all__ = ["TARGETS", "BackwardStep", "StepTensor", "is_backward", "read_backward"]
 
 TARGETS = attention_names.targets(attention_names.BACKWARDS)
-HALVES = (torch.float16, torch.bfloat16)
 _INT32_REACH = 2**31 - 1
 
 
