@@ -184,54 +184,35 @@ def _has_aligned_pairs(node: Conv, traced: TracedProgram, block_layout: BlockLay
 
 
 def _define_sizes(cut: _TiledConv, pairs: bool) -> dict[str, int]:
-    conv, schedule, block_layout = cut.conv, cut.schedule, cut.layout
-    z, y, x = conv.axes
-    columns = block_layout.together * schedule.columns
-    sizes = {
-        "N": conv.images,
-        "GROUPS": conv.groups,
-        "C": conv.channels,
-        "OC": conv.outputs,
-        "CB": schedule.channels,
-        "CR": min(schedule.channels, conv.channels),
-        "CHUNKS": -(-conv.channels // schedule.channels),
-        "BO": schedule.columns,
-        "NX": block_layout.together,
-        "BN": columns,
-        "OCB": -(-conv.outputs // schedule.columns),
-        "MW": schedule.wide,
-        "GROUPS_OF_4": _WARPGROUPS,
-        "BLOCKS": schedule.blocks,
-        "PLANE": block_layout.plane,
-        "VEC": block_layout.vector,
-        "X_SHIFT": block_layout.shift,
-        "KX": block_layout.taps,
-        "ZG": schedule.taps,
-        "KS": block_layout.steps,
-        "STAGES": schedule.stages,
-        "BOXES": block_layout.boxes,
-        "ZERO": block_layout.zeros,
-        "TAPS_ZY": block_layout.table // block_layout.steps // 4 * schedule.taps,
-        "CLASSES": len(z.classes)
-        * len(y.classes)
-        * (1 if block_layout.together > 1 else len(x.classes)),
-        "CLASS_Y": len(y.classes),
-        "CLASS_X": 1 if block_layout.together > 1 else len(x.classes),
-        "SLOTS": sum(_count_slots(cut)),
-        "ACC": schedule.wide * columns // 2,
+    """The C++ text's macros."""
+    return {
+        **_define_convolution(cut.conv),
+        **_define_axes(cut),
+        **_define_schedule(cut),
+        **_define_layout(cut),
         "PAIRS": int(pairs),
-        "STAGED": block_layout.staged,
-        "PRODUCTS": schedule.products,
-        # The accumulator truncates: it is emptied every step where the reference's sum is that
-        # exact.
-        "PROMOTE": 1 if conv.depth <= _MAX_SHALLOW_DEPTH else 2,
     }
+
+
+def _define_convolution(conv: Convolution) -> dict[str, int]:
+    """Extents and strides of input and weights; those of the axes are in `_define_axes`."""
+    sizes = {"N": conv.images, "GROUPS": conv.groups, "C": conv.channels, "OC": conv.outputs}
+    sizes |= {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
+    return sizes | {
+        f"WS_{n}": s
+        for n, s in zip(("G", "OC", "C", "Z", "Y", "X"), conv.weight_strides, strict=True)
+    }
+
+
+def _define_axes(cut: _TiledConv) -> dict[str, int]:
+    """Extents of each axis of space, and how a tile lies on it."""
+    sizes: dict[str, int] = {}
     for name, axis, tile, low, box in zip(
         "ZYX",
-        conv.axes,
-        (schedule.z, schedule.y, schedule.x),
-        block_layout.low,
-        block_layout.box,
+        cut.conv.axes,
+        (cut.schedule.z, cut.schedule.y, cut.schedule.x),
+        cut.layout.low,
+        cut.layout.box,
         strict=True,
     ):
         sizes |= {
@@ -246,10 +227,53 @@ def _define_sizes(cut: _TiledConv, pairs: bool) -> dict[str, int]:
             f"STEP_{name}": axis.step,
             f"WK_{name}": axis.weight_step,
         }
-    sizes |= {f"XS_{n}": s for n, s in zip("NCZY", conv.input_strides, strict=False)}
-    return sizes | {
-        f"WS_{n}": s
-        for n, s in zip(("G", "OC", "C", "Z", "Y", "X"), conv.weight_strides, strict=True)
+    return sizes
+
+
+def _define_schedule(cut: _TiledConv) -> dict[str, int]:
+    """Channels, columns and stages of a block."""
+    conv, schedule = cut.conv, cut.schedule
+    columns = cut.layout.together * schedule.columns
+    return {
+        "CB": schedule.channels,
+        "CR": min(schedule.channels, conv.channels),
+        "CHUNKS": -(-conv.channels // schedule.channels),
+        "BO": schedule.columns,
+        "BN": columns,
+        "OCB": -(-conv.outputs // schedule.columns),
+        "MW": schedule.wide,
+        "GROUPS_OF_4": _WARPGROUPS,
+        "BLOCKS": schedule.blocks,
+        "ZG": schedule.taps,
+        "STAGES": schedule.stages,
+        "ACC": schedule.wide * columns // 2,
+        "PRODUCTS": schedule.products,
+        # The accumulator truncates: it is emptied every step where the reference's sum is that
+        # exact.
+        "PROMOTE": 1 if conv.depth <= _MAX_SHALLOW_DEPTH else 2,
+    }
+
+
+def _define_layout(cut: _TiledConv) -> dict[str, int]:
+    """Classes of taps, slots of weights, and what lies where in shared memory."""
+    block_layout = cut.layout
+    z, y, x = cut.conv.axes
+    classes_x = 1 if block_layout.together > 1 else len(x.classes)
+    return {
+        "NX": block_layout.together,
+        "PLANE": block_layout.plane,
+        "VEC": block_layout.vector,
+        "X_SHIFT": block_layout.shift,
+        "KX": block_layout.taps,
+        "KS": block_layout.steps,
+        "BOXES": block_layout.boxes,
+        "ZERO": block_layout.zeros,
+        "TAPS_ZY": block_layout.table // block_layout.steps // 4 * cut.schedule.taps,
+        "CLASSES": len(z.classes) * len(y.classes) * classes_x,
+        "CLASS_Y": len(y.classes),
+        "CLASS_X": classes_x,
+        "SLOTS": sum(_count_slots(cut)),
+        "STAGED": block_layout.staged,
     }
 
 

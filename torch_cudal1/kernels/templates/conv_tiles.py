@@ -8,7 +8,7 @@ and the halo and ragged edges of the tiles. It orders candidates; it does not de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -132,34 +132,12 @@ def lay_out(conv: Convolution, schedule: ConvSchedule) -> BlockLayout:
     taps = -(-x.reach // x.step) if together > 1 else x.taps
     depth = schedule.taps * taps * schedule.channels
     steps, counts = -(-depth // 8), {a.count * b.count for a in z.classes for b in y.classes}
-    # A step is 8 of k: a chunk of fewer channels may be filled up with zeros to one step.
-    filled = conv.channels % schedule.channels == 0 or conv.channels < schedule.channels == 8
-    if (
-        not filled
-        or any(count % schedule.taps for count in counts)
-        or (together > 1 and schedule.channels % 8)
-    ):
-        raise NotLowerableError(
-            f"{conv.channels} channels, {sorted(counts)} taps: do not divide into {schedule.channels} and {schedule.taps}"
-        )
-    if (
-        # wgmma takes at most 256 columns. Each thread keeps `wide * columns / 2` accumulators: 128
-        # of its 255 registers at this limit.
-        not 0 < steps <= _MAX_SLOT_STEPS
-        or together * schedule.columns > 256
-        or schedule.wide * together * schedule.columns > 256
-    ):
-        raise NotLowerableError(
-            f"{steps} steps a slot, {together * schedule.columns} columns and {schedule.wide} rows of 64"
-        )
+    _check_slots(conv, schedule, together, counts)
+    _check_registers(schedule, together, steps)
     vector = _copy_elements(conv, schedule)
     # The box begins at a whole vector, so that copies are aligned.
     first = x.low // vector * vector
-    along = (schedule.x - 1) * x.stride + (x.low - first) + x.reach
-    tall = [
-        (tile - 1) * axis.stride + axis.reach for tile, axis in ((schedule.z, z), (schedule.y, y))
-    ]
-    box = (tall[0], tall[1], -(-along // vector) * vector)
+    box = _size_box(conv, schedule, x.low - first, vector)
     plane = _pad_plane(math.prod(box), x.stride)
     # What a step reads and does not exist comes from a plane of zeros.
     holes = (
@@ -175,31 +153,76 @@ def lay_out(conv: Convolution, schedule: ConvSchedule) -> BlockLayout:
         + schedule.stages * schedule.products * steps * 8 * together * schedule.columns
     )
     # A pair of offsets is 8 bytes; what follows the table is aligned to 128.
-    shared = -(-table * 8 // 128) * 128 + 4 * floats
+    operand_bytes = -(-table * 8 // 128) * 128 + 4 * floats
+    staged, staged_bytes = _stage_results(schedule, together, operand_bytes)
+    return BlockLayout(
+        together=together,
+        taps=taps,
+        steps=steps,
+        vector=vector,
+        low=(z.low, y.low, first),
+        shift=x.low - first,
+        box=box,
+        plane=plane,
+        zeros=int(holes),
+        boxes=boxes,
+        table=table,
+        staged=staged,
+        shared_bytes=max(operand_bytes, staged_bytes),
+    )
+
+
+def _check_slots(
+    conv: Convolution, schedule: ConvSchedule, together: int, counts: Collection[int]
+) -> None:
+    """Raises NotLowerableError where channels and taps (`counts` of each class) leave a rest."""
+    # A step is 8 of k: a chunk of fewer channels may be filled up with zeros to one step.
+    filled = conv.channels % schedule.channels == 0 or conv.channels < schedule.channels == 8
+    if (
+        not filled
+        or any(count % schedule.taps for count in counts)
+        or (together > 1 and schedule.channels % 8)
+    ):
+        raise NotLowerableError(
+            f"{conv.channels} channels, {sorted(counts)} taps: do not divide into {schedule.channels} and {schedule.taps}"
+        )
+
+
+def _check_registers(schedule: ConvSchedule, together: int, steps: int) -> None:
+    """Raises NotLowerableError where a block is larger than wgmma and registers allow."""
+    columns = together * schedule.columns
+    if (
+        # wgmma takes at most 256 columns. Each thread keeps `wide * columns / 2` accumulators: 128
+        # of its 255 registers at this limit.
+        not 0 < steps <= _MAX_SLOT_STEPS or columns > 256 or schedule.wide * columns > 256
+    ):
+        raise NotLowerableError(
+            f"{steps} steps a slot, {columns} columns and {schedule.wide} rows of 64"
+        )
+
+
+def _size_box(
+    conv: Convolution, schedule: ConvSchedule, shift: int, vector: int
+) -> tuple[int, int, int]:
+    """The input around a tile, whole vectors along x; `shift`: elements before the tile's first."""
+    z, y, x = conv.axes
+    along = (schedule.x - 1) * x.stride + shift + x.reach
+    return (
+        (schedule.z - 1) * z.stride + z.reach,
+        (schedule.y - 1) * y.stride + y.reach,
+        -(-along // vector) * vector,
+    )
+
+
+def _stage_results(schedule: ConvSchedule, together: int, operand_bytes: int) -> tuple[int, int]:
+    """Channels whose results are staged at a time, and their bytes: what fits the operands' memory."""
     # Rows of staged results are 4 elements longer than a tile: fragments of 4 channels x 8 places
     # lie in different banks then (PITCH of conv.cu).
-    channel = 4 * together * (64 * _WARPGROUPS * schedule.wide + 4)
+    channel_bytes = 4 * together * (64 * _WARPGROUPS * schedule.wide + 4)
+    limit = max(operand_bytes, _OUTPUT_STAGING_BYTES)
     divisors = [c for c in range(8, schedule.columns + 1, 8) if schedule.columns % c == 0]
-    staged = max(
-        (c for c in divisors if c * channel <= max(shared, _OUTPUT_STAGING_BYTES)), default=8
-    )
-    shared = max(shared, staged * channel)
-    low = (z.low, y.low, first)
-    return BlockLayout(
-        together,
-        taps,
-        steps,
-        vector,
-        low,
-        x.low - first,
-        box,
-        plane,
-        int(holes),
-        boxes,
-        table,
-        staged,
-        shared,
-    )
+    staged = max((c for c in divisors if c * channel_bytes <= limit), default=8)
+    return staged, staged * channel_bytes
 
 
 def _copy_elements(conv: Convolution, schedule: ConvSchedule) -> int:
