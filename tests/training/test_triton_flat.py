@@ -1,12 +1,37 @@
-"""The launch that rendered Triton modules share."""
+"""Triton programs of elementwise chains, diagonals, scans and pools, and the launch that rendered
+modules share.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+from tests.training.triton_facts import Facts, check_facts, compute_facts, list_ops, needs_gpu
 from torch_cudal1.training.ksl.triton_flat import HEAD
+
+NAMES = list_ops("chain", "diag", "scan", "pool")
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return compute_facts(NAMES, interpreted=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_compute_what_they_are_meant_to_under_the_interpreter(
+    facts: Facts, name: str
+) -> None:
+    check_facts(name, facts[name])
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_programs_compute_what_they_are_meant_to_on_a_gpu() -> None:
+    for name, facts in compute_facts(NAMES, interpreted=False).items():
+        check_facts(name, facts)
 
 
 def test_a_launch_keeps_what_was_compiled_for_tensors_that_lie_alike() -> None:
@@ -20,8 +45,8 @@ def test_a_launch_keeps_what_was_compiled_for_tensors_that_lie_alike() -> None:
             self.name, self.compiled = name, compiled
 
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            def run(*given: Any, **options: Any) -> Any:
-                calls.append((self.name, given, options))
+            def run(*args: Any, **options: Any) -> Any:
+                calls.append((self.name, args, options))
                 return self.compiled
 
             return run

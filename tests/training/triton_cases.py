@@ -1,4 +1,4 @@
-"""The process of `test_ksl_triton`, with TRITON_INTERPRET=1 or on a GPU: prints one JSON with what
+"""The process of `triton_facts`, with TRITON_INTERPRET=1 or on a GPU: prints one JSON with what
 each program answered.
 
 For each operation and program of a sample: the largest error against float64 relative to the
