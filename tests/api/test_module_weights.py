@@ -17,7 +17,8 @@ from torch import nn
 
 import torch_cudal1
 from tests.entries import Runs, plant, shifted
-from torch_cudal1.graph.functional_module import copy_module, copy_sharing_tensors
+from tests.graph.modules import Closed
+from torch_cudal1.graph.functional_module import copy_sharing_tensors
 
 
 class Tied(nn.Module):
@@ -262,21 +263,6 @@ def test_a_tensor_that_changes_at_each_call_is_left_to_the_module(tmp_path: Path
             assert torch.equal(accelerated(x), twin(x))
 
 
-class Closed(nn.Module):
-    """minGPT's habit: part of the forward is a function over the module's own layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(16, 8)})
-        parts = self.parts
-        inner = lambda x: parts["up"](x).relu()
-        self.mlp = lambda x: parts["down"](inner(x))
-        self.mlp.scale = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(x) * self.mlp.scale
-
-
 def test_a_function_over_its_own_layers_is_captured_and_follows_them(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -305,14 +291,3 @@ def test_a_copy_whose_function_calls_the_originals_layers_runs_its_own_forward()
         assert torch.equal(accelerated(x), x + module.mlp(x))
         module.parts["up"].weight.mul_(3)
         assert torch.equal(accelerated(x), x + module.mlp(x))
-
-
-def test_a_copy_of_our_own_computes_with_its_own_layers() -> None:
-    module, x = Closed().eval(), torch.randn(3, 8)
-    copied = copy_module(module)
-    with torch.no_grad():
-        before = copied(x)
-        module.parts["up"].weight.zero_()
-        assert torch.equal(copied(x), before)
-        copied.parts["up"].weight.mul_(2)
-        assert not torch.equal(copied(x), before)

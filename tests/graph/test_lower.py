@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.fake_gpu import graph_on_a_gpu
+from tests.graph.regions import CPU, Flat
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
@@ -24,8 +25,6 @@ from torch_cudal1.ir.value_specs import find_unaligned_values, value_specs
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.runtime.executor import prepare
-
-CPU = torch.device("cpu")
 
 
 class Block(nn.Module):
@@ -72,16 +71,6 @@ class OtherNames(nn.Module):
         unused = tokens * 3
         del unused
         return self.norm(nn.functional.relu(self.a(tokens)) + self.b(tokens).tanh())
-
-
-class Flat(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args):
-        out = self.inner(*args)
-        return out if isinstance(out, tuple) else (out,)
 
 
 def key_of(module, *inputs):

@@ -16,8 +16,29 @@ import torch.fx as fx
 from torch._functorch.aot_autograd import aot_function
 
 from torch_cudal1.graph.rewrite import RewriteResult, Rule, rewrite
+from torch_cudal1.graph.rewrite.match import calls
 
-__all__ = ["capture", "capture_module", "check_exact", "close_to_float64", "ops", "run", "same"]
+__all__ = [
+    "INF",
+    "INTS",
+    "NAN",
+    "ODD",
+    "capture",
+    "capture_module",
+    "check_exact",
+    "check_removal",
+    "check_untouched",
+    "close_to_float64",
+    "find_call",
+    "ops",
+    "run",
+    "same",
+]
+
+NAN, INF = float("nan"), float("inf")
+# NaN, both infinities, both zeros, subnormals and numbers near the end of float32
+ODD = torch.tensor([[0.0, -0.0, NAN, INF], [-INF, 1.5, -2.0, 1e-40], [3e38, -1e-45, 0.5, 2.5]])
+INTS = torch.tensor([[-3, 0, 2], [7, -1, 5]])
 
 
 def capture(fn: Callable[..., Any], *inputs: Any, grad: bool = False) -> fx.GraphModule:
@@ -128,3 +149,42 @@ def check_exact(
     out = rewrite(gm, rules, assume_finite=finite)
     same(run(out.gm, *inputs), run(gm, *inputs))
     return out
+
+
+def check_removal(
+    rules: Sequence[Rule], technique: str, fn: Callable[..., Any], x: torch.Tensor, removed_op: str
+) -> None:
+    """`technique` fires on `fn`, `removed_op` is gone afterwards, and every bit stays, signs of zero
+    included.
+    """
+    out = check_exact(rules, fn, x)
+    assert technique in out.techniques
+    assert (
+        sum(ops(out.gm).values()) < sum(ops(capture(fn, x)).values())
+        or technique == "reduction_of_one"
+    )
+    assert not ops(out.gm)[removed_op]
+    if x.is_floating_point():
+        gm = capture(fn, x)
+        for new, old in zip(run(out.gm, x), run(gm, x), strict=True):
+            zeros = old == 0
+            assert torch.equal(torch.signbit(new)[zeros], torch.signbit(old)[zeros])
+
+
+def check_untouched(rules: Sequence[Rule], fn: Callable[..., Any], x: torch.Tensor) -> None:
+    """No rule fires on `fn`, but for dead code and views that change nothing."""
+    gm = capture(fn, x)
+    out = rewrite(gm, rules, assume_finite=False)
+    assert set(out.techniques) <= {"dead_code", "redundant_view"}
+    names = {
+        name: count
+        for name, count in ops(gm).items()
+        if name not in ("detach.default", "alias.default")
+    }
+    assert {name: ops(out.gm)[name] for name in names} == names
+
+
+def find_call(gm: fx.GraphModule, overload: Any) -> fx.Node:
+    """The one call of `overload` in the graph."""
+    (node,) = calls(gm, overload)
+    return node

@@ -8,19 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_cudal1.graph.rewrite import rewrite
 from torch_cudal1.graph.rewrite.identity_rules import IDENTITY_RULES as RULES
 
-from .helpers import capture, check_exact, ops, run, same
+from .helpers import (
+    INF,
+    INTS,
+    NAN,
+    ODD,
+    capture,
+    check_exact,
+    check_removal,
+    check_untouched,
+    ops,
+    run,
+    same,
+)
 
 aten = torch.ops.aten
-NAN, INF = float("nan"), float("inf")
-ODD = torch.tensor([[0.0, -0.0, NAN, INF], [-INF, 1.5, -2.0, 1e-40], [3e38, -1e-45, 0.5, 2.5]])
-INTS = torch.tensor([[-3, 0, 2], [7, -1, 5]])
 BOOLS = torch.tensor([[True, False, True]])
 ONE = torch.tensor([[2.0], [NAN], [-INF], [0.5]])
 
@@ -43,36 +51,9 @@ FIRES: list[tuple[str, Any, torch.Tensor, str]] = [
         BOOLS,
         "logical_not.default",
     ),
-    ("redundant_view", lambda x: torch.relu(x.t().t()), ODD, "t.default"),
-    ("redundant_view", lambda x: torch.relu(x.view(12).view(3, 4)), ODD, "view.default"),
-    ("redundant_view", lambda x: torch.relu(x.permute(1, 0).permute(1, 0)), ODD, "permute.default"),
-    ("redundant_view", lambda x: torch.relu(x.expand(3, 4)), ODD, "expand.default"),
-    ("redundant_view", lambda x: torch.relu(aten.slice.Tensor(x, 0, 0, 3)), ODD, "slice.Tensor"),
-    ("redundant_view", lambda x: torch.relu(x.unsqueeze(0).squeeze(0)), ODD, "unsqueeze.default"),
-    ("redundant_copy", lambda x: torch.relu(x.clone()), ODD, "clone.default"),
-    ("redundant_copy", lambda x: torch.relu(x).clone(), ODD, "clone.default"),
-    (
-        "redundant_copy",
-        lambda x: torch.relu(F.dropout(x, 0.5, training=False)),
-        ODD,
-        "clone.default",
-    ),
-    (
-        "redundant_copy",
-        lambda x: torch.relu(aten._to_copy.default(x, dtype=torch.float32)),
-        ODD,
-        "_to_copy.default",
-    ),
-    ("cast_chain", lambda x: torch.relu(x.double().float()), ODD, "_to_copy.default"),
-    ("cast_chain", lambda x: x.half().float().half() + 1, ODD.half(), "_to_copy.default"),
     ("repeated", lambda x: torch.relu(torch.relu(x)), ODD, ""),
     ("repeated", lambda x: torch.floor(torch.floor(x)), ODD, ""),
     ("repeated", lambda x: torch.tril(torch.tril(x, 1), 1), ODD, ""),
-    ("clamp_of_clamp", lambda x: x.clamp(-2, 3).clamp(-1, 5), ODD, ""),
-    ("clamp_of_clamp", lambda x: F.hardtanh(torch.relu(x)), ODD, "hardtanh.default"),
-    ("clamp_of_clamp", lambda x: x.clamp(4, 5).clamp(-1, 2), ODD, ""),
-    ("clamp_of_clamp", lambda x: x.clamp_min(-1).clamp_max(2), ODD, "clamp_min.default"),
-    ("clamp_of_clamp", lambda x: x.clamp(-0.5, 0.25).clamp(0, 8), ODD.bfloat16(), ""),
     ("trivial_cat", lambda x: torch.relu(torch.cat([x])), ODD, "cat.default"),
     ("trivial_cat", lambda x: torch.cat([x, x[:0], x]), ODD, "slice.Tensor"),
     ("reduction_of_one", lambda x: x - x.mean(1, keepdim=True), ONE, "mean.dim"),
@@ -98,19 +79,10 @@ STAYS: list[tuple[Any, torch.Tensor]] = [
     (lambda x: torch.abs(x * 1.0), INTS),  # the product is float
     (lambda x: torch.abs(x / 1), INTS),
     (lambda x: x * torch.ones(1, 1, 1), ODD[0, 0]),
-    (lambda x: torch.exp(x.clone()) if x.dim() > 5 else x.clone(), ODD),  # the output must be fresh
     (lambda x: x * 1, ODD),
-    (lambda x: (x.clone().t(), x), ODD),
-    (lambda x: torch.relu(x.float().double()), ODD.double()),  # narrowing loses digits
-    (lambda x: torch.abs(x.float().int()), INTS.int()),
-    (lambda x: torch.relu(x.half().bfloat16().half()), ODD.half()),
     (lambda x: torch.logical_not(torch.logical_not(x)), ODD),
     (lambda x: torch.tril(torch.tril(x, 1), 0), ODD),
-    (lambda x: x.clamp(2, 1).clamp(0, 3), ODD),  # limits the wrong way round
-    (lambda x: x.clamp(-0.1, 0.1).clamp(-0.05, 8), ODD.half()),  # limits not exact in the dtype
     (lambda x: torch.relu(torch.abs(x)), ODD),
-    (lambda x: x.t().contiguous().view(12), ODD),  # the copy changes strides
-    (lambda x: torch.relu(x[:1, 1:].expand(3, 3)[:2]), ODD),
     (lambda x: x.sum(1), ODD),
     (lambda x: torch.rand_like(x) + torch.rand_like(x), ODD),
     (lambda x: (torch.exp(x), torch.exp(x)), ODD),
@@ -120,35 +92,16 @@ STAYS: list[tuple[Any, torch.Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize(("technique", "fn", "x", "gone"), FIRES)
+@pytest.mark.parametrize(("technique", "fn", "x", "removed_op"), FIRES)
 def test_rule_fires_and_keeps_every_bit(
-    technique: str, fn: Any, x: torch.Tensor, gone: str
+    technique: str, fn: Any, x: torch.Tensor, removed_op: str
 ) -> None:
-    out = check_exact(RULES, fn, x)
-    assert technique in out.techniques
-    assert (
-        sum(ops(out.gm).values()) < sum(ops(capture(fn, x)).values())
-        or technique == "reduction_of_one"
-    )
-    assert not ops(out.gm)[gone]
-    if x.is_floating_point():  # signs of zero as well
-        gm = capture(fn, x)
-        for new, old in zip(run(out.gm, x), run(gm, x), strict=True):
-            zeros = old == 0
-            assert torch.equal(torch.signbit(new)[zeros], torch.signbit(old)[zeros])
+    check_removal(RULES, technique, fn, x, removed_op)
 
 
 @pytest.mark.parametrize(("fn", "x"), STAYS)
 def test_no_rule_fires_where_its_condition_fails(fn: Any, x: torch.Tensor) -> None:
-    gm = capture(fn, x)
-    out = rewrite(gm, RULES, assume_finite=False)
-    assert set(out.techniques) <= {"dead_code", "redundant_view"}
-    names = {
-        name: count
-        for name, count in ops(gm).items()
-        if name not in ("detach.default", "alias.default")
-    }
-    assert {name: ops(out.gm)[name] for name in names} == names
+    check_untouched(RULES, fn, x)
 
 
 def test_calls_that_nobody_uses_go() -> None:
@@ -164,26 +117,6 @@ def test_calls_that_nobody_uses_go() -> None:
 def test_adding_zero_goes_only_with_finite_values() -> None:
     out = check_exact(RULES, lambda x: torch.exp(x + 0), torch.randn(4), finite=True)
     assert out.techniques == ("add_zero",)
-
-
-def test_dropout_that_is_off_gives_its_input_and_a_full_mask() -> None:
-    x = torch.randn(3, 4)
-    out = check_exact(
-        RULES, lambda x: tuple(torch.relu(t) for t in aten.native_dropout(x, 0.5, False)[:1]), x
-    )
-    assert "dropout_off" in out.techniques
-    assert ops(out.gm) == {"relu.default": 1}
-    out = check_exact(
-        RULES, lambda x: torch.where(aten.native_dropout(x, 0.5, False)[1], x, 0.0), x
-    )
-    assert not ops(out.gm)["native_dropout.default"]
-
-
-@pytest.mark.parametrize("p", [0.0, 0.5])
-def test_dropout_that_draws_keeps_drawing(p: float) -> None:
-    gm = capture(lambda x: torch.relu(aten.native_dropout(x, p, True)[0]), torch.randn(8))
-    out = rewrite(gm, RULES, assume_finite=True)
-    assert ops(out.gm)["native_dropout.default"] == 1
 
 
 def test_a_mutated_input_is_still_written() -> None:

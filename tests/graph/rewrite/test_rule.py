@@ -11,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_cudal1.graph.rewrite import RULES, rewrite
+from torch_cudal1.graph.rewrite import RULES, Rule, rewrite
 
 from .helpers import capture, capture_module, close_to_float64, ops, run
+
+
+def test_a_rule_holds_for_every_input_unless_it_says_otherwise() -> None:
+    assert not Rule("anything", lambda gm: 0).finite_only
 
 
 def test_every_rule_has_its_own_name_and_a_docstring() -> None:
