@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.adversarial.fork_server import forked_children
+from tests.ingest.published_sources import REFERENCE, RESULT, write_candidate
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.cuda.cubin import inspect_cubin
@@ -35,42 +36,6 @@ from torch_cudal1.judge.wire.channel import save_tensors
 from torch_cudal1.runtime.executor import prepare
 
 CPU = torch.device("cpu")
-REFERENCE = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.randn(width))
-        self.shift = torch.nn.Parameter(torch.randn(width))
-
-    def forward(self, x, y):
-        return torch.relu(x - y) * self.scale + self.shift
-
-def get_inputs(): return [torch.randn(8, 16), torch.randn(8, 16)]
-def get_init_inputs(): return [16]
-"""
-CANDIDATE = """
-import torch
-{top}
-class ModelNew(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.shift = torch.nn.Parameter(torch.randn(width))
-        self.scale = torch.nn.Parameter(torch.randn(width))
-        {init}
-
-    def forward(self, x, y):
-        {body}
-"""
-RESULT = "return torch.addcmul(self.shift, (x - y).clamp_min(0), self.scale)"
-
-
-def candidate(body: str = RESULT, *, top: str = "", init: str = "pass") -> str:
-    """The honest candidate, which holds its parameters in another order, with statements in its
-    places.
-    """
-    return CANDIDATE.format(top=top, init=init, body="\n        ".join(body.splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +77,7 @@ def test_the_references_region_is_the_one_that_accelerate_looks_up(reference: Re
 def test_parameters_are_matched_by_name_in_whatever_order_they_are_held(
     reference: Reference, job: SourceEvaluationConfig
 ) -> None:
-    program = program_of(candidate(), reference, job)
+    program = program_of(write_candidate(), reference, job)
     inputs = reference.inputs()
     assert inputs is not None
     (expected,), (found,) = (
@@ -127,20 +92,22 @@ def test_results_that_are_written_into_fresh_memory_are_plain_results(
     reference: Reference, job: SourceEvaluationConfig
 ) -> None:
     written = f"out = torch.empty(x.shape)\nout.copy_({RESULT.removeprefix('return ')})\nreturn out"
-    assert program_of(candidate(written), reference, job) == program_of(candidate(), reference, job)
+    assert program_of(write_candidate(written), reference, job) == program_of(
+        write_candidate(), reference, job
+    )
 
 
 NOT_LOWERABLE = {
     "a branch on data": (
-        candidate(f"if x.sum() > 0: return x\n{RESULT}"),
+        write_candidate(f"if x.sum() > 0: return x\n{RESULT}"),
         "looks at the values of tensors",
     ),
     "state in Python": (
-        candidate(f"self.calls = getattr(self, 'calls', 0) + 1\n{RESULT}"),
+        write_candidate(f"self.calls = getattr(self, 'calls', 0) + 1\n{RESULT}"),
         "changes the module itself",
     ),
     "an operator of its own": (
-        candidate(
+        write_candidate(
             "return torch.ops.stranger.op(x) * self.scale + self.shift",
             top='lib = torch.library.Library("stranger", "DEF")\nlib.define("op(Tensor x) -> Tensor")\n'
             'lib.impl("op", lambda x: x.relu(), "CPU")\n'
@@ -149,30 +116,32 @@ NOT_LOWERABLE = {
         "belongs to another library",
     ),
     "a compiled extension": (
-        candidate(top="from torch.utils.cpp_extension import load_inline", init="load_inline('x')"),
+        write_candidate(
+            top="from torch.utils.cpp_extension import load_inline", init="load_inline('x')"
+        ),
         "builds an extension of its own (load_inline, line 9)",
     ),
     "parameters of other names": (
-        candidate(init="self.more = torch.nn.Parameter(torch.ones(width))"),
+        write_candidate(init="self.more = torch.nn.Parameter(torch.ones(width))"),
         "state_dict",
     ),
     "a buffer that is not in the state": (
-        candidate(
+        write_candidate(
             "return x * self.own",
             init="self.register_buffer('own', torch.ones(width), persistent=False)",
         ),
         "reads 'own', which the reference's graph does not",
     ),
     "a write to its input": (
-        candidate("x.sub_(y)\nreturn torch.relu(x)"),
+        write_candidate("x.sub_(y)\nreturn torch.relu(x)"),
         "writes to argument 1, the reference's to nothing",
     ),
     "a random number": (
-        candidate("import random\nreturn x * random.random()"),
+        write_candidate("import random\nreturn x * random.random()"),
         "Python's random module",
     ),
-    "an early end": (candidate("import os\nos._exit(0)"), "exited with status 0"),
-    "an endless loop": (candidate("while True: pass"), "deadline"),
+    "an early end": (write_candidate("import os\nos._exit(0)"), "exited with status 0"),
+    "an endless loop": (write_candidate("while True: pass"), "deadline"),
 }
 
 
@@ -206,11 +175,13 @@ def test_a_source_that_writes_files_or_calls_out_while_it_is_lowered_stays_in_th
             f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1).sendall(b'hello')",
         )
         tried = [
-            lower_candidate(candidate(f"{act}\n{RESULT}"), "ModelNew", reference, job)
+            lower_candidate(write_candidate(f"{act}\n{RESULT}"), "ModelNew", reference, job)
             for act in acts
         ]
         quietly = "\n".join(f"try:\n    {act}\nexcept OSError: pass" for act in acts)
-        kept_on = lower_candidate(candidate(f"{quietly}\n{RESULT}"), "ModelNew", reference, job)
+        kept_on = lower_candidate(
+            write_candidate(f"{quietly}\n{RESULT}"), "ModelNew", reference, job
+        )
         with pytest.raises(TimeoutError):
             server.accept()
     assert all(isinstance(found, Refusal) for found in tried), (
@@ -369,7 +340,7 @@ def test_a_triton_kernel_is_compiled_inside_the_sandbox(
 ) -> None:
     pytest.importorskip("triton")
     body = "out = torch.empty_like(x)\nkernel[(8,)](x, y, self.scale, self.shift, out, BLOCK=16)\nreturn out"
-    program = program_of(candidate(body, top=TRITON), reference, job)
+    program = program_of(write_candidate(body, top=TRITON), reference, job)
     (call,) = program.steps
     assert isinstance(call, Call)
     assert program.launches
