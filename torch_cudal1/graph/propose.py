@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.fusion.partition import FusionGroup, is_product, partition, with_inputs
+from torch_cudal1.graph.fusion.fusible_ops import is_product
+from torch_cudal1.graph.fusion.partition import FusionGroup, partition, with_inputs
 from torch_cudal1.graph.lower import lower, raise_to_fx
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.ir.check import is_random_program

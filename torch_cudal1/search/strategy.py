@@ -12,7 +12,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch_cudal1 import judge
-from torch_cudal1.graph.fusion.partition import FusionGroup, partition, splice, starts_group
+from torch_cudal1.graph.fusion.fusible_ops import starts_group
+from torch_cudal1.graph.fusion.partition import FusionGroup, partition, splice
 from torch_cudal1.graph.propose import Variant
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Accepted, Candidate, Decision, Rejected, Timing

@@ -1,25 +1,57 @@
-"""Tables of the operators that a fusion group may contain: row operations, sums of their results,
-layout of scans.
+"""Which steps a fusion group may contain: element-wise ones, row operations, sums of their results,
+products, layout of scans.
 
-`partition` decides how fusion groups grow.
+`group_growth` decides how fusion groups grow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
+from torch_cudal1.ir.aten import is_random, overload
 from torch_cudal1.ir.program import Aten, Step
 from torch_cudal1.kernels import registry
 
-__all__ = ["EXPRESSED", "POOLS", "ROW_OPS", "YIELD_ROWS", "around_scans", "may_follow"]
+__all__ = [
+    "EXPRESSED",
+    "YIELD_ROWS",
+    "around_scans",
+    "has_own_kernel",
+    "is_anchor",
+    "is_fusible",
+    "is_pool",
+    "is_product",
+    "is_row_op",
+    "may_follow",
+    "starts_group",
+]
 
 # element-wise, and a kernel has an expression for it
 EXPRESSED = registry.list_elementwise()
 # yield one value a row: a sum of those over everything may be part of the same fusion group
 YIELD_ROWS = registry.list_row_results()
 # read their input from memory, each element several times
-POOLS = registry.list_anchors("window")
-ROW_OPS = registry.list_anchors("row", "window")
+_POOLS = registry.list_anchors("window")
+_ROW_OPS = registry.list_anchors("row", "window")
+_KERNEL_TO_ITSELF = registry.list_lone_anchors()
+_PRODUCTS = registry.list_anchors("product")
+_RECURRENT = registry.list_anchors("sequence")
+# element-wise, though torch does not say so
+_UNTAGGED = frozenset(
+    {
+        *("aten._to_copy.default", "aten.hardswish.default", "aten.rsub.Tensor"),
+        *(
+            f"aten.{name}_backward.default"
+            for name in ("elu", "hardsigmoid", "hardtanh", "leaky_relu", "softplus")
+        ),
+    }
+)
+# A fusion group with an element-wise step that no kernel has would get no kernel at all, not even
+# for its product. The same holds for two results in one memory, which `detach` makes of a value
+# that a forward keeps for its backward.
+_POINTWISE_WITH_KERNEL = EXPRESSED - {"aten.detach.default", "aten.alias.default"}
 _SUMS = frozenset({"aten.sum.default", "aten.mean.default"})
 # Cross entropy is a log-softmax and this: one pass over the logits.
 _LIKELIHOOD = "aten.nll_loss_forward.default"
@@ -67,6 +99,51 @@ def around_scans(steps: Sequence[Step]) -> frozenset[int]:
                 near.add(before)
                 waiting.append(before)
     return frozenset(near)
+
+
+def has_own_kernel(step: Step) -> bool:
+    """Whether the step's kernel takes no further step in."""
+    return _is(step, _KERNEL_TO_ITSELF)
+
+
+def is_row_op(step: Step) -> bool:
+    """Whether a kernel makes a pass over a row for the step: a norm, softmax, reduction or pooling."""
+    return _is(step, _ROW_OPS)
+
+
+def is_pool(step: Step) -> bool:
+    """Whether the step reads each element of its input several times, from memory."""
+    return _is(step, _POOLS)
+
+
+def is_product(step: Step) -> bool:
+    """Whether it is a matrix product that a fusion group may be made around."""
+    return _is(step, _PRODUCTS)
+
+
+def starts_group(step: Step) -> bool:
+    """Whether only `partition(products=True)` makes a fusion group of it: a product, or a recurrent
+    layer.
+    """
+    return is_product(step) or _is_recurrent(step)
+
+
+def _is_recurrent(step: Step) -> bool:
+    return _is(step, _RECURRENT)
+
+
+def is_anchor(step: Step, products: bool) -> bool:
+    """Whether the step is worth a kernel by itself."""
+    return is_row_op(step) or (products and starts_group(step))
+
+
+def is_fusible(step: Step) -> bool:
+    """Whether the step is element-wise or a row operation, and a kernel has an expression for it."""
+    # A kernel would draw other numbers than eager, and no check could compare them.
+    if not isinstance(step, Aten) or is_random(step.target, step.args, dict(step.kwargs)):
+        return False
+    pointwise_step = torch.Tag.pointwise in overload(step.target).tags or step.target in _UNTAGGED
+    return is_row_op(step) or (pointwise_step and step.target in _POINTWISE_WITH_KERNEL)
 
 
 def _makers(step: Step, maker: Mapping[int, int]) -> list[int]:
