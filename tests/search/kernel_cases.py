@@ -5,13 +5,18 @@ bound in a way one can learn.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.kernels.features import KernelFeatures, extract_features
 from torch_cudal1.kernels.lowering import propose
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.search.cost_model.timings import KernelTiming, make_timing
+from torch_cudal1.search.cost_model.learner import Learner
+from torch_cudal1.search.cost_model.timings import KernelTiming, append_timings, make_timing
+from torch_cudal1.search.evolution.mutators import filter_legal
 
+# the size that a model is asked about, and not fitted to
+HELD_OUT = (4096, 2048, 4096)
 SIZES = tuple((m, n, k) for m in (256, 1024, 4096) for n in (512, 2048) for k in (512, 4096))
 
 
@@ -52,3 +57,19 @@ def timings(sizes: Iterable[tuple[int, int, int]] = SIZES, most: int = 10) -> li
             for proposal in family(*one, most)
         ]
     return found
+
+
+PROGRAM = product(*HELD_OUT)
+
+
+def make_learner(folder: Path, *, known: bool = True) -> Learner:
+    """A learner whose file is in `folder`; `known`: with timings of every size but HELD_OUT."""
+    path = folder / "timings" / "one.jsonl"
+    if known:
+        append_timings(path, timings([size for size in SIZES if size != HELD_OUT]))
+    return Learner(path, 90, ())
+
+
+def keep_legal(proposals: Iterable[Proposal]) -> tuple[Proposal, ...]:
+    """The proposals that are legal for HELD_OUT on an H100."""
+    return filter_legal(PROGRAM, proposals, 90)

@@ -12,24 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.search.kernel_cases import SIZES, family, features_of, product, timings, took_us
+from tests.search.kernel_cases import (
+    HELD_OUT,
+    PROGRAM,
+    family,
+    features_of,
+    make_learner,
+    took_us,
+)
 from torch_cudal1.core import telemetry
 from torch_cudal1.ir.records import Candidate, Region, Rejected
 from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.search.cost_model.learner import Learner
-from torch_cudal1.search.cost_model.timings import KernelTiming, append_timings, read_timings
+from torch_cudal1.search.cost_model.timings import read_timings
 from torch_cudal1.search.evolution import evolutionary_search
 from torch_cudal1.search.evolution.evolutionary_search import EvolutionarySearch
-
-HELD_OUT = (4096, 2048, 4096)
-PROGRAM = product(*HELD_OUT)
-
-
-def a_learner(tmp_path: Path, *, known: bool = True) -> Learner:
-    path = tmp_path / "timings" / "one.jsonl"
-    if known:
-        append_timings(path, timings([one for one in SIZES if one != HELD_OUT]))
-    return Learner(path, 90, ())
 
 
 def built(proposals: Sequence[Proposal]) -> tuple[Candidate | Rejected, ...]:
@@ -67,7 +64,7 @@ def run(
 
 def test_what_a_heat_measured_is_kept_with_the_proposal_it_was_made_from(tmp_path: Path) -> None:
     learner, proposals, subject = (
-        a_learner(tmp_path, known=False),
+        make_learner(tmp_path, known=False),
         family(*HELD_OUT)[:3],
         features_of(*HELD_OUT),
     )
@@ -92,7 +89,7 @@ def test_what_a_heat_measured_is_kept_with_the_proposal_it_was_made_from(tmp_pat
 def test_children_are_new_and_built_for_the_second_heat(tmp_path: Path) -> None:
     asked: list[Proposal] = []
     first = family(*HELD_OUT)[:4]
-    found = run(a_race(a_learner(tmp_path), asked), first)
+    found = run(a_race(make_learner(tmp_path), asked), first)
     assert len(found) == len(asked) > 0
     assert len(asked) <= evolutionary_search._MAX_CHILDREN
     assert not set(asked) & set(first)
@@ -100,7 +97,7 @@ def test_children_are_new_and_built_for_the_second_heat(tmp_path: Path) -> None:
 
 def test_without_timings_there_is_one_generation(tmp_path: Path) -> None:
     asked: list[Proposal] = []
-    assert run(a_race(a_learner(tmp_path, known=False), asked), family(*HELD_OUT)[:4]) == ()
+    assert run(a_race(make_learner(tmp_path, known=False), asked), family(*HELD_OUT)[:4]) == ()
     assert asked == []
 
 
@@ -109,7 +106,7 @@ def test_no_time_no_second_generation(tmp_path: Path) -> None:
     assert (
         run(
             a_race(
-                a_learner(tmp_path),
+                make_learner(tmp_path),
                 asked,
                 left_s=evolutionary_search._MIN_COMPILE_S
                 / evolutionary_search._COMPILE_TIME_FRACTION
@@ -128,7 +125,7 @@ def test_compilers_are_waited_for_within_the_share_only(
     monkeypatch.setattr(evolutionary_search, "_MIN_COMPILE_S", 0.0)
     asked: list[Proposal] = []
     evolution = a_race(
-        a_learner(tmp_path),
+        make_learner(tmp_path),
         asked,
         left_s=0.2 / evolutionary_search._COMPILE_TIME_FRACTION,
         ready=False,
@@ -152,7 +149,7 @@ def test_compilers_are_waited_for_within_the_share_only(
 
 
 def test_answers_of_compilers_that_were_not_done_in_time_name_no_proposal(tmp_path: Path) -> None:
-    evolution = a_race(a_learner(tmp_path, known=False), [])
+    evolution = a_race(make_learner(tmp_path, known=False), [])
     evolution.record_builds(family(*HELD_OUT)[:4], (Rejected("the budget was spent", "budget"),))
     evolution.record_times([(built(family(*HELD_OUT)[:1])[0], 3.0)])  # type: ignore[list-item]
     assert read_timings(evolution.learner.path) == []
@@ -160,45 +157,8 @@ def test_answers_of_compilers_that_were_not_done_in_time_name_no_proposal(tmp_pa
 
 def test_children_that_win_are_counted(tmp_path: Path) -> None:
     telemetry.reset()
-    evolution = a_race(a_learner(tmp_path), [])
+    evolution = a_race(make_learner(tmp_path), [])
     children = run(evolution, family(*HELD_OUT)[:4])
     evolution.record_times([(one, 0.5) for one in children if isinstance(one, Candidate)])
     assert telemetry.report().counters["children_won"] == 1
     assert telemetry.report().counters["children_built"] == len(children)
-
-
-def test_a_searchs_own_heats_teach_its_next_islands(tmp_path: Path) -> None:
-    learner = a_learner(tmp_path, known=False)
-    for size in SIZES:
-        subject = features_of(*size)
-        learner.record_times(
-            product(*size), {one: took_us(subject, one) for one in family(*size, 10)}
-        )
-    own = family(1000, 2048, 2048, 8)
-    assert learner.select_proposals(product(1000, 2048, 2048), own, 4) != own[:4]
-    assert len(read_timings(learner.path)) > 50
-
-
-def test_a_file_that_cannot_be_written_stops_no_search(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    telemetry.reset()
-    learner = Learner(tmp_path / "file" / "one.jsonl", 90, ())
-    learner.record_times(PROGRAM, {family(*HELD_OUT)[0]: 3.0})
-    assert telemetry.report().counters["search.timings_not_kept"] == 1
-
-
-def test_the_file_is_not_read_before_it_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[Path] = []
-
-    def reading(path: Path) -> list[KernelTiming]:
-        reads.append(path)
-        return []
-
-    monkeypatch.setattr("torch_cudal1.search.cost_model.learner.read_timings", reading)
-    learner = Learner(tmp_path / "one.jsonl", 90, ())
-    assert reads == []
-    learner.get_model("gemm")
-    learner.get_model("conv")
-    assert len(reads) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.search.scripted_kernels import PROPOSED, built, capture_linear, job_at, patch_search
+from tests.search.scripted_kernels import PROPOSED, built, capture_linear, make_job, patch_search
 from torch_cudal1.ir.records import (
     Contract,
     Region,
@@ -34,7 +34,7 @@ def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(
     place: TuneContext, whole: Region
 ) -> None:
     best, reasons, saved_us = select_fastest_correct(
-        whole, built(whole, PROPOSED), place, job_at(place), deadline=float("inf")
+        whole, built(whole, PROPOSED), place, make_job(place), deadline=float("inf")
     )
     assert best is not None
     assert saved_us > 0
@@ -59,7 +59,7 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: found)
     answers = built(whole, PROPOSED[:2])
     best, *_ = select_fastest_correct(
-        whole, answers, place, job_at(place), deadline=float("inf"), check=False
+        whole, answers, place, make_job(place), deadline=float("inf"), check=False
     )
     assert best is not None
     assert best.techniques == ("gemm", "best")
@@ -74,7 +74,7 @@ def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_
         whole,
         built(whole, PROPOSED[:2]),
         place,
-        job_at(place),
+        make_job(place),
         deadline=float("inf"),
         check=False,
     )

@@ -1,0 +1,86 @@
+"""Which baselines the settings allow, and which of them are worth a benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.search.scripted_judge import CPU
+from torch_cudal1 import judge
+from torch_cudal1.ir.records import (
+    Candidate,
+)
+from torch_cudal1.ir.schedule import Schedule
+from torch_cudal1.search import baselines
+from torch_cudal1.search.baselines import list_baseline_schedules, rank_schedules
+
+
+@pytest.mark.parametrize(("floor_us", "raced"), [(0.0, 4), (400.0, 4), (100_000.0, 2)])
+def test_graphs_are_raced_only_where_launching_can_matter(
+    region, place, monkeypatch, floor_us, raced
+):
+    """Where results are gigabytes a graph saves nothing, and holds its inputs and results a second
+    time.
+    """
+    asked: list[str] = []
+
+    def rank_baselines(region, schedules, job):
+        asked.extend(schedules)
+        return judge.BaselineRanking(
+            Candidate(region.program, "eager", "baseline"), {"eager": 100.0}, {}
+        )
+
+    monkeypatch.setattr(judge, "rank_baselines", rank_baselines)
+    monkeypatch.setattr(
+        baselines,
+        "list_baseline_schedules",
+        lambda place: [
+            Schedule(base, cuda_graph)
+            for cuda_graph in (False, True)
+            for base in ("eager", "inductor")
+        ],
+    )
+    ranking = rank_schedules(
+        region, place, judge.EvaluationConfig(place.settings, place.contract, CPU), 15.0, floor_us
+    )
+    assert len(asked) == raced
+    assert set(ranking.failures) == ({"eager+graph", "inductor+graph"} if raced == 2 else set())
+    assert all("launches" in why for why in ranking.failures.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "joins"), [({}, False), ({"autotune": True}, True), ({"budget_s": 900.0}, True)]
+)
+def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins, place):
+    schedules = list_baseline_schedules(replace(place, settings=place.settings.but(**settings)))
+    assert ("max-autotune" in schedules) == joins
+
+
+@pytest.mark.parametrize(
+    ("without", "left"),
+    [
+        (
+            (),
+            {
+                "eager",
+                "inductor",
+                "max-autotune",
+                "eager+graph",
+                "inductor+graph",
+                "max-autotune+graph",
+            },
+        ),
+        (("compile",), {"eager", "eager+graph"}),
+        (("graphs",), {"eager", "inductor", "max-autotune"}),
+        (("compile", "graphs"), {"eager"}),
+    ],
+)
+def test_baselines_of_a_family_left_out_are_not_raced(without, left, place):
+    there = replace(
+        place,
+        device=torch.device("cuda"),
+        settings=place.settings.but(without=without, autotune=True),
+    )
+    assert set(list_baseline_schedules(there)) == left

@@ -1,0 +1,155 @@
+"""The order of candidates follows from what became of those before."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.search.scripted_kernels import (
+    make_attempt,
+    make_job,
+    patch_search,
+    propose_all,
+)
+from torch_cudal1 import judge, kernels
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.graph.fusion.fusible_ops import is_product
+from torch_cudal1.ir.records import (
+    Candidate,
+)
+from torch_cudal1.judge.evaluate.prescreen import PrescreenResult
+from torch_cudal1.kernels import Proposal
+from torch_cudal1.search import shortlist
+from torch_cudal1.search.new_entry import store_checked_kernel
+from torch_cudal1.search.space import build_search_space
+from torch_cudal1.search.strategy import StagedSearch
+from torch_cudal1.store.context import TuneContext
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContext:
+    return patch_search(tmp_path, monkeypatch)
+
+
+def test_where_products_are_most_of_the_work_they_are_judged_first(place: TuneContext) -> None:
+    with torch.no_grad():
+        (region,) = capture_regions(
+            nn.Sequential(nn.Linear(2048, 2048), nn.GELU()).eval(), (torch.randn(4096, 2048),)
+        )
+    there = replace(place, device=torch.device("cuda"))
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
+    )
+    space = build_search_space(
+        region, there, make_job(place), functools.partial(store_checked_kernel, there)
+    )
+    found = list(propose_all(StagedSearch(space, ranking, float("inf"))))
+    first = next(one for one in found if isinstance(one, Candidate))
+    assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
+
+
+@pytest.mark.parametrize(
+    ("best_us", "gain", "more"),
+    [
+        (None, 0.9, [{"norm"}]),
+        (30.0, 1.3, [{"gemm", "norm"}]),
+        (None, 1.03, [{"gemm", "norm"}, {"norm"}]),
+    ],
+)
+def test_what_follows_the_products_depends_on_whether_they_won(
+    place: TuneContext,
+    monkeypatch: pytest.MonkeyPatch,
+    best_us: float | None,
+    gain: float,
+    more: list[set[str]],
+) -> None:
+    """They lost: the rest is tried without them. They won: with them. They gained too little by
+    themselves: both.
+    """
+    with torch.no_grad():
+        layers = nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048)).eval()
+        (region,) = capture_regions(layers, (torch.randn(4096, 2048),))
+    family = {True: Proposal("gemm", {"name": "best"}), False: Proposal("norm", {"name": "norm"})}
+    monkeypatch.setattr(
+        kernels,
+        "propose",
+        lambda program, sm, rights: (family[any(is_product(step) for step in program.steps)],),
+    )
+    monkeypatch.setattr(
+        judge,
+        "build_candidates",
+        lambda region, proposals, *how: tuple(
+            Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals
+        ),
+    )
+    monkeypatch.setattr(
+        shortlist,
+        "prescreen",
+        lambda region, candidates, job: PrescreenResult(100.0, {0: 40.0}, {}),
+    )
+    there = replace(place, device=torch.device("cuda"))
+    space = build_search_space(
+        region, there, make_job(place), functools.partial(store_checked_kernel, there)
+    )
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
+    )
+    techniques = []
+    strategy = StagedSearch(space, ranking, float("inf"))
+    for one in propose_all(strategy):
+        assert isinstance(one, Candidate)
+        techniques.append(set(one.techniques) & {"gemm", "norm"})
+        strategy.observe(make_attempt(one, best_us, gain))
+    assert techniques == [{"gemm"}, *more]
+
+
+@pytest.mark.parametrize(
+    ("takes_us", "tried"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])]
+)
+def test_kernels_for_products_come_first_where_they_save_much_though_other_steps_dominate(
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch, takes_us: float, tried: list[set[str]]
+) -> None:
+    """Inductor fuses the rest better than kernels beside it; and nothing of the rest is tried with
+    products that lost.
+    """
+    with torch.no_grad():
+        layers = nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 2)).eval()
+        (region,) = capture_regions(layers, (torch.randn(512, 1024),))
+    monkeypatch.setattr(
+        kernels,
+        "propose",
+        lambda program, sm, rights: (
+            Proposal("gemm" if any(map(is_product, program.steps)) else "norm", {"name": "any"}),
+        ),
+    )
+    monkeypatch.setattr(
+        judge,
+        "build_candidates",
+        lambda region, proposals, *how: tuple(
+            Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals
+        ),
+    )
+    monkeypatch.setattr(
+        shortlist,
+        "prescreen",
+        lambda region, candidates, job: PrescreenResult(100.0, {0: takes_us}, {}),
+    )
+    there = replace(place, device=torch.device("cuda"))
+    space = build_search_space(
+        region, there, make_job(place), functools.partial(store_checked_kernel, there)
+    )
+    assert (space.dominant_groups, len(space.minor_groups)) == ((), 1)
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
+    )
+    candidates = (
+        one
+        for one in propose_all(StagedSearch(space, ranking, float("inf")))
+        if isinstance(one, Candidate)
+    )
+    assert [set(one.techniques) & {"gemm", "norm"} for one in candidates] == tried
