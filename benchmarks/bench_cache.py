@@ -33,11 +33,11 @@ from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 
-__all__ = ["Row", "main"]
+__all__ = ["LookupRow", "main"]
 
-_HERE, _CONTRACT = Target("cpu", "x86_64", "benchmark", "", "2", "3"), Contract()
+_TARGET, _CONTRACT = Target("cpu", "x86_64", "benchmark", "", "2", "3"), Contract()
 _LOOKUP_LIMIT_US, _OPEN_LIMIT_US = 1_000.0, 20_000.0
-_FRESH = """
+_NEW_PROCESS_SCRIPT = """
 import sys, time, torch
 from pathlib import Path
 before = time.perf_counter_ns()
@@ -52,7 +52,7 @@ print((begin - before) / 1e3, (time.perf_counter_ns() - begin) / 1e3)
 
 
 @dataclass(frozen=True)
-class Row:
+class LookupRow:
     """One kind of look-up: microseconds, and the limit it should stay under (None: told for
     comparison).
     """
@@ -64,7 +64,7 @@ class Row:
     limit_us: float | None
 
 
-def chain(steps: int) -> Program:
+def make_program(steps: int) -> Program:
     """x * 1 * 1 ...: a region of that many steps."""
     spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
     return Program(
@@ -74,7 +74,7 @@ def chain(steps: int) -> Program:
     )
 
 
-def entry_of(key: str, steps: int) -> Entry:
+def make_entry(key: str, steps: int) -> Entry:
     """An entry with the evidence that a judged candidate has, about a dozen checks."""
     checks = [
         {"name": f"check {i}", "passed": True, "value": 0.5, "limit": 2.0, "detail": "as eager"}
@@ -88,7 +88,7 @@ def entry_of(key: str, steps: int) -> Entry:
         "baseline_us": 13.0,
         "baseline": "eager",
     }
-    choice = Candidate(chain(steps), "eager", "builtin", ("benchmark",))
+    choice = Candidate(make_program(steps), "eager", "builtin", ("benchmark",))
     evidence = {
         "timing": timing,
         "checks": checks,
@@ -96,100 +96,108 @@ def entry_of(key: str, steps: int) -> Entry:
         "baselines_us": {"eager": 13.0},
     }
     return Entry(
-        key, "benchmark", _HERE, _CONTRACT, choice, evidence, (), "2026-01-01T00:00:00+00:00", "0"
+        key, "benchmark", _TARGET, _CONTRACT, choice, evidence, (), "2026-01-01T00:00:00+00:00", "0"
     )
 
 
-def filled(root: Path, count: int, steps: int, generator: random.Random) -> list[str]:
+def write_entries(root: Path, count: int, steps: int, generator: random.Random) -> list[str]:
     """Write `count` entries under `root`, without the syncs of `put`; their keys."""
     keys = [f"{generator.getrandbits(256):064x}" for _ in range(count)]
-    example = entry_of(keys[0], steps) if keys else None
+    example = make_entry(keys[0], steps) if keys else None
     for key in keys:
         assert example is not None
-        path = entry_path(root, key, _HERE, _CONTRACT)
+        path = entry_path(root, key, _TARGET, _CONTRACT)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_entry(replace(example, region_key=key)))
         path.with_suffix(".lock").touch()
     return keys
 
 
-def look_ups(cache: LocalCache, keys: Sequence[str], *, there: bool) -> Iterator[float]:
+def time_lookups(cache: LocalCache, keys: Sequence[str], *, there: bool) -> Iterator[float]:
     """Microseconds of each look-up. Raises ValueError when an answer is not the one that was put."""
     for key in keys:
         begin = time.perf_counter_ns()
-        found = cache.get(key, _HERE, _CONTRACT)
+        answer = cache.get(key, _TARGET, _CONTRACT)
         end = time.perf_counter_ns()
         right = (
-            isinstance(found, Hit) and found.entry.region_key == key
+            isinstance(answer, Hit) and answer.entry.region_key == key
             if there
-            else found == Refusal("absent")
+            else answer == Refusal("absent")
         )
         if not right:
-            raise ValueError(f"look-up of {key} answered {found!r}")
+            raise ValueError(f"look-up of {key} answered {answer!r}")
         yield (end - begin) / 1e3
 
 
-def fresh(own: Path, shipped: Path, key: str) -> tuple[float, float]:
+def time_new_process(cache_folder: Path, shipped: Path, key: str) -> tuple[float, float]:
     """Microseconds of a new process that has torch: importing the cache's code, then a read-only
     folder's first entry.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _FRESH, own, shipped, key],
+    completed = subprocess.run(
+        [sys.executable, "-c", _NEW_PROCESS_SCRIPT, cache_folder, shipped, key],
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
     )
-    imports_us, open_us = map(float, done.stdout.split())
+    imports_us, open_us = map(float, completed.stdout.split())
     return imports_us, open_us
 
 
-def row(name: str, limit_us: float | None, samples: Sequence[float]) -> Row:
+def make_row(name: str, limit_us: float | None, samples: Sequence[float]) -> LookupRow:
     """The row of these samples."""
-    cuts = [round(cut, 1) for cut in statistics.quantiles(samples, n=10)]
-    return Row(name, round(statistics.median(samples), 1), cuts[0], cuts[-1], limit_us)
+    deciles = [round(cut, 1) for cut in statistics.quantiles(samples, n=10)]
+    return LookupRow(name, round(statistics.median(samples), 1), deciles[0], deciles[-1], limit_us)
 
 
-def measured(root: Path, entries: int, look_up_count: int, processes: int) -> list[Row]:
+def measure_lookups(
+    root: Path, entries: int, look_up_count: int, processes: int
+) -> list[LookupRow]:
     """All rows, on folders made below `root`."""
     generator = random.Random(0)
     cache = LocalCache(root / "many")
     few = LocalCache(root / "few")
-    keys, few_keys = filled(cache.root, entries, 8, generator), filled(few.root, 100, 8, generator)
-    (model,) = filled(few.root, 1, 400, generator)
+    keys, few_keys = (
+        write_entries(cache.root, entries, 8, generator),
+        write_entries(few.root, 100, 8, generator),
+    )
+    (model,) = write_entries(few.root, 1, 400, generator)
     absent = [f"{generator.getrandbits(256):064x}" for _ in range(look_up_count)]
-    list(look_ups(cache, generator.choices(keys, k=100), there=True))
-    started = [fresh(root / "own", cache.root, key) for key in generator.choices(keys, k=processes)]
+    list(time_lookups(cache, generator.choices(keys, k=100), there=True))
+    process_times = [
+        time_new_process(root / "own", cache.root, key)
+        for key in generator.choices(keys, k=processes)
+    ]
     return [
-        row(
+        make_row(
             f"warm key among {entries} entries",
             _LOOKUP_LIMIT_US,
-            list(look_ups(cache, generator.choices(keys, k=look_up_count), there=True)),
+            list(time_lookups(cache, generator.choices(keys, k=look_up_count), there=True)),
         ),
-        row(
+        make_row(
             "warm key among 100 entries",
             _LOOKUP_LIMIT_US,
-            list(look_ups(few, generator.choices(few_keys, k=look_up_count), there=True)),
+            list(time_lookups(few, generator.choices(few_keys, k=look_up_count), there=True)),
         ),
-        row(
+        make_row(
             f"absent key among {entries} entries",
             _LOOKUP_LIMIT_US,
-            list(look_ups(cache, absent, there=False)),
+            list(time_lookups(cache, absent, there=False)),
         ),
-        row(
+        make_row(
             "warm key, a whole model of 400 steps",
             None,
-            list(look_ups(few, [model] * 50, there=True)),
+            list(time_lookups(few, [model] * 50, there=True)),
         ),
-        row(
+        make_row(
             "new process: open the shipped folder, first entry",
             _OPEN_LIMIT_US,
-            [found for _, found in started],
+            [open_us for _, open_us in process_times],
         ),
-        row(
+        make_row(
             "new process: import of the cache's code after torch",
             None,
-            [found for found, _ in started],
+            [import_us for import_us, _ in process_times],
         ),
     ]
 
@@ -204,28 +212,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     environment = report.environment()
     with tempfile.TemporaryDirectory(prefix="cudal1-bench-") as folder:
-        rows = measured(Path(folder), args.entries, args.look_ups, args.processes)
-    for each in rows:
+        rows = measure_lookups(Path(folder), args.entries, args.look_ups, args.processes)
+    for row in rows:
         print(
-            f"{each.name:52} {each.median_us:10.1f} us  [{each.p10_us:.1f}, {each.p90_us:.1f}]",
+            f"{row.name:52} {row.median_us:10.1f} us  [{row.p10_us:.1f}, {row.p90_us:.1f}]",
             flush=True,
         )
-    over = [
-        each.name for each in rows if each.limit_us is not None and each.median_us >= each.limit_us
-    ]
+    over = [row.name for row in rows if row.limit_us is not None and row.median_us >= row.limit_us]
     options = {"entries": args.entries, "look_ups": args.look_ups, "processes": args.processes}
-    found = {"over_limit": over}
+    summary = {"over_limit": over}
     report.save(
         args.out,
-        report.document(
+        report.make_document(
             "cache",
             options,
-            [asdict(each) for each in rows],
+            [asdict(row) for row in rows],
             environment=environment,
-            summary=found,
+            summary=summary,
         ),
     )
-    print(json.dumps({"out": args.out.name, "summary": found}))
+    print(json.dumps({"out": args.out.name, "summary": summary}))
     return 1 if over else 0
 
 

@@ -33,14 +33,14 @@ from torch_cudal1.judge.wire.transport import read_program, write_payloads
 from torch_cudal1.kernels.expr.affine import row_major
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["CASES", "Case", "main"]
+__all__ = ["CASES", "ConvCase", "main"]
 
-_BYTES_PER_US = 4.2e6
-_CALLS = 5
+_MEMORY_BYTES_PER_US = 4.2e6
+_TIMED_CALLS = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class ConvCase:
     """A convolution of `x` (images, channels, axes) with `w`, as ATen's; one number an axis, or one
     for all.
     """
@@ -58,22 +58,24 @@ class Case:
     def run(self, x: Tensor, w: Tensor) -> Tensor:
         """The same in plain PyTorch."""
         rank = len(self.x) - 2
-        how = [(numbers * rank)[:rank] for numbers in (self.stride, self.padding, self.dilation)]
-        made = torch.ops.aten.convolution.default(
-            x, w, None, *how, self.transposed, [0] * rank, self.groups
+        geometry = [
+            (numbers * rank)[:rank] for numbers in (self.stride, self.padding, self.dilation)
+        ]
+        outputs = torch.ops.aten.convolution.default(
+            x, w, None, *geometry, self.transposed, [0] * rank, self.groups
         )
-        return torch.nn.functional.mish(made) if self.tail else made
+        return torch.nn.functional.mish(outputs) if self.tail else outputs
 
     def program(self) -> Program:
         """The ATen steps."""
         rank = len(self.x) - 2
-        how = tuple(
+        geometry = tuple(
             (numbers * rank)[:rank] for numbers in (self.stride, self.padding, self.dilation)
         )
         specs = tuple(
             TensorSpec("float32", shape, row_major(shape), "cuda") for shape in (self.x, self.w)
         )
-        args = (Value(0), Value(1), None, *how, self.transposed, (0,) * rank, self.groups)
+        args = (Value(0), Value(1), None, *geometry, self.transposed, (0,) * rank, self.groups)
         steps = [Aten("aten.convolution.default", args, (), (2,))]
         if self.tail:
             steps.append(Aten("aten.mish.default", (Value(2),), (), (3,)))
@@ -81,19 +83,23 @@ class Case:
 
 
 CASES = (
-    Case("3x3, 64 to 128", (64, 64, 128, 128), (128, 64, 3, 3)),
-    Case("3x3, 16 to 128, large", (4, 16, 1024, 1024), (128, 16, 3, 3)),
-    Case("3x3, 64 to 64, mish", (32, 64, 128, 128), (64, 64, 3, 3), padding=(1,), tail="mish"),
-    Case("11x11 stride 4, 3 to 96", (128, 3, 224, 224), (96, 3, 11, 11), stride=(4,), padding=(2,)),
-    Case(
+    ConvCase("3x3, 64 to 128", (64, 64, 128, 128), (128, 64, 3, 3)),
+    ConvCase("3x3, 16 to 128, large", (4, 16, 1024, 1024), (128, 16, 3, 3)),
+    ConvCase("3x3, 64 to 64, mish", (32, 64, 128, 128), (64, 64, 3, 3), padding=(1,), tail="mish"),
+    ConvCase(
+        "11x11 stride 4, 3 to 96", (128, 3, 224, 224), (96, 3, 11, 11), stride=(4,), padding=(2,)
+    ),
+    ConvCase(
         "5x9 dilated, 32 to 64", (8, 32, 512, 512), (64, 32, 5, 9), padding=(2, 4), dilation=(2, 3)
     ),
-    Case("1x1, 64 to 128", (8, 64, 512, 512), (128, 64, 1, 1)),
-    Case("1-D, 64 to 128, stride 3", (32, 64, 131072), (128, 64, 3), stride=(3,), dilation=(4,)),
-    Case("3x3x3, 8 to 32", (64, 8, 32, 64, 64), (32, 8, 3, 3, 3)),
-    Case("3x5x7, 3 to 64", (16, 3, 64, 64, 64), (64, 3, 3, 5, 7)),
-    Case("transposed 3x3, 64 to 64", (8, 64, 512, 512), (64, 64, 3, 3), transposed=True),
-    Case(
+    ConvCase("1x1, 64 to 128", (8, 64, 512, 512), (128, 64, 1, 1)),
+    ConvCase(
+        "1-D, 64 to 128, stride 3", (32, 64, 131072), (128, 64, 3), stride=(3,), dilation=(4,)
+    ),
+    ConvCase("3x3x3, 8 to 32", (64, 8, 32, 64, 64), (32, 8, 3, 3, 3)),
+    ConvCase("3x5x7, 3 to 64", (16, 3, 64, 64, 64), (64, 3, 3, 5, 7)),
+    ConvCase("transposed 3x3, 64 to 64", (8, 64, 512, 512), (64, 64, 3, 3), transposed=True),
+    ConvCase(
         "transposed 3x3 stride 2, 64 to 64",
         (32, 64, 128, 128),
         (64, 64, 3, 3),
@@ -101,8 +107,8 @@ CASES = (
         (1,),
         transposed=True,
     ),
-    Case("transposed 3x3x3, 48 to 48", (8, 48, 64, 64, 64), (48, 48, 3, 3, 3), transposed=True),
-    Case(
+    ConvCase("transposed 3x3x3, 48 to 48", (8, 48, 64, 64, 64), (48, 48, 3, 3, 3), transposed=True),
+    ConvCase(
         "transposed 3x3x3 stride 2, 64 to 128",
         (4, 64, 24, 48, 48),
         (64, 128, 3, 3, 3),
@@ -110,7 +116,7 @@ CASES = (
         (1,),
         transposed=True,
     ),
-    Case(
+    ConvCase(
         "transposed 3x5x7 stride 2, groups",
         (8, 32, 12, 24, 48),
         (32, 8, 3, 5, 7),
@@ -120,12 +126,14 @@ CASES = (
         True,
         4,
     ),
-    Case("depthwise 3x3", (16, 64, 512, 512), (64, 1, 3, 3), groups=64),
-    Case("depthwise 3x7", (32, 128, 128, 256), (128, 1, 3, 7), groups=128),
+    ConvCase("depthwise 3x3", (16, 64, 512, 512), (64, 1, 3, 3), groups=64),
+    ConvCase("depthwise 3x7", (32, 128, 128, 256), (128, 1, 3, 7), groups=128),
 )
 
 
-def compiled(case: Case, config: Mapping[str, Any], sm: int, path: Path) -> dict[str, Any]:
+def compile_proposal(
+    case: ConvCase, config: Mapping[str, Any], sm: int, path: Path
+) -> dict[str, Any]:
     """The Program of a proposal as JSON and a file, or why there is none. Runs in a process of the
     pool.
     """
@@ -139,10 +147,10 @@ def compiled(case: Case, config: Mapping[str, Any], sm: int, path: Path) -> dict
     return {"program": program.to_json(), "payloads": write_payloads(program, path)}
 
 
-class Measurer:
+class ConvMeasurer:
     """One case's inputs and truth on a device."""
 
-    def __init__(self, case: Case, device: torch.device) -> None:
+    def __init__(self, case: ConvCase, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
         self.case, self.device = case, device
         self.inputs = [
@@ -153,17 +161,19 @@ class Measurer:
 
     def row(self, name: str, run: Any) -> dict[str, Any]:
         """Error of the first image, then device time."""
-        found = run()[:1].double()
-        error = float((found - self.exact).pow(2).mean().sqrt() / self.exact.pow(2).mean().sqrt())
-        us = device_time_us(run, self.device, calls=_CALLS)
+        first_image = run()[:1].double()
+        error = float(
+            (first_image - self.exact).pow(2).mean().sqrt() / self.exact.pow(2).mean().sqrt()
+        )
+        us = device_time_us(run, self.device, calls=_TIMED_CALLS)
         return {"case": self.case.name, "name": name, "device_us": round(us, 1), "rms": error}
 
     def eager(self) -> dict[str, Any]:
         """PyTorch's own, and what passes the memory at least."""
-        made = self.case.run(*self.inputs)
-        moved = 4 * (self.inputs[0].numel() + made.numel())
+        outputs = self.case.run(*self.inputs)
+        moved_bytes = 4 * (self.inputs[0].numel() + outputs.numel())
         row = self.row("eager", lambda: self.case.run(*self.inputs))
-        return row | {"floor_us": round(moved / _BYTES_PER_US, 1)}
+        return row | {"floor_us": round(moved_bytes / _MEMORY_BYTES_PER_US, 1)}
 
     def candidate(
         self, config: Mapping[str, Any], built: Mapping[str, Any], eager_us: float
@@ -182,7 +192,7 @@ class Measurer:
         }
 
 
-def proposed(case: Case, sm: int, per_case: int) -> list[dict[str, Any]]:
+def list_configs(case: ConvCase, sm: int, per_case: int) -> list[dict[str, Any]]:
     """The configurations to try: half in TF32, half exact, where there are both."""
     from torch_cudal1.kernels import propose
 
@@ -212,46 +222,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory(prefix="cudal1-conv-") as folder,
         ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool,
     ):
-        waiting: dict[str, list[tuple[dict[str, Any], Future[dict[str, Any]]]]] = {}
+        submitted_by_case: dict[str, list[tuple[dict[str, Any], Future[dict[str, Any]]]]] = {}
         for case in cases:
-            configs = proposed(case, 10 * major + minor, args.per_case)
-            paths = [Path(folder) / f"{len(waiting)}-{i}" for i in range(len(configs))]
+            configs = list_configs(case, 10 * major + minor, args.per_case)
+            paths = [Path(folder) / f"{len(submitted_by_case)}-{i}" for i in range(len(configs))]
             submitted = [
-                pool.submit(compiled, case, c, 10 * major + minor, path)
+                pool.submit(compile_proposal, case, c, 10 * major + minor, path)
                 for c, path in zip(configs, paths, strict=True)
             ]
-            waiting[case.name] = list(zip(configs, submitted, strict=True))
+            submitted_by_case[case.name] = list(zip(configs, submitted, strict=True))
         for case in cases:
-            built = [(config, one.result()) for config, one in waiting[case.name]]
+            built = [(config, future.result()) for config, future in submitted_by_case[case.name]]
             if time.monotonic() - begin > args.budget_s:
                 rows.append({"case": case.name, "name": "eager", "failed": "the budget was spent"})
             else:
-                rows += _measured(case, built, cuda=bool(environment["gpu"]))
+                rows += _measure_case(case, built, cuda=bool(environment["gpu"]))
             print(
-                "\n".join(map(_line, (row for row in rows if row["case"] == case.name))), flush=True
+                "\n".join(map(_format_row, (row for row in rows if row["case"] == case.name))),
+                flush=True,
             )
     options = {"per_case": args.per_case, "budget_s": args.budget_s}
     shown = {case.name: asdict(case) for case in cases}
     report.save(
-        args.out, report.document("conv", options, rows, environment=environment, cases=shown)
+        args.out, report.make_document("conv", options, rows, environment=environment, cases=shown)
     )
     return int(any("failed" in row for row in rows))
 
 
-def _measured(
-    case: Case, built: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], *, cuda: bool
+def _measure_case(
+    case: ConvCase, built: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], *, cuda: bool
 ) -> list[dict[str, Any]]:
     if not cuda:
         return [{"case": case.name, "name": "eager", "failed": "no GPU to measure on"}]
-    measurer = Measurer(case, torch.device("cuda"))
+    measurer = ConvMeasurer(case, torch.device("cuda"))
     eager = measurer.eager()
-    found = [eager, *(measurer.candidate(config, one, eager["device_us"]) for config, one in built)]
+    rows = [
+        eager,
+        *(measurer.candidate(config, build, eager["device_us"]) for config, build in built),
+    ]
     del measurer
     torch.cuda.empty_cache()
-    return found
+    return rows
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _format_row(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return f"{row['case']:40} {row['name'][:90]:90} {row['failed'][:120]}"
     note = f"floor {row['floor_us']:.0f} us" if "floor_us" in row else f"{row['speedup']:.2f}x"

@@ -36,10 +36,10 @@ from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.slots import count_fitting_slots
 from torch_cudal1.judge.sandbox.limits import Trust
 
-__all__ = ["Run", "main", "measured", "programs"]
+__all__ = ["EvaluatorRun", "generate_programs", "main", "run_batches"]
 
-_GOAL = 10.0  # new programs a second, on one H200
-_WARM_UP = 2  # batches in which processes start
+_GOAL_PER_S = 10.0  # new programs a second, on one H200
+_WARM_UP_BATCHES = 2  # batches in which processes start
 _REFERENCE = """import torch
 
 
@@ -108,7 +108,7 @@ _PLAINS = {
 
 
 @dataclass(frozen=True)
-class Run:
+class EvaluatorRun:
     """One line of the results. `rate`: new programs a second; `seconds`: of each step, over all
     lanes, a program; `batches`: how many programs each had, and when it was done, in seconds since
     the start; `served`: lanes that shared the GPU through a server.
@@ -129,7 +129,7 @@ class Run:
     )  # what the last programs that should be right were told instead
 
 
-def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
+def generate_programs(result: str, device: str, block: int) -> Iterator[Decoded]:
     """Endless different programs for a reference, every fourth one wrong."""
     forms = list(product((block, 2 * block), (2, 4, 8, 16), (1, 2, 3, 4)))
     for number in count():
@@ -145,54 +145,59 @@ def programs(result: str, device: str, block: int) -> Iterator[Decoded]:
         yield Decoded(f"{result} {number}", text)
 
 
-def measured(
-    terms: MeasurementSettings, lanes: int, budget_s: float, shape: tuple[int, int]
-) -> Run:
+def run_batches(
+    settings: MeasurementSettings, lanes: int, budget_s: float, shape: tuple[int, int]
+) -> EvaluatorRun:
     """Batches of new programs until the time is spent."""
     tasks = [
         TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1]))
         for name in _BODIES
     ]
     block = 1 << (shape[1] - 1).bit_length()
-    streams = [programs(task.id, terms.device.type, block) for task in tasks]
+    streams = [generate_programs(task.id, settings.device.type, block) for task in tasks]
     outcomes, details, batches = Counter[str](), list[str](), list[tuple[int, float]]()
     begin = time.monotonic()
-    with JudgeEvaluator(terms, lanes=lanes) as evaluator:
+    with JudgeEvaluator(settings, lanes=lanes) as evaluator:
         while not batches or time.monotonic() - begin < budget_s:
-            each = (
+            programs_per_task = (
                 4 * lanes if batches else -(-lanes // 2)
             )  # the first ones wait for processes to start
             batch = [
-                (task, list(islice(stream, each)))
+                (task, list(islice(stream, programs_per_task)))
                 for task, stream in zip(tasks, streams, strict=True)
             ]
             try:
-                found = [one for answers in evaluator.measure_all(batch) for one in answers]
+                measurements = [
+                    measurement
+                    for answers in evaluator.measure_all(batch)
+                    for measurement in answers
+                ]
             except Cudal1Error as error:  # what was measured before is worth knowing all the same
                 details.append(f"stopped: {error}")
                 break
-            outcomes.update(one.outcome for one in found)
+            outcomes.update(measurement.outcome for measurement in measurements)
             details += [
-                f"{one.outcome}: {one.detail}"
-                for one in found
-                if _should_be_right(one) and one.outcome != "ok"
+                f"{measurement.outcome}: {measurement.detail}"
+                for measurement in measurements
+                if _is_meant_right(measurement) and measurement.outcome != "ok"
             ]
-            batches.append((len(found), round(time.monotonic() - begin, 2)))
-            if not _right(outcomes):
+            batches.append((len(measurements), round(time.monotonic() - begin, 2)))
+            if not _count_right(outcomes):
                 break
         wall_s, served = time.monotonic() - begin, evaluator.served
-        asked = sum(programs for programs, _ in batches)
+        program_count = sum(programs for programs, _ in batches)
         seconds = {
-            name: round(spent / max(1, asked), 4) for name, spent in evaluator.seconds.most_common()
+            name: round(spent / max(1, program_count), 4)
+            for name, spent in evaluator.seconds.most_common()
         }
     first_s = batches[0][1] if batches else wall_s
-    return Run(
+    return EvaluatorRun(
         lanes,
-        terms.trust,
-        asked,
+        settings.trust,
+        program_count,
         wall_s,
         first_s,
-        _rate(batches),
+        _compute_rate(batches),
         dict(outcomes),
         seconds,
         batches,
@@ -201,9 +206,9 @@ def measured(
     )
 
 
-def _rate(batches: Sequence[tuple[int, float]]) -> float:
+def _compute_rate(batches: Sequence[tuple[int, float]]) -> float:
     """Programs a second after the batches in which processes start, as far as there are others."""
-    warm = batches[: min(_WARM_UP, len(batches) - 1)]
+    warm = batches[: min(_WARM_UP_BATCHES, len(batches) - 1)]
     begin_s = warm[-1][1] if warm else 0.0
     counted = batches[len(warm) :]
     return sum(programs for programs, _ in counted) / (counted[-1][1] - begin_s) if counted else 0.0
@@ -234,15 +239,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = dict.fromkeys(
         count_fitting_slots(int(lanes), device, tensor_bytes) for lanes in options.lanes.split(",")
     )
-    wanted = [(lanes, trust) for lanes in counts for trust in options.trusts.split(",")]
-    runs: list[Run] = (
-        [Run(**row) for row in report.load(options.out)["rows"]] if options.out.exists() else []
+    planned = [(lanes, trust) for lanes in counts for trust in options.trusts.split(",")]
+    runs: list[EvaluatorRun] = (
+        [EvaluatorRun(**row) for row in report.load(options.out)["rows"]]
+        if options.out.exists()
+        else []
     )
-    left = [one for one in wanted if one not in {(run.lanes, run.trust) for run in runs}]
+    missing = [
+        lanes_and_trust
+        for lanes_and_trust in planned
+        if lanes_and_trust not in {(run.lanes, run.trust) for run in runs}
+    ]
     settings = Settings()
-    for index, (lanes, trust) in enumerate(left):
+    for index, (lanes, trust) in enumerate(missing):
         with tempfile.TemporaryDirectory() as folder:
-            terms = MeasurementSettings(
+            measurement_settings = MeasurementSettings(
                 settings,
                 contract_for(settings),
                 device,
@@ -250,26 +261,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 trust=trust,
                 mps=not options.no_mps,
             )
-            run = measured(terms, lanes, options.budget_s / len(left), (shape[0], shape[1]))
+            run = run_batches(
+                measurement_settings, lanes, options.budget_s / len(missing), (shape[0], shape[1])
+            )
         runs.append(run)
         print(json.dumps(asdict(run)), flush=True)
-        report.save(options.out, _document(options, runs))
-        if not _right(run.outcomes):
+        report.save(options.out, _make_document(options, runs))
+        if not _count_right(run.outcomes):
             print(
                 f"run {index + 1}: no program was right, so no rate means anything: {run.details}",
                 flush=True,
             )
             return 1
     best = max(run.rate for run in runs)
-    print(json.dumps({"out": options.out.name, "best_rate": best, "goal": _GOAL}))
-    return 0 if best >= _GOAL or options.device == "cpu" else 1
+    print(json.dumps({"out": options.out.name, "best_rate": best, "goal": _GOAL_PER_S}))
+    return 0 if best >= _GOAL_PER_S or options.device == "cpu" else 1
 
 
-def _should_be_right(one: Measured) -> bool:
-    return int(one.program.rpartition(" ")[2]) % 4 != 3
+def _is_meant_right(measurement: Measured) -> bool:
+    return int(measurement.program.rpartition(" ")[2]) % 4 != 3
 
 
-def _right(outcomes: Mapping[str, int]) -> int:
+def _count_right(outcomes: Mapping[str, int]) -> int:
     """How many programs computed what they should, those too whose time could not be told on a busy
     machine.
     """
@@ -277,20 +290,20 @@ def _right(outcomes: Mapping[str, int]) -> int:
 
 
 @cache
-def _environment() -> dict[str, Any]:
+def _read_environment() -> dict[str, Any]:
     return report.environment()  # asks other programs: once
 
 
-def _document(options: argparse.Namespace, runs: Sequence[Run]) -> dict[str, Any]:
-    kept = {name: value for name, value in vars(options).items() if name != "out"}
+def _make_document(options: argparse.Namespace, runs: Sequence[EvaluatorRun]) -> dict[str, Any]:
+    shown_options = {name: value for name, value in vars(options).items() if name != "out"}
     rows = [asdict(run) for run in runs]
-    return report.document(
+    return report.make_document(
         "evaluator",
-        kept,
+        shown_options,
         rows,
-        environment=_environment(),
+        environment=_read_environment(),
         best_rate=max(run.rate for run in runs),
-        goal=_GOAL,
+        goal=_GOAL_PER_S,
     )
 
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import report
-from benchmarks.compare import Comparison, Reference, compare, reference
-from benchmarks.family_cases import CASES, Case
-from benchmarks.timing import Run, sample
+from benchmarks.compare import Comparison, Reference, compare, make_reference
+from benchmarks.family_cases import CASES, FamilyCase
+from benchmarks.timing import Run, collect_samples
 from torch_cudal1.core.errors import Cudal1Error, NotLowerableError
 from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
 from torch_cudal1.graph.fusion.partition import Partition, partition, splice
@@ -41,11 +41,11 @@ from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.registry import trace
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["Options", "Subject", "line", "main", "measured", "subject_of"]
+__all__ = ["CapturedCase", "Options", "capture_case", "format_row", "main", "measure_case"]
 
 Row: TypeAlias = dict[str, Any]
 
-_CALLS = 5  # to tell proposals apart
+_TIMED_CALLS = 5  # to tell proposals apart
 _EAGER_RUNS = 2  # atomics let some of eager's results differ from run to run
 _FAILURES = (
     Cudal1Error,
@@ -68,7 +68,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Subject:
+class CapturedCase:
     """A case on a device: the module and its inputs, the same as a whole-graph Program with its
     tensors, and the islands in it.
     """
@@ -76,18 +76,18 @@ class Subject:
     module: nn.Module
     inputs: tuple[Tensor, ...]
     program: Program
-    given: list[Tensor]
+    tensors: list[Tensor]
     parts: Partition
 
     @property
-    def moved_bytes(self) -> int:
+    def traffic_bytes(self) -> int:
         """What must pass the memory: every input once, every result once."""
         specs = value_specs(self.program)
         results = [specs[index] for index in set(self.program.outputs) if index is not None]
         return sum(spec.size_bytes for spec in (*self.program.inputs, *results))
 
 
-def subject_of(case: Case, device: torch.device) -> Subject:
+def capture_case(case: FamilyCase, device: torch.device) -> CapturedCase:
     """Make the case with seed 0. Raises NotLowerableError for a call that is no graph."""
     with torch.random.fork_rng(), device:
         torch.manual_seed(0)
@@ -95,184 +95,200 @@ def subject_of(case: Case, device: torch.device) -> Subject:
     call, traced = capture_call_graphs(module, inputs, {})
     (graph,) = traced.graphs
     lowered = lower_captured(graph, module)
-    found = get_examples(lowered, graph, call)
-    assert found is not None, "an inference graph has all its inputs"
+    examples = get_examples(lowered, graph, call)
+    assert examples is not None, "an inference graph has all its inputs"
     # a module's own tensors change when it is called (running statistics): the Program keeps what
     # they are now
-    given = [
-        t.clone() if at in graph.static else t for at, t in zip(lowered.order, found, strict=True)
+    tensors = [
+        t.clone() if at in graph.static else t
+        for at, t in zip(lowered.order, examples, strict=True)
     ]
-    return Subject(
+    return CapturedCase(
         module,
         inputs,
         lowered.region.program,
-        given,
+        tensors,
         partition(lowered.region, products=case.products),
     )
 
 
-def _named(outputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
+def _name_outputs(outputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
     return {
         f"output {number}": tensor for number, tensor in enumerate(outputs) if tensor is not None
     }
 
 
-def expected(subject: Subject, device: torch.device) -> Reference | Infeasible:
+def compute_reference(captured: CapturedCase, device: torch.device) -> Reference | Infeasible:
     """Float64's results, and eager's with their errors."""
-    exact = exact_outputs(subject.program, subject.given, device)
+    exact = exact_outputs(captured.program, captured.tensors, device)
     if isinstance(exact, Infeasible):
         return exact
-    eager = prepare(subject.program, device)
-    return reference(
-        _named(exact), [_named(eager(list(subject.given))) for _ in range(_EAGER_RUNS)]
+    eager = prepare(captured.program, device)
+    return make_reference(
+        _name_outputs(exact),
+        [_name_outputs(eager(list(captured.tensors))) for _ in range(_EAGER_RUNS)],
     )
 
 
-def choices(subject: Subject, options: Options) -> list[list[Proposal | None]]:
+def list_choices(captured: CapturedCase, options: Options) -> list[list[Proposal | None]]:
     """What to try, a proposal for each island: its n-th, or its last where it has fewer; None for
     an island left to PyTorch.
     """
-    found = [
-        propose(island.region.program, options.sm, most=options.per_case)
-        for island in subject.parts.groups
+    proposals = [
+        propose(group.region.program, options.sm, most=options.per_case)
+        for group in captured.parts.groups
     ]
-    count = max(map(len, found), default=0)
+    count = max(map(len, proposals), default=0)
     return [
-        [of_one[min(number, len(of_one) - 1)] if of_one else None for of_one in found]
+        [
+            group_proposals[min(number, len(group_proposals) - 1)] if group_proposals else None
+            for group_proposals in proposals
+        ]
         for number in range(count)
     ]
 
 
-def why_none(parts: Partition) -> str:
+def explain_missing_kernel(parts: Partition) -> str:
     """Why a case has nothing to try."""
     if not parts.groups:
         return f"no island: {'; '.join(sorted(parts.reasons_left_out))}"
     try:
-        families = [trace(island.region.program).family for island in parts.groups]
+        families = [trace(group.region.program).family for group in parts.groups]
     except NotLowerableError as error:
         return str(error)
     return f"no proposal of family {', '.join(families)}"
 
 
-def attempt(
-    subject: Subject, chosen: Sequence[Proposal | None], wanted: Reference, options: Options
+def try_choice(
+    captured: CapturedCase,
+    chosen: Sequence[Proposal | None],
+    expected_outputs: Reference,
+    options: Options,
 ) -> tuple[Row, Runner | None]:
     """Build, check, time: what came out, and the runner if it is right. A wrong one gets no time."""
-    fact: Row = {"configs": [None if one is None else dict(one.config) for one in chosen]}
+    fact: Row = {
+        "configs": [None if proposal is None else dict(proposal.config) for proposal in chosen]
+    }
     try:
         pairs = [
-            (island, one)
-            for island, one in zip(subject.parts.groups, chosen, strict=True)
-            if one is not None
+            (group, proposal)
+            for group, proposal in zip(captured.parts.groups, chosen, strict=True)
+            if proposal is not None
         ]
-        kernels = {island: build(island.region.program, one, options.sm) for island, one in pairs}
-        runner = prepare(splice(subject.program, kernels), options.device)
-        verdict = compare(_named(runner(list(subject.given))), wanted)
+        kernels = {
+            group: build(group.region.program, proposal, options.sm) for group, proposal in pairs
+        }
+        runner = prepare(splice(captured.program, kernels), options.device)
+        verdict = compare(_name_outputs(runner(list(captured.tensors))), expected_outputs)
         if not verdict.passed:
             return fact | {"wrong": verdict.reason}, None
-        us = device_time_us(lambda: runner(list(subject.given)), options.device, calls=_CALLS)
+        us = device_time_us(
+            lambda: runner(list(captured.tensors)), options.device, calls=_TIMED_CALLS
+        )
     except _FAILURES as error:
-        return fact | {"failed": _told(error)}, None
+        return fact | {"failed": _describe_error(error)}, None
     return fact | {"device_us": round(us, 1), "error_ratio": verdict.error_ratio}, runner
 
 
-def best(subject: Subject, wanted: Reference, options: Options) -> tuple[Row, Runner | None]:
+def find_best_kernel(
+    captured: CapturedCase, expected_outputs: Reference, options: Options
+) -> tuple[Row, Runner | None]:
     """Everything tried, and the fastest right runner; without one, the status and reason of the
     row.
     """
-    waiting = choices(subject, options)
-    if not waiting:
-        return {"status": "no kernel", "reason": why_none(subject.parts)}, None
-    tried: list[tuple[Row, Runner | None]] = []
-    for chosen in waiting:
-        if tried and time.monotonic() > options.end:
+    choices_to_try = list_choices(captured, options)
+    if not choices_to_try:
+        return {"status": "no kernel", "reason": explain_missing_kernel(captured.parts)}, None
+    attempts: list[tuple[Row, Runner | None]] = []
+    for chosen in choices_to_try:
+        if attempts and time.monotonic() > options.end:
             break
-        tried.append(attempt(subject, chosen, wanted, options))
-    facts = [fact for fact, _ in tried]
-    right = [(fact, runner) for fact, runner in tried if runner is not None]
+        attempts.append(try_choice(captured, chosen, expected_outputs, options))
+    facts = [fact for fact, _ in attempts]
+    right = [(fact, runner) for fact, runner in attempts if runner is not None]
     if not right:
         wrong = next((fact["wrong"] for fact in facts if "wrong" in fact), None)
         reason = wrong or next(fact["failed"] for fact in facts)
         return {"status": "wrong" if wrong else "failed", "reason": reason, "tried": facts}, None
-    fact, runner = min(right, key=lambda one: one[0]["device_us"])
+    fact, runner = min(right, key=lambda fact_and_runner: fact_and_runner[0]["device_us"])
     return {"configs": fact["configs"], "error_ratio": fact["error_ratio"], "tried": facts}, runner
 
 
-def contenders(
-    subject: Subject, runner: Runner | None, options: Options
+def list_contenders(
+    captured: CapturedCase, runner: Runner | None, options: Options
 ) -> tuple[dict[str, Run], str]:
     """What takes turns, by name, and why torch.compile is not among them ("" when it is)."""
     source = torch.zeros(
-        max(1, subject.moved_bytes // 8), device=options.device
+        max(1, captured.traffic_bytes // 8), device=options.device
     )  # half the bytes are read, half are written
     target = torch.empty_like(source)
     runs: dict[str, Run] = {
-        "eager": lambda: subject.module(*subject.inputs),
+        "eager": lambda: captured.module(*captured.inputs),
         "copy": lambda: target.copy_(source),
     }
     if runner is not None:
-        runs["kernel"] = lambda: runner(list(subject.given))
+        runs["kernel"] = lambda: runner(list(captured.tensors))
     torch._dynamo.reset()
-    compiled = torch.compile(subject.module)
+    compiled = torch.compile(captured.module)
     try:
-        compiled(*subject.inputs)
+        compiled(*captured.inputs)
     except _FAILURES as error:
-        return runs, _told(error)
-    return runs | {"torch.compile": lambda: compiled(*subject.inputs)}, ""
+        return runs, _describe_error(error)
+    return runs | {"torch.compile": lambda: compiled(*captured.inputs)}, ""
 
 
-def raced(subject: Subject, runner: Runner | None, options: Options) -> Row:
+def time_contenders(captured: CapturedCase, runner: Runner | None, options: Options) -> Row:
     """Medians in microseconds, and the kernel's speed-ups over each of the others. `of_copy`: the
     copy's time over the kernel's.
     """
-    runs, problem = contenders(subject, runner, options)
-    samples = sample(runs, device=str(options.device), rounds=options.rounds)
-    found: Row = {"us": {name: round(samples.median_us(name), 1) for name in runs}}
+    runs, problem = list_contenders(captured, runner, options)
+    samples = collect_samples(runs, device=str(options.device), rounds=options.rounds)
+    row: Row = {"us": {name: round(samples.median_us(name), 1) for name in runs}}
     if problem:
-        found["compile_failed"] = problem
-    found["copy_bytes_per_s"] = round(subject.moved_bytes / samples.median_us("copy") * 1e6)
+        row["compile_failed"] = problem
+    row["copy_bytes_per_s"] = round(captured.traffic_bytes / samples.median_us("copy") * 1e6)
     if runner is not None:
-        found["vs_eager"] = samples.speedup("eager", "kernel")
-        found["vs_compile"] = None if problem else samples.speedup("torch.compile", "kernel")
-        ratios = [ratio for ratio in (found["vs_eager"], found["vs_compile"]) if ratio is not None]
-        found["vs_better"] = min(ratios, key=lambda ratio: ratio["speedup"])
-        found["of_copy"] = samples.speedup("copy", "kernel")
-    return found
+        row["vs_eager"] = samples.speedup("eager", "kernel")
+        row["vs_compile"] = None if problem else samples.speedup("torch.compile", "kernel")
+        ratios = [ratio for ratio in (row["vs_eager"], row["vs_compile"]) if ratio is not None]
+        row["vs_better"] = min(ratios, key=lambda ratio: ratio["speedup"])
+        row["of_copy"] = samples.speedup("copy", "kernel")
+    return row
 
 
-def measured(case: Case, options: Options) -> Row:
+def measure_case(case: FamilyCase, options: Options) -> Row:
     """The row of a case. What is timed was checked before, and is checked again after."""
     row: Row = {"family": case.family, "case": case.name}
     try:
         with torch.no_grad():
-            subject = subject_of(case, options.device)
-            row["bytes"] = subject.moved_bytes
-            wanted = expected(subject, options.device)
-            if isinstance(wanted, Infeasible):
+            captured = capture_case(case, options.device)
+            row["bytes"] = captured.traffic_bytes
+            expected_outputs = compute_reference(captured, options.device)
+            if isinstance(expected_outputs, Infeasible):
                 return row | {
                     "status": "failed",
-                    "reason": f"no result in float64: {wanted.reason}",
+                    "reason": f"no result in float64: {expected_outputs.reason}",
                 }
-            found, runner = best(subject, wanted, options)
-            row |= {"status": "ok", "reason": ""} | found
-            timed = raced(subject, runner, options)
-            again = (
+            result, runner = find_best_kernel(captured, expected_outputs, options)
+            row |= {"status": "ok", "reason": ""} | result
+            timings = time_contenders(captured, runner, options)
+            recheck = (
                 Comparison(True, None)
                 if runner is None
-                else compare(_named(runner(list(subject.given))), wanted)
+                else compare(_name_outputs(runner(list(captured.tensors))), expected_outputs)
             )
-            if not again.passed:
-                return row | {"status": "wrong", "reason": f"after it was timed: {again.reason}"}
-            return row | timed
+            if not recheck.passed:
+                return row | {"status": "wrong", "reason": f"after it was timed: {recheck.reason}"}
+            return row | timings
     except _FAILURES as error:  # a kernel that failed before it may have broken what came after: its reason is the one to know
-        return row | {"status": "failed", "reason": row.get("reason") or _told(error)}
+        return row | {"status": "failed", "reason": row.get("reason") or _describe_error(error)}
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
-def _let_go(device: torch.device) -> None:
+def _release_memory(device: torch.device) -> None:
     """Give memory back: the float64 result of the next case may need all of it."""
     torch._dynamo.reset()
     gc.collect()
@@ -280,11 +296,11 @@ def _let_go(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _not_begun(case: Case, reason: str) -> Row:
+def _make_unstarted_row(case: FamilyCase, reason: str) -> Row:
     return {"family": case.family, "case": case.name, "status": "failed", "reason": reason}
 
 
-def line(row: Mapping[str, Any]) -> str:
+def format_row(row: Mapping[str, Any]) -> str:
     """A row for a terminal."""
     us = row.get("us", {})
     times = " ".join(
@@ -335,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(
         torch.device(args.device), 10 * major + minor, args.per_case, args.rounds, end
     )
-    shown = {
+    shown_options = {
         "per_case": args.per_case,
         "rounds": args.rounds,
         "budget_s": args.budget_s,
@@ -349,17 +365,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     for number, case in enumerate(cases, 1):
         rows.append(
-            measured(case, options)
+            measure_case(case, options)
             if time.monotonic() < end
-            else _not_begun(case, "the budget was spent")
+            else _make_unstarted_row(case, "the budget was spent")
         )
-        print(line(rows[-1]), flush=True)
-        _let_go(options.device)
-        left = [
-            _not_begun(case, "the run ended before it") for case in cases[number:]
+        print(format_row(rows[-1]), flush=True)
+        _release_memory(options.device)
+        not_started = [
+            _make_unstarted_row(case, "the run ended before it") for case in cases[number:]
         ]  # a run that is killed says so
         report.save(
-            args.out, report.document("families", shown, [*rows, *left], environment=environment)
+            args.out,
+            report.make_document(
+                "families", shown_options, [*rows, *not_started], environment=environment
+            ),
         )
     return int(not rows or any(row["status"] in ("failed", "wrong") for row in rows))
 

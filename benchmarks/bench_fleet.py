@@ -31,10 +31,10 @@ import torch
 from benchmarks import report
 from benchmarks.bench_models import kill_group
 
-__all__ = ["Run", "goal", "main", "write_tasks"]
+__all__ = ["WarmupRun", "compare_with_goal", "main", "write_tasks"]
 
 _ROOT = Path(__file__).resolve().parent.parent
-_GOAL = {4: 3.4}
+_GOAL_SPEEDUP = {4: 3.4}
 # A product whose rows are summed, which a rewrite makes a product with one vector on any device,
 # and a chain with a softmax, which a template serves on a GPU: there is something to judge
 # everywhere. {width} makes each task new.
@@ -61,7 +61,7 @@ def get_init_inputs():
 
 
 @dataclass(frozen=True)
-class Run:
+class WarmupRun:
     """One line of the results: a warm-up of `tasks` tasks by `workers` workers."""
 
     workers: int
@@ -83,7 +83,7 @@ class Run:
         )
 
 
-def goal(runs: Sequence[Run]) -> dict[str, Any]:
+def compare_with_goal(runs: Sequence[WarmupRun]) -> dict[str, Any]:
     """Each run's throughput over that of one worker, and whether the goal for that many is reached."""
     rates = {run.workers: run.tasks_per_s for run in runs if run.tasks_per_s is not None}
     if 1 not in rates:
@@ -94,9 +94,11 @@ def goal(runs: Sequence[Run]) -> dict[str, Any]:
         if rate is not None and rates[1]
     }
     reached = {
-        workers: times[workers] >= least for workers, least in _GOAL.items() if workers in times
+        workers: times[workers] >= least
+        for workers, least in _GOAL_SPEEDUP.items()
+        if workers in times
     }
-    return {"throughput_over_one": times, "goal": _GOAL, "reached": reached}
+    return {"throughput_over_one": times, "goal": _GOAL_SPEEDUP, "reached": reached}
 
 
 def write_tasks(folder: Path, count: int, *, rows: int, first_width: int) -> list[Path]:
@@ -125,28 +127,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in ("devices", "counts", "tasks_per_worker", "budget_s", "cores_per_device")
     }
     for workers in args.counts:
-        runs.append(_measured(args, workers, min(args.time_limit_s, deadline - time.monotonic())))
-        print(_line(runs[-1]), flush=True)
+        runs.append(
+            _measure_run(args, workers, min(args.time_limit_s, deadline - time.monotonic()))
+        )
+        print(_format_run(runs[-1]), flush=True)
         rows = [asdict(run) | {"steady_tasks_per_s": run.steady_tasks_per_s} for run in runs]
         report.save(
-            args.out, report.document("fleet", options, rows, environment=environment, **goal(runs))
+            args.out,
+            report.make_document(
+                "fleet", options, rows, environment=environment, **compare_with_goal(runs)
+            ),
         )
-    found = goal(runs)
-    print(json.dumps({"out": args.out.name, **found}))
+    goal_summary = compare_with_goal(runs)
+    print(json.dumps({"out": args.out.name, **goal_summary}))
     return (
         0
-        if all(run.status == "ok" for run in runs) and all(found.get("reached", {}).values())
+        if all(run.status == "ok" for run in runs) and all(goal_summary.get("reached", {}).values())
         else 1
     )
 
 
-def _measured(args: argparse.Namespace, workers: int, limit_s: float) -> Run:
+def _measure_run(args: argparse.Namespace, workers: int, limit_s: float) -> WarmupRun:
     """One warm-up in a fresh folder."""
     tasks = workers * args.tasks_per_worker
     if limit_s < 1:
-        return Run(workers, tasks, "not run", "the total limit was reached")
+        return WarmupRun(workers, tasks, "not run", "the total limit was reached")
     if args.devices == "gpu" and torch.cuda.device_count() < workers:
-        return Run(
+        return WarmupRun(
             workers,
             tasks,
             "not run",
@@ -165,13 +172,13 @@ def _measured(args: argparse.Namespace, workers: int, limit_s: float) -> Run:
 
 def _run(
     args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch: Path, limit_s: float
-) -> Run:
-    given = (
+) -> WarmupRun:
+    device_options = (
         ["--devices", ",".join(map(str, range(workers)))]
         if args.devices == "gpu"
         else ["--device", "cpu", "--workers", str(workers)]
     )
-    command = [sys.executable, "-m", "torch_cudal1", "warmup", *map(str, paths), *given]
+    command = [sys.executable, "-m", "torch_cudal1", "warmup", *map(str, paths), *device_options]
     command += ["--cache-dir", str(scratch / "cache"), "--budget", str(args.budget_s), "--json"]
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -184,7 +191,7 @@ def _run(
     if args.cores_per_device:
         cores = sorted(os.sched_getaffinity(0))[: workers * args.cores_per_device]
         command = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
-    began = time.monotonic()
+    begin = time.monotonic()
     process = subprocess.Popen(
         command,
         cwd=scratch,
@@ -197,28 +204,28 @@ def _run(
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return Run(workers, len(paths), "failed", f"time limit of {limit_s:.0f} s")
+        return WarmupRun(workers, len(paths), "failed", f"time limit of {limit_s:.0f} s")
     finally:
         kill_group(process)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - begin
     try:
         results: list[Mapping[str, Any]] = json.loads(output)["results"]
     except (ValueError, KeyError):
         last = (errors.strip().splitlines() or [""])[-1]
-        return Run(
+        return WarmupRun(
             workers,
             len(paths),
             "failed",
             f"exit code {process.returncode}, no results: {last[:300]}",
             seconds,
         )
-    judged = sum(one["built"] for one in results)
-    wrong = next((one["error"] for one in results if one["error"]), "")
+    judged = sum(result["built"] for result in results)
+    wrong = next((result["error"] for result in results if result["error"]), "")
     if not wrong and len(results) != len(paths):
         wrong = "a task is missing"
     elif not wrong and judged < len(paths):
         wrong = f"{judged} candidates were judged in {len(paths)} tasks, which raced baselines only: give it a larger --budget-s"
-    return Run(
+    return WarmupRun(
         workers,
         len(paths),
         "failed" if wrong else "ok",
@@ -226,11 +233,11 @@ def _run(
         seconds,
         None if wrong else len(paths) / seconds,
         judged,
-        [one["seconds"] for one in results],
+        [result["seconds"] for result in results],
     )
 
 
-def _line(run: Run) -> str:
+def _format_run(run: WarmupRun) -> str:
     if run.tasks_per_s is None:
         return f"{run.workers} workers, {run.tasks} tasks: {run.status}: {run.reason}"
     steady = run.steady_tasks_per_s or 0.0

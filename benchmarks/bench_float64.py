@@ -27,11 +27,11 @@ from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
 
-__all__ = ["CASES", "Case", "main", "measured"]
+__all__ = ["CASES", "TransposedConvCase", "main", "measure_case"]
 
 
 @dataclass(frozen=True)
-class Case:
+class TransposedConvCase:
     """A transposed convolution: input (batch, inner, *size), weight (inner, outer, *kernel), one
     stride and one padding.
     """
@@ -47,47 +47,47 @@ class Case:
 
 # sizes of vision and volume networks: up-sampling by two, and wide kernels
 CASES = (
-    Case(16, 64, 64, (4_096,), (5,), 1),
-    Case(8, 128, 64, (128, 128), (3, 3), 1, 1),
-    Case(16, 64, 32, (128, 128), (4, 4), 2, 1),
-    Case(4, 32, 32, (32, 64, 64), (3, 3, 3), 2, 1),
-    Case(8, 32, 32, (64, 64, 64), (3, 5, 5), 1),
+    TransposedConvCase(16, 64, 64, (4_096,), (5,), 1),
+    TransposedConvCase(8, 128, 64, (128, 128), (3, 3), 1, 1),
+    TransposedConvCase(16, 64, 32, (128, 128), (4, 4), 2, 1),
+    TransposedConvCase(4, 32, 32, (32, 64, 64), (3, 3, 3), 2, 1),
+    TransposedConvCase(8, 32, 32, (64, 64, 64), (3, 5, 5), 1),
 )
 
 
 @dataclass(frozen=True)
-class Row:
+class Float64Row:
     """Seconds of each way, by how much their answers differ, or the reason why there are none."""
 
-    case: Case
+    case: TransposedConvCase
     judge_s: float | None = None
     library_s: float | None = None
     difference: float | None = None
     reason: str = ""
 
 
-def measured(case: Case, device: torch.device, rounds: int) -> Row:
+def measure_case(case: TransposedConvCase, device: torch.device, rounds: int) -> Float64Row:
     """Both ways on one shape. Float32 inputs, as the judge has them."""
     x = torch.randn(case.batch, case.inner, *case.size, device=device)
     weight = torch.randn(case.inner, case.outer, *case.kernel, device=device)
     dims = len(case.size)
-    how = ([case.stride] * dims, [case.padding] * dims, [1] * dims, True, [0] * dims, 1)
+    geometry = ([case.stride] * dims, [case.padding] * dims, [1] * dims, True, [0] * dims, 1)
     step = Aten(
         "aten.convolution.default",
-        (Value(0), Value(1), None, *(tuple(a) if isinstance(a, list) else a for a in how)),
+        (Value(0), Value(1), None, *(tuple(a) if isinstance(a, list) else a for a in geometry)),
         (),
         (2,),
     )
     program = Program((TensorSpec.of(x), TensorSpec.of(weight)), (step,), (2,))
 
     def judge() -> torch.Tensor:
-        found = exact_outputs(program, [x, weight], device)
-        assert not isinstance(found, Infeasible), found.reason
-        assert found[0] is not None
-        return found[0]
+        exact = exact_outputs(program, [x, weight], device)
+        assert not isinstance(exact, Infeasible), exact.reason
+        assert exact[0] is not None
+        return exact[0]
 
     def library() -> torch.Tensor:
-        return torch.convolution(x.double(), weight.double(), None, *how)
+        return torch.convolution(x.double(), weight.double(), None, *geometry)
 
     ways: dict[str, Callable[[], torch.Tensor]] = {"judge": judge, "library": library}
     try:
@@ -95,15 +95,15 @@ def measured(case: Case, device: torch.device, rounds: int) -> Row:
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name in random.sample(list(ways), len(ways)):
-                seconds[name].append(_seconds(ways[name], device))
+                seconds[name].append(_time_call(ways[name], device))
     except Exception as error:  # noqa: BLE001  the reason is the row
-        return Row(case, reason=f"{type(error).__name__}: {error}".splitlines()[0])
-    return Row(
+        return Float64Row(case, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+    return Float64Row(
         case, statistics.median(seconds["judge"]), statistics.median(seconds["library"]), difference
     )
 
 
-def _seconds(call: Callable[[], torch.Tensor], device: torch.device) -> float:
+def _time_call(call: Callable[[], torch.Tensor], device: torch.device) -> float:
     synchronise(device)
     begin = time.perf_counter()
     call()
@@ -111,8 +111,8 @@ def _seconds(call: Callable[[], torch.Tensor], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def _cut(case: Case, scale: int) -> Case:
-    return Case(
+def _scale_down(case: TransposedConvCase, scale: int) -> TransposedConvCase:
+    return TransposedConvCase(
         1,
         *(max(1, n // scale) for n in (case.inner, case.outer)),
         case.size,
@@ -132,18 +132,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     environment, rows = report.environment(), []
     for case in CASES:
-        row = measured(
-            case if args.scale == 1 else _cut(case, args.scale),
+        row = measure_case(
+            case if args.scale == 1 else _scale_down(case, args.scale),
             torch.device(args.device),
             args.rounds,
         )
         rows.append(row)
         print(json.dumps(asdict(row)), flush=True)
-        told = [asdict(row) for row in rows]
+        row_values = [asdict(row) for row in rows]
         report.save(
             args.out,
-            report.document(
-                "float64", vars(args) | {"out": args.out.name}, told, environment=environment
+            report.make_document(
+                "float64", vars(args) | {"out": args.out.name}, row_values, environment=environment
             ),
         )
     return 0 if all(not row.reason for row in rows) else 1

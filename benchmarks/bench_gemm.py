@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.gemm_cases import CASES, Case
-from benchmarks.timing import sample
+from benchmarks.gemm_cases import CASES, GemmCase
+from benchmarks.timing import collect_samples
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.ir.program import Program
 from torch_cudal1.judge.benchmark.timing import device_time_us
@@ -42,20 +42,22 @@ from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["main"]
 
-_ROWS = 256  # of C that are compared with float64
+_CHECKED_ROWS = 256  # of C that are compared with float64
 _SILENT_S = 40.0  # a candidate that says nothing for so long hangs
-_FAILURES = 2  # of this many candidates of one method that hang or crash, the method is left out
-_FINALISTS = 3
+_MAX_METHOD_FAILURES = (
+    2  # of this many candidates of one method that hang or crash, the method is left out
+)
+_MAX_FINALISTS = 3
 _BASELINES = ("cublas fp32", "cublas tf32")
 
 
 @dataclass(frozen=True)
-class Job:
+class GemmCandidate:
     """One candidate: which case, its proposal, and once compiled its Program (JSON and a file), or
     why there is none.
     """
 
-    case: Case
+    case: GemmCase
     config: Mapping[str, Any]
     program: Mapping[str, Any] | None = None
     failed: str = ""
@@ -70,68 +72,75 @@ class Job:
         return f"{self.case.name} / {self.config.get('method', '')} {' '.join(parts)}"
 
 
-def jobs(cases: Sequence[Case], sm: int, per_case: int, methods: Sequence[str]) -> list[Job]:
+def list_candidates(
+    cases: Sequence[GemmCase], sm: int, per_case: int, methods: Sequence[str]
+) -> list[GemmCandidate]:
     """The candidates of each case: all packed ones and the likeliest others; of `methods` only, if
     there are any.
     """
     from torch_cudal1.kernels import propose
 
-    found = []
+    candidates = []
     for case in cases:
         proposals = [
             p
             for p in propose(case.program(), sm, ("matmul",), most=100)
             if not methods or p.config["method"] in methods
         ]
-        others = [p for p in proposals if not str(p.config["method"]).startswith("packed")]
+        tiled = [p for p in proposals if not str(p.config["method"]).startswith("packed")]
         packed = [p for p in proposals if str(p.config["method"]).startswith("packed")]
-        found += [Job(case, dict(p.config)) for p in (*packed, *_varied(others, per_case))]
-    return found
+        candidates += [
+            GemmCandidate(case, dict(p.config))
+            for p in (*packed, *_limit_per_method(tiled, per_case))
+        ]
+    return candidates
 
 
-def _varied(proposals: Sequence[Any], count: int) -> list[Any]:
+def _limit_per_method(proposals: Sequence[Any], count: int) -> list[Any]:
     """The first `count`, at most half of them of one method."""
-    kept: list[Any] = []
-    for one in proposals:
-        same = sum(k.config["method"] == one.config["method"] for k in kept)
-        if len(kept) < count and same < max(2, count // 2):
-            kept.append(one)
-    return kept
+    selected: list[Any] = []
+    for proposal in proposals:
+        same = sum(k.config["method"] == proposal.config["method"] for k in selected)
+        if len(selected) < count and same < max(2, count // 2):
+            selected.append(proposal)
+    return selected
 
 
-def compiled(job: Job, sm: int, path: Path) -> Job:
+def compile_candidate(candidate: GemmCandidate, sm: int, path: Path) -> GemmCandidate:
     """The job with its Program. Runs in a process of the pool."""
     from torch_cudal1.kernels import Proposal, build
 
     torch.set_num_threads(1)
     begin = time.perf_counter()
     try:
-        program = build(job.case.program(), Proposal("gemm", dict(job.config)), sm)
+        program = build(candidate.case.program(), Proposal("gemm", dict(candidate.config)), sm)
     except (Cudal1Error, OSError) as error:
         return replace(
-            job, failed=" ".join(str(error).split())[:300], compile_s=time.perf_counter() - begin
+            candidate,
+            failed=" ".join(str(error).split())[:300],
+            compile_s=time.perf_counter() - begin,
         )
     stored = {"program": program.to_json(), "payloads": write_payloads(program, path)}
-    return replace(job, program=stored, compile_s=time.perf_counter() - begin)
+    return replace(candidate, program=stored, compile_s=time.perf_counter() - begin)
 
 
-def loaded(job: Job) -> Program:
+def load_program(candidate: GemmCandidate) -> Program:
     """The job's Program."""
-    assert job.program is not None
-    return read_program(job.program["program"], job.program["payloads"])
+    assert candidate.program is not None
+    return read_program(candidate.program["program"], candidate.program["payloads"])
 
 
-class Measurer:
+class GemmMeasurer:
     """The measuring process: one case's inputs, reference and baselines at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def start(self, case: Case) -> list[dict[str, Any]]:
+    def start(self, case: GemmCase) -> list[dict[str, Any]]:
         """Make the inputs and the float64 rows; the rows of the baselines."""
         self.case, self.inputs = case, case.inputs(str(self.device))
         rows = [
-            t.narrow(t.dim() - 2, 0, min(_ROWS, t.shape[-2])) if i == 0 else t
+            t.narrow(t.dim() - 2, 0, min(_CHECKED_ROWS, t.shape[-2])) if i == 0 else t
             for i, t in enumerate(self.inputs)
         ]
         few = [t[:1] if case.batch else t for t in rows[:2]] + rows[2:]
@@ -140,7 +149,7 @@ class Measurer:
         return [self.row(name, lambda name=name: self.baseline(name)) for name in self.baselines()]  # type: ignore[misc]
 
     @staticmethod
-    def _small(case: Case, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _small(case: GemmCase, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         result = case.run(tuple(inputs))
         return result[0] if case.batch else result
 
@@ -155,10 +164,10 @@ class Measurer:
 
     def row(self, name: str, run: Any, **more: Any) -> dict[str, Any]:
         """Errors first, then device time."""
-        found: dict[str, Any] = {"case": self.case.name, "name": name, **more, **self.errors(run())}
+        row: dict[str, Any] = {"case": self.case.name, "name": name, **more, **self.errors(run())}
         us = device_time_us(run, self.device, calls=10)
         return {
-            **found,
+            **row,
             "device_us": round(us, 2),
             "tflops": round(self.case.flops / us / 1e6, 2) if us else None,
         }
@@ -167,10 +176,10 @@ class Measurer:
         """Of the compared rows, against float64; where NaN and infinity are; whether a second
         run... is `measure`'s.
         """
-        part = (got[0] if self.case.batch else got)[:_ROWS]
-        apart = (part.double() - self.exact).abs() / self.scale
+        part = (got[0] if self.case.batch else got)[:_CHECKED_ROWS]
+        relative_error = (part.double() - self.exact).abs() / self.scale
         finite = self.exact.isfinite()
-        wrong = (apart > 1e-2) & finite
+        wrong = (relative_error > 1e-2) & finite
         special = torch.equal(part.isnan(), self.exact.isnan()) and torch.equal(
             part.isinf(), self.exact.isinf()
         )
@@ -182,55 +191,55 @@ class Measurer:
                 for at in bad[:6].tolist()
             ]
             facts["wrong rows, columns"] = [len(bad[:, 0].unique()), len(bad[:, 1].unique())]
-        values = apart[finite].nan_to_num(1e30)
+        values = relative_error[finite].nan_to_num(1e30)
         return {**facts, "rms": float(values.pow(2).mean().sqrt()), "worst": float(values.max())}
 
-    def measure(self, job: Job) -> dict[str, Any]:
+    def measure(self, candidate: GemmCandidate) -> dict[str, Any]:
         """The row of a candidate."""
-        runner = prepare(loaded(job), self.device)
+        runner = prepare(load_program(candidate), self.device)
         inputs = list(self.inputs)
         first, second = runner(inputs)[0], runner(inputs)[0]
         assert first is not None
         assert second is not None
         same = torch.equal(first.nan_to_num(), second.nan_to_num())
         facts = {
-            "method": job.config["method"],
-            "config": dict(job.config),
+            "method": candidate.config["method"],
+            "config": dict(candidate.config),
             "repeats": same,
-            "compile_s": round(job.compile_s, 2),
+            "compile_s": round(candidate.compile_s, 2),
         }
-        return self.row(job.name, lambda: runner(inputs)[0], **facts)
+        return self.row(candidate.name, lambda: runner(inputs)[0], **facts)
 
-    def measured(self, job: Job) -> dict[str, Any]:
+    def try_measure(self, candidate: GemmCandidate) -> dict[str, Any]:
         """`measure`, or the reason why the Program cannot run here."""
         try:
-            return self.measure(job)
+            return self.measure(candidate)
         except Cudal1Error as error:
             return {
                 "case": self.case.name,
-                "name": job.name,
-                "method": job.config["method"],
+                "name": candidate.name,
+                "method": candidate.config["method"],
                 "failed": str(error)[:300],
             }
 
-    def final(self, chosen: Sequence[Job]) -> list[dict[str, Any]]:
+    def final(self, chosen: Sequence[GemmCandidate]) -> list[dict[str, Any]]:
         """The best candidates against cuBLAS, in pairs."""
         runs: dict[str, Any] = {
             name: (lambda name=name: self.baseline(name)) for name in self.baselines()
         }
-        for job in chosen:
-            runner = prepare(loaded(job), self.device)
-            runs[job.name] = lambda runner=runner: runner(list(self.inputs))
-        samples = sample(runs, device=str(self.device), rounds=14)
+        for candidate in chosen:
+            runner = prepare(load_program(candidate), self.device)
+            runs[candidate.name] = lambda runner=runner: runner(list(self.inputs))
+        samples = collect_samples(runs, device=str(self.device), rounds=14)
         rows = []
-        for job in chosen:
-            against = {base: samples.speedup(base, job.name) for base in self.baselines()}
+        for candidate in chosen:
+            against = {base: samples.speedup(base, candidate.name) for base in self.baselines()}
             rows.append(
                 {
                     "case": self.case.name,
-                    "name": job.name,
+                    "name": candidate.name,
                     "final": True,
-                    "us": samples.median_us(job.name),
+                    "us": samples.median_us(candidate.name),
                     "against": against,
                 }
             )
@@ -242,85 +251,93 @@ def serve(folder: Path, deadline_s: float) -> int:
     each what it is about to do.
     """
     cuda = torch.cuda.is_available()
-    measurer, end = Measurer(torch.device("cuda" if cuda else "cpu")), time.monotonic() + deadline_s
-    every = [
-        Job(Case(**job.pop("case")), **job) for job in json.loads((folder / "jobs").read_text())
+    measurer, end = (
+        GemmMeasurer(torch.device("cuda" if cuda else "cpu")),
+        time.monotonic() + deadline_s,
+    )
+    candidates = [
+        GemmCandidate(GemmCase(**candidate.pop("case")), **candidate)
+        for candidate in json.loads((folder / "jobs").read_text())
     ]
-    done = {row["name"]: row for row in _journal(folder)}
-    finals = {row["case"] for row in done.values() if row.get("final")}
-    for case in dict.fromkeys(job.case for job in every):
-        mine = [job for job in every if job.case == case]
-        if case.name in finals or f"{case.name} / final" in done:
+    rows_by_name = {row["name"]: row for row in _read_journal(folder)}
+    finals = {row["case"] for row in rows_by_name.values() if row.get("final")}
+    for case in dict.fromkeys(candidate.case for candidate in candidates):
+        case_candidates = [candidate for candidate in candidates if candidate.case == case]
+        if case.name in finals or f"{case.name} / final" in rows_by_name:
             continue
         if time.monotonic() > end:
             print("late", flush=True)
             return 0
         print(f"start {case.name} / baselines", flush=True)
         for row in measurer.start(case):
-            if f"{case.name} / {row['name']}" not in done:
-                _write(folder, {**row, "name": f"{case.name} / {row['name']}"})
-        for job in mine:
+            if f"{case.name} / {row['name']}" not in rows_by_name:
+                _append_journal(folder, {**row, "name": f"{case.name} / {row['name']}"})
+        for candidate in case_candidates:
             if (
-                job.name not in done
-                and job.program
+                candidate.name not in rows_by_name
+                and candidate.program
                 and time.monotonic() < end
-                and not _given_up(job, done)
+                and not _is_given_up(candidate, rows_by_name)
             ):
-                print(f"start {job.name}", flush=True)
-                done[job.name] = measurer.measured(job)
-                _write(folder, done[job.name])
-        right = [done[j.name] for j in mine if done.get(j.name, {}).get("tflops")]
-        best = _finalists(right)
+                print(f"start {candidate.name}", flush=True)
+                rows_by_name[candidate.name] = measurer.try_measure(candidate)
+                _append_journal(folder, rows_by_name[candidate.name])
+        right = [
+            rows_by_name[candidate.name]
+            for candidate in case_candidates
+            if rows_by_name.get(candidate.name, {}).get("tflops")
+        ]
+        best = _pick_finalists(right)
         print(f"start {case.name} / final", flush=True)
         for row in (
-            measurer.final([job for job in mine if job.name in best])
+            measurer.final([candidate for candidate in case_candidates if candidate.name in best])
             if best and time.monotonic() < end
             else ()
         ):
-            _write(folder, {**row, "name": f"{row['name']} / final"})
+            _append_journal(folder, {**row, "name": f"{row['name']} / final"})
         del measurer.inputs, measurer.exact
         if cuda:
             torch.cuda.empty_cache()
     return 0
 
 
-def _given_up(job: Job, done: Mapping[str, Mapping[str, Any]]) -> bool:
-    method = job.config["method"]
+def _is_given_up(candidate: GemmCandidate, rows_by_name: Mapping[str, Mapping[str, Any]]) -> bool:
+    method = candidate.config["method"]
     return (
         sum(
             row.get("method") == method and "failed" in row and "compile" not in row["failed"]
-            for row in done.values()
+            for row in rows_by_name.values()
         )
-        >= _FAILURES
+        >= _MAX_METHOD_FAILURES
     )
 
 
-def _finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+def _pick_finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """The fastest of each precision class."""
-    found: set[str] = set()
+    names: set[str] = set()
     for loose in (False, True):
         of_class = [row for row in rows if (row["rms"] > 1e-5) == loose and row["wrong"] == 0]
-        found |= {
+        names |= {
             row["name"]
             for row in sorted(of_class, key=lambda row: row["device_us"])[
-                : 1 if loose else _FINALISTS - 1
+                : 1 if loose else _MAX_FINALISTS - 1
             ]
         }
-    return found
+    return names
 
 
-def _journal(folder: Path) -> list[dict[str, Any]]:
+def _read_journal(folder: Path) -> list[dict[str, Any]]:
     path = folder / "journal"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _write(folder: Path, row: Mapping[str, Any]) -> None:
-    text = json.dumps({k: _plain(v) for k, v in row.items()})
+def _append_journal(folder: Path, row: Mapping[str, Any]) -> None:
+    text = json.dumps({k: _to_json_value(v) for k, v in row.items()})
     with (folder / "journal").open("a") as file:
         file.write(text + "\n")
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not -1e308 < value < 1e308 else value
 
 
@@ -328,18 +345,18 @@ def supervise(folder: Path, budget_s: float) -> None:
     """Run measuring processes until one ends by itself, the time is up, or too many were lost."""
     end, lost = time.monotonic() + budget_s, 0
     while lost < 8 and time.monotonic() < end:
-        last, reason = _one_process(folder, end)
+        last, reason = _supervise_process(folder, end)
         if not reason:
             return
         lost += 1
         method = last.split(" / ")[-1].split(" ")[0]
         print(f"lost: {last}: {reason}", flush=True)
-        _write(
+        _append_journal(
             folder, {"case": last.split(" / ")[0], "name": last, "method": method, "failed": reason}
         )
 
 
-def _one_process(folder: Path, end: float) -> tuple[str, str]:
+def _supervise_process(folder: Path, end: float) -> tuple[str, str]:
     """What it did last, and why it is gone ("" when it ended well)."""
     command = [
         sys.executable,
@@ -352,7 +369,7 @@ def _one_process(folder: Path, end: float) -> tuple[str, str]:
     ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_read, args=(child, lines), daemon=True).start()
+    threading.Thread(target=_pump_lines, args=(child, lines), daemon=True).start()
     last, tail = "start-up", [""]
     while True:
         try:
@@ -371,20 +388,20 @@ def _one_process(folder: Path, end: float) -> tuple[str, str]:
     return last, "" if code == 0 else f"exit status {code}: {' / '.join(tail)[-600:]}"
 
 
-def _read(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+def _pump_lines(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
     assert child.stdout is not None
     for line in child.stdout:
         lines.put(line)
     lines.put(None)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def format_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Lines for a terminal: of each case the baselines and candidates, fastest first, then the
     pairs.
     """
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case and not row.get("final")]
-        yield from map(_line, sorted(mine, key=lambda row: row.get("device_us") or 0))
+        yield from map(_format_row, sorted(mine, key=lambda row: row.get("device_us") or 0))
         for row in (row for row in rows if row["case"] == case and row.get("final")):
             ratios = [
                 f"{base} {r['speedup']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
@@ -393,7 +410,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"  final: {row['name'][:100]:92} {row['us']:10.1f} us; {', '.join(ratios)}"
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _format_row(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return f"{row['name'][:100]:100} {row['failed'][:200]}"
     wrong = (
@@ -406,12 +423,12 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{row['name'][:100]:100} {speed} rms {row['rms']:.2e} worst {row['worst']:.2e}{note}"
 
 
-def _not_compiled(job: Job) -> dict[str, Any]:
+def _make_compile_failure(candidate: GemmCandidate) -> dict[str, Any]:
     return {
-        "case": job.case.name,
-        "name": job.name,
-        "method": job.config["method"],
-        "failed": f"compile: {job.failed}",
+        "case": candidate.case.name,
+        "name": candidate.name,
+        "method": candidate.config["method"],
+        "failed": f"compile: {candidate.failed}",
     }
 
 
@@ -444,29 +461,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [
         case for case in CASES if not args.only or any(word in case.name for word in args.only)
     ]
-    waiting = jobs(cases, 10 * major + minor, args.per_case, args.method)
+    candidates = list_candidates(cases, 10 * major + minor, args.per_case, args.method)
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="cudal1-gemm-") as place:
-        folder = Path(place)
-        paths = [folder / f"program{i}" for i in range(len(waiting))]
+    with tempfile.TemporaryDirectory(prefix="cudal1-gemm-") as scratch:
+        folder = Path(scratch)
+        paths = [folder / f"program{i}" for i in range(len(candidates))]
         with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-            ready = list(pool.map(compiled, waiting, [10 * major + minor] * len(waiting), paths))
+            compiled_candidates = list(
+                pool.map(
+                    compile_candidate, candidates, [10 * major + minor] * len(candidates), paths
+                )
+            )
         compile_s = time.perf_counter() - begin
-        failed = [_not_compiled(job) for job in ready if job.failed]
+        failed = [
+            _make_compile_failure(candidate)
+            for candidate in compiled_candidates
+            if candidate.failed
+        ]
         print(
-            f"{len(ready)} candidates compiled in {compile_s:.0f} s, {len(failed)} failed",
+            f"{len(compiled_candidates)} candidates compiled in {compile_s:.0f} s, {len(failed)} failed",
             flush=True,
         )
-        if ready and len(failed) == len(ready):
+        if compiled_candidates and len(failed) == len(compiled_candidates):
             print(f"nothing compiles: {failed[0]['failed']}")
             return 1
-        (folder / "jobs").write_text(json.dumps([asdict(job) for job in ready]))
+        (folder / "jobs").write_text(
+            json.dumps([asdict(candidate) for candidate in compiled_candidates])
+        )
         for row in report.load(args.out)["rows"] if args.out.exists() else ():
             if not str(row.get("failed", "")).startswith("compile"):
-                _write(folder, row)
+                _append_journal(folder, row)
         supervise(folder, args.budget_s)
-        rows = [*_journal(folder), *failed]
-    print("\n".join(table(rows)))
+        rows = [*_read_journal(folder), *failed]
+    print("\n".join(format_table(rows)))
     options = {
         "budget_s": args.budget_s,
         "per_case": args.per_case,
@@ -474,7 +501,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     shown = {case.name: asdict(case) for case in cases}
     report.save(
-        args.out, report.document("gemm", options, rows, environment=environment, cases=shown)
+        args.out, report.make_document("gemm", options, rows, environment=environment, cases=shown)
     )
     return int(any("failed" in row or row.get("wrong") for row in rows))
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from benchmarks import report
-from benchmarks.bench_overhead import Row, measure
+from benchmarks.bench_overhead import OverheadRow, measure
 from torch_cudal1.core import native
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.dynamo import capture_call
@@ -42,7 +42,7 @@ _IMAGE = {name: _TEXT[name] for name in _TEXT if name != "vocab_size"} | {
 }
 
 
-def models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor]]]:
+def make_models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor]]]:
     """Name, module and keyword arguments of each."""
     import transformers as hf
 
@@ -64,32 +64,32 @@ def models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor]]]:
     yield "ViT", hf.ViTModel(hf.ViTConfig(**_IMAGE)), {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
-def checks(
+def make_checks(
     module: torch.nn.Module, kwargs: dict[str, torch.Tensor]
 ) -> tuple[Check, Check, int, int]:
     """Dynamo's check, ours, how many guards Dynamo made and how many of them ours leaves to it.
     Raises ValueError for a module that cannot be watched.
     """
     with torch.no_grad():
-        watched = record_module(module)
-        if isinstance(watched, Refusal):
-            raise ValueError(watched.reason)
+        record = record_module(module)
+        if isinstance(record, Refusal):
+            raise ValueError(record.reason)
         capture = capture_call(module, (), kwargs)
-    split, made = GuardSplit(capture, watched), 0
+    split, guard_count = GuardSplit(capture, record), 0
 
     def count(entries: Any) -> list[bool]:
-        nonlocal made
-        made = len(entries)
+        nonlocal guard_count
+        guard_count = len(entries)
         return split.keep(entries)
 
-    rest, whole = capture.guards(count), capture.guards()
+    remaining, full_check = capture.guards(count), capture.guards()
     call = {"module": module, "args": (), "kwargs": kwargs}
-    guard, kept = ModuleGuard(split.merge_records()), bool(split.kept_guards)
+    guard, has_remaining = ModuleGuard(split.merge_records()), bool(split.kept_guards)
 
-    def ours() -> bool:
-        return guard.holds() and (not kept or rest(call))
+    def check_records() -> bool:
+        return guard.holds() and (not has_remaining or remaining(call))
 
-    return (lambda: whole(call)), ours, made, len(split.kept_guards)
+    return (lambda: full_check(call)), check_records, guard_count, len(split.kept_guards)
 
 
 def main() -> int:
@@ -98,18 +98,20 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows: list[Row] = []
+    rows: list[OverheadRow] = []
     wrong = 0
-    for name, module, kwargs in models():
+    for name, module, kwargs in make_models():
         with torch.no_grad():
-            dynamos, ours, made, left = checks(module.eval(), kwargs)
-            wrong += not (dynamos() and ours())
-            measured = measure((dynamos, ours), options.calls, lambda: None)
+            dynamo_check, package_check, guard_count, remaining = make_checks(module.eval(), kwargs)
+            wrong += not (dynamo_check() and package_check())
+            timings = measure((dynamo_check, package_check), options.calls, lambda: None)
         labels = (
-            f"guards of {name}: all {made} of Dynamo's",
-            f"guards of {name}: ours, {left} left to Dynamo",
+            f"guards of {name}: all {guard_count} of Dynamo's",
+            f"guards of {name}: ours, {remaining} left to Dynamo",
         )
-        rows += [Row(label, *figures) for label, figures in zip(labels, measured, strict=True)]
+        rows += [
+            OverheadRow(label, *figures) for label, figures in zip(labels, timings, strict=True)
+        ]
         print("\n".join(f"{row.median_us:8.2f} us  {row.name}" for row in rows[-2:]))
     if options.out:
         more = {
@@ -119,7 +121,8 @@ def main() -> int:
         }
         how = {"device": "cpu", "calls": options.calls}
         report.save(
-            options.out, report.document("overhead", how, [asdict(row) for row in rows], **more)
+            options.out,
+            report.make_document("overhead", how, [asdict(row) for row in rows], **more),
         )
     return int(wrong > 0)
 

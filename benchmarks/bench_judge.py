@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.report import document, environment, save
+from benchmarks.report import environment, make_document, save
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
@@ -48,13 +48,13 @@ __all__ = [
     "Row",
     "Source",
     "main",
-    "of_programs",
-    "of_sources",
+    "measure_programs",
+    "measure_sources",
 ]
 
 GOAL_S = {"cpu": 10.0, "cuda": 3.0}  # of a typical candidate at profile fast
 _SHARED = ("start", "reference", "baselines")
-_TOLD = 8  # steps
+_SHOWN_STEPS = 8  # steps
 Row = dict[str, Any]
 
 
@@ -111,7 +111,7 @@ SOURCES = (
 )
 
 
-def of_programs(
+def measure_programs(
     layers: Sequence[Layer], device: torch.device, profile: TimingProfile, repeats: int
 ) -> Iterator[Row]:
     """One row a layer: seconds of the first candidate, its longest steps, and the median of the
@@ -120,37 +120,37 @@ def of_programs(
     for layer in layers:
         head = {"candidate": layer.name, "form": "Program"}
         try:
-            yield head | _programs_judged(layer, device, profile, repeats)
+            yield head | _evaluate_program(layer, device, profile, repeats)
         except (Cudal1Error, RuntimeError) as error:
             yield head | {"status": "failed", "reason": str(error)[:300]}
 
 
-def _programs_judged(
+def _evaluate_program(
     layer: Layer, device: torch.device, profile: TimingProfile, repeats: int
 ) -> Row:
     torch.manual_seed(0)
     module, x = layer.build().eval().to(device), torch.randn(layer.shape, device=device)
     with torch.no_grad():
         (region,) = capture_regions(module, (x,))
-    job = EvaluationConfig(Settings(), Contract(), device, plan=TIMING_PLANS[profile])
+    config = EvaluationConfig(Settings(), Contract(), device, plan=TIMING_PLANS[profile])
     candidate = Candidate(region.program, "eager", "benchmark", ("itself",))
-    took: list[float] = []
+    durations_s: list[float] = []
     steps: dict[str, float] = {}
     with pool_scope():
         begin = time.perf_counter()
-        ranking = rank_baselines(region, ("eager",), job)
+        ranking = rank_baselines(region, ("eager",), config)
         shared = time.perf_counter() - begin
         for _ in range(repeats + 1):
             begin = time.perf_counter()
-            found = evaluate_candidate(region, candidate, ranking, job)
-            took.append(time.perf_counter() - begin)
-            if not found.verdict.passed:
-                return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
-            steps = steps or _steps_of(found, took[0])
-    return _row(took, shared, steps)
+            evaluation = evaluate_candidate(region, candidate, ranking, config)
+            durations_s.append(time.perf_counter() - begin)
+            if not evaluation.verdict.passed:
+                return {"status": "failed", "reason": f"refused: {evaluation.verdict.failure}"}
+            steps = steps or _split_steps(evaluation, durations_s[0])
+    return _make_row(durations_s, shared, steps)
 
 
-def _steps_of(found: Evaluation, seconds: float) -> dict[str, float]:
+def _split_steps(evaluation: Evaluation, seconds: float) -> dict[str, float]:
     """Seconds of each step of the judgement that just ended; `rest`: handing over the Program, and
     such.
     """
@@ -160,54 +160,56 @@ def _steps_of(found: Evaluation, seconds: float) -> dict[str, float]:
         if (event.stage, event.what) == ("judge", "validated")
     ]
     steps: dict[str, float] = dict(validated[-1].facts["seconds"]) if validated else {}
-    if found.timing is not None:
-        steps["timing"] = float(found.timing.details["seconds"])
+    if evaluation.timing is not None:
+        steps["timing"] = float(evaluation.timing.details["seconds"])
     return {**steps, "rest": seconds - sum(steps.values())}
 
 
-def of_sources(
+def measure_sources(
     sources: Sequence[Source], device: torch.device, profile: TimingProfile, repeats: int
 ) -> Iterator[Row]:
     """The same for sources; `shared_s` is what all of a reference share."""
     for source in sources:
         head = {"candidate": source.name, "form": "source"}
         try:
-            yield head | _sources_judged(source, device, profile, repeats)
+            yield head | _evaluate_source(source, device, profile, repeats)
         except Cudal1Error as error:
             yield head | {"status": "failed", "reason": str(error)[:300]}
 
 
-def _sources_judged(
+def _evaluate_source(
     source: Source, device: torch.device, profile: TimingProfile, repeats: int
 ) -> Row:
-    took: list[float] = []
+    durations_s: list[float] = []
     steps: dict[str, float] = {}
     shared = 0.0
     with SourceEvaluator(
         SourceEvaluationConfig(Settings(), Contract(), device, profile)
     ) as evaluator:
         for _ in range(repeats + 1):
-            found = evaluator.evaluate(source.text("Model"), source.text("ModelNew"))
-            if not found.verdict.passed:
-                return {"status": "failed", "reason": f"refused: {found.verdict.failure}"}
-            own = {
-                step: seconds for step, seconds in found.elapsed_s.items() if step not in _SHARED
+            evaluation = evaluator.evaluate(source.text("Model"), source.text("ModelNew"))
+            if not evaluation.verdict.passed:
+                return {"status": "failed", "reason": f"refused: {evaluation.verdict.failure}"}
+            own_steps_s = {
+                step: seconds
+                for step, seconds in evaluation.elapsed_s.items()
+                if step not in _SHARED
             }
-            took.append(sum(own.values()))
-            steps = steps or own
-            shared = max(shared, sum(found.elapsed_s.get(step, 0.0) for step in _SHARED))
-    return _row(took, shared, steps)
+            durations_s.append(sum(own_steps_s.values()))
+            steps = steps or own_steps_s
+            shared = max(shared, sum(evaluation.elapsed_s.get(step, 0.0) for step in _SHARED))
+    return _make_row(durations_s, shared, steps)
 
 
-def _row(took: Sequence[float], shared: float, steps: Mapping[str, float]) -> Row:
+def _make_row(durations_s: Sequence[float], shared: float, steps: Mapping[str, float]) -> Row:
     longest = {
         step: round(steps[step], 3)
-        for step in sorted(steps, key=steps.__getitem__, reverse=True)[:_TOLD]
+        for step in sorted(steps, key=steps.__getitem__, reverse=True)[:_SHOWN_STEPS]
     }
     return {
         "status": "ok",
-        "first_s": took[0],
-        "next_s": statistics.median(took[1:]),
+        "first_s": durations_s[0],
+        "next_s": statistics.median(durations_s[1:]),
         "shared_s": shared,
         "first_steps_s": longest,
     }
@@ -227,19 +229,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     rows: list[Row] = []
     summary: Row = {}
-    made = {
-        "Program": lambda: of_programs(LAYERS, device, args.profile, args.repeats),
-        "source": lambda: of_sources(SOURCES, device, args.profile, args.repeats),
+    row_sources = {
+        "Program": lambda: measure_programs(LAYERS, device, args.profile, args.repeats),
+        "source": lambda: measure_sources(SOURCES, device, args.profile, args.repeats),
     }
     for form in args.forms:
-        for row in made[form]():
+        for row in row_sources[form]():
             rows.append(row)
-            print(_told(row), file=sys.stderr, flush=True)
-            summary = _summary(rows, GOAL_S[device.type] if args.profile == "fast" else None)
+            print(_format_row(row), file=sys.stderr, flush=True)
+            summary = _summarise(rows, GOAL_S[device.type] if args.profile == "fast" else None)
             if args.out:  # at once: a run that is cut short has measured something
                 save(
                     args.out,
-                    document("judge", options, rows, environment=facts, summary=summary),
+                    make_document("judge", options, rows, environment=facts, summary=summary),
                 )
     missed = (
         summary["goal_s"] is not None
@@ -249,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if summary["failed"] or missed else 0
 
 
-def _summary(rows: Sequence[Row], goal_s: float | None) -> Row:
+def _summarise(rows: Sequence[Row], goal_s: float | None) -> Row:
     worst = max((row["first_s"] for row in rows if row["status"] == "ok"), default=None)
     return {
         "worst_first_s": worst,
@@ -258,7 +260,7 @@ def _summary(rows: Sequence[Row], goal_s: float | None) -> Row:
     }
 
 
-def _told(row: Row) -> str:
+def _format_row(row: Row) -> str:
     if row["status"] != "ok":
         return f"{row['candidate']} ({row['form']}): {row['reason']}"
     seconds = (
@@ -268,19 +270,19 @@ def _told(row: Row) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="benchmarks.bench_judge", description=__doc__.splitlines()[0] if __doc__ else None
     )
-    made.add_argument(
+    parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    made.add_argument("--profile", choices=tuple(TIMING_PLANS), default="fast")
-    made.add_argument("--repeats", type=int, default=5)
-    made.add_argument(
+    parser.add_argument("--profile", choices=tuple(TIMING_PLANS), default="fast")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
         "--forms", nargs="+", choices=("Program", "source"), default=["Program", "source"]
     )
-    made.add_argument("--out", type=Path)
-    return made
+    parser.add_argument("--out", type=Path)
+    return parser
 
 
 if __name__ == "__main__":

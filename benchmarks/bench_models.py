@@ -32,28 +32,30 @@ from benchmarks.runner import (
     Call,
     Case,
     Contender,
-    Live,
     Phase,
     Row,
-    failed_row,
-    measure,
-    references,
-    start,
+    StartedContender,
+    compute_references,
+    make_failed_row,
+    measure_contenders,
+    start_contender,
 )
 from torch_cudal1.core.telemetry import Event
 
-__all__ = ["among", "contenders", "kill_group", "main", "run_model"]
+__all__ = ["comma_list_of", "kill_group", "main", "make_contenders", "run_model"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _EAGER, _COMPILE = "eager", "torch.compile"
 _OURS = ("cudal1.accelerate", "cudal1 backend")
 
 
-def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender], list[Contender]]:
+def make_contenders(
+    phase: Phase, options: Mapping[str, Any]
+) -> tuple[list[Contender], list[Contender]]:
     """The baselines, and ours with `options` (settings of the package), for one phase."""
 
     def backend(module: nn.Module, _: Inputs) -> Call:
-        return torch.compile(_with_own_frame(module), backend=_backend(), options=dict(options))
+        return torch.compile(_copy_forward(module), backend=_find_backend(), options=dict(options))
 
     def accelerate(module: nn.Module, inputs: Inputs) -> Call:
         # here, so that a package that does not import is a failed row and the baselines are still
@@ -64,15 +66,13 @@ def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender
 
     baselines = [
         Contender(_EAGER, lambda module, _: module, baseline=True),
-        Contender(
-            _COMPILE, lambda module, _: torch.compile(_with_own_frame(module)), baseline=True
-        ),
+        Contender(_COMPILE, lambda module, _: torch.compile(_copy_forward(module)), baseline=True),
     ]
     if phase == "inference":
         baselines.append(
             Contender(
                 "reduce-overhead",
-                lambda module, _: torch.compile(_with_own_frame(module), mode="reduce-overhead"),
+                lambda module, _: torch.compile(_copy_forward(module), mode="reduce-overhead"),
                 baseline=True,
             )
         )
@@ -81,23 +81,23 @@ def contenders(phase: Phase, options: Mapping[str, Any]) -> tuple[list[Contender
     return baselines, [Contender(_OURS[0], accelerate), Contender(_OURS[1], backend)]
 
 
-def _with_own_frame(module: nn.Module) -> nn.Module:
+def _copy_forward(module: nn.Module) -> nn.Module:
     """`module` with a `forward` of its own code: Dynamo's marks, such as "skip this frame", belong
     to code, and so would hold for every contender of the process.
     """
     forward = type(module).forward
-    own = types.FunctionType(
+    copied_forward = types.FunctionType(
         forward.__code__.replace(),
         forward.__globals__,
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,
     )
-    module.forward = types.MethodType(own, module)  # type: ignore[method-assign]
+    module.forward = types.MethodType(copied_forward, module)  # type: ignore[method-assign]
     return module
 
 
-def _backend() -> Any:
+def _find_backend() -> Any:
     """The registered name, or, in a checkout that is not installed, the backend itself."""
     if "cudal1" in torch._dynamo.list_backends():
         return "cudal1"
@@ -112,42 +112,42 @@ def _backend() -> Any:
 def run_model(args: argparse.Namespace) -> None:
     """Measure `args.child` in every phase and keep `args.out` up to date."""
     workload = build(args.child, sizes=args.sizes, device=args.device)
-    done: list[Row] = []
+    finished_rows: list[Row] = []
     for phase in args.phases:
         case = Case(workload, phase)
         torch._dynamo.reset()
-        base, ours = contenders(
+        baselines, package_contenders = make_contenders(
             phase, {"on_miss": "tune", "budget_s": args.budget_s, "cache_dir": args.cache_dir}
         )
-        refs = references(case)
-        lives: list[Live] = []
+        refs = compute_references(case)
+        started: list[StartedContender] = []
         failures: list[Row] = []
         rows: list[Row] = []
         for group in (
-            base,
-            ours,
+            baselines,
+            package_contenders,
         ):  # baselines are timed alone first: a limit that strikes while ours searches leaves their rows
             for contender in group:
-                result = _start_counted(case, contender, refs)
-                if isinstance(result, Live):
-                    lives.append(result)
+                result = _start_with_telemetry(case, contender, refs)
+                if isinstance(result, StartedContender):
+                    started.append(result)
                 else:
                     failures.append(result)
-            more_s = args.more_s if group is ours else 0.0
-            rows = measure(
+            more_s = args.more_s if group is package_contenders else 0.0
+            rows = measure_contenders(
                 case,
-                lives,
+                started,
                 refs,
                 rounds=args.rounds,
                 eager=_EAGER,
                 compiled=_COMPILE,
                 more_s=more_s,
             )
-            _save_rows(args.out, [*done, *rows, *failures])
-        done += [*rows, *failures]
+            _save_rows(args.out, [*finished_rows, *rows, *failures])
+        finished_rows += [*rows, *failures]
 
 
-def not_served(events: Sequence[Event]) -> tuple[str, ...]:
+def list_fallbacks(events: Sequence[Event]) -> tuple[str, ...]:
     """Why the package ran something else than a choice of its own: it failed, or could not take a
     graph at all.
     """
@@ -158,23 +158,29 @@ def not_served(events: Sequence[Event]) -> tuple[str, ...]:
     )
 
 
-def _start_counted(case: Case, contender: Contender, refs: Sequence[Any]) -> Live | Row:
+def _start_with_telemetry(
+    case: Case, contender: Contender, refs: Sequence[Any]
+) -> StartedContender | Row:
     """Start a contender; one of ours carries what the package counted meanwhile."""
     if contender.baseline:
-        return start(case, contender, refs)
+        return start_contender(case, contender, refs)
     import cudal1
-    from benchmarks.decisions import decisions, explained
+    from benchmarks.decisions import collect_decisions, describe_explanation
     from torch_cudal1.core import telemetry
 
     telemetry.reset()
-    result = start(case, contender, refs)
-    if isinstance(result, Live):
-        seen = telemetry.report()
-        result.counters = dict(seen.counters)
-        result.fallbacks = not_served(seen.events)
+    result = start_contender(case, contender, refs)
+    if isinstance(result, StartedContender):
+        telemetry_report = telemetry.report()
+        result.counters = dict(telemetry_report.counters)
+        result.fallbacks = list_fallbacks(telemetry_report.events)
         result.decisions = [
-            *decisions(seen),
-            *(explained(cudal1.explain(result.call)) if contender.name == _OURS[0] else []),
+            *collect_decisions(telemetry_report),
+            *(
+                describe_explanation(cudal1.explain(result.call))
+                if contender.name == _OURS[0]
+                else []
+            ),
         ]
     return result
 
@@ -184,7 +190,7 @@ def prefill(args: argparse.Namespace) -> None:
     workload = build(args.prefill_child, sizes=args.sizes, device=args.device)
     for phase in args.phases:
         case = Case(workload, phase)
-        for contender in contenders(phase, {})[0]:
+        for contender in make_contenders(phase, {})[0]:
             module = case.copy()
             with case.mode():
                 case.outputs(contender.start(module, workload.inputs), module, workload.inputs)
@@ -225,12 +231,12 @@ def _run_all(args: argparse.Namespace, scratch: Path) -> int:
         print(f"caches filled in {time.monotonic() - begin:.0f} s: {prefilled}", flush=True)
     rows: list[Row] = []
     for model in args.models:
-        left = args.total_limit_s - (time.monotonic() - begin)
-        rows += _one_model(args, model, min(args.time_limit_s, left), scratch)
-        print(report.table([row for row in rows if row.model == model]), flush=True)
-        report.save(args.out, _document(args, environment, rows))
-    print("\n" + report.table(rows))
-    value = _document(args, environment, rows)
+        remaining_s = args.total_limit_s - (time.monotonic() - begin)
+        rows += _run_model_process(args, model, min(args.time_limit_s, remaining_s), scratch)
+        print(report.format_table([row for row in rows if row.model == model]), flush=True)
+        report.save(args.out, _make_document(args, environment, rows))
+    print("\n" + report.format_table(rows))
+    value = _make_document(args, environment, rows)
     print(
         json.dumps(
             {
@@ -243,7 +249,7 @@ def _run_all(args: argparse.Namespace, scratch: Path) -> int:
     return 0 if all(row.status == "ok" for row in rows) else 1
 
 
-def _document(
+def _make_document(
     args: argparse.Namespace, environment: Mapping[str, Any], rows: Sequence[Row]
 ) -> dict[str, Any]:
     names = (
@@ -260,17 +266,19 @@ def _document(
     )
     options = {name: getattr(args, name) for name in names}
     summary = [report.summarise(rows, name) for name in _OURS]
-    return report.document(
+    return report.make_document(
         "models", options, report.rows_as_json(rows), environment=environment, summary=summary
     )
 
 
-def _one_model(args: argparse.Namespace, model: str, limit_s: float, scratch: Path) -> list[Row]:
+def _run_model_process(
+    args: argparse.Namespace, model: str, limit_s: float, scratch: Path
+) -> list[Row]:
     """The rows of a model; those its process did not deliver are failures with the reason."""
     out = scratch / f"{model}.json"
     if limit_s < 5:
-        return _missing(args, model, [], "not started: the total limit was reached")
-    reason = _spawn(
+        return _make_missing_rows(args, model, [], "not started: the total limit was reached")
+    reason = _run_process(
         [
             "--child",
             model,
@@ -278,32 +286,37 @@ def _one_model(args: argparse.Namespace, model: str, limit_s: float, scratch: Pa
             str(out),
             "--cache-dir",
             str(scratch / "cudal1"),
-            *_shared(args),
+            *_shared_options(args),
         ],
         scratch,
         limit_s,
     )
     rows = [Row(**row) for row in json.loads(out.read_text())["rows"]] if out.exists() else []
-    return rows + _missing(args, model, rows, reason)
+    return rows + _make_missing_rows(args, model, rows, reason)
 
 
-def _missing(args: argparse.Namespace, model: str, rows: Sequence[Row], reason: str) -> list[Row]:
-    have = {(row.phase, row.contender) for row in rows}
+def _make_missing_rows(
+    args: argparse.Namespace, model: str, rows: Sequence[Row], reason: str
+) -> list[Row]:
+    delivered = {(row.phase, row.contender) for row in rows}
     expected = [
-        (phase, c.name) for phase in args.phases for group in contenders(phase, {}) for c in group
+        (phase, c.name)
+        for phase in args.phases
+        for group in make_contenders(phase, {})
+        for c in group
     ]
     return [
-        failed_row(model, phase, name, reason)
+        make_failed_row(model, phase, name, reason)
         for phase, name in expected
-        if (phase, name) not in have
+        if (phase, name) not in delivered
     ]
 
 
-def _spawn(arguments: list[str], scratch: Path, limit_s: float) -> str:
+def _run_process(arguments: list[str], scratch: Path, limit_s: float) -> str:
     """Run this file in a new process group; why it delivered less than expected, if it did."""
     errors = scratch / "stderr"
     with errors.open("w") as stderr:
-        process = _popen(arguments, scratch, stderr)
+        process = _start_process(arguments, scratch, stderr)
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -323,7 +336,7 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
         process.wait()
 
 
-def _popen(
+def _start_process(
     arguments: list[str], scratch: Path, stderr: Any, threads: int = 0
 ) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
@@ -345,7 +358,7 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
     threads = max(2, len(os.sched_getaffinity(0)) // len(args.models))
     with (scratch / "prefill-stderr").open("w") as log:
         running = {
-            m: _popen(["--prefill-child", m, *_shared(args)], scratch, log, threads)
+            m: _start_process(["--prefill-child", m, *_shared_options(args)], scratch, log, threads)
             for m in args.models
         }
         deadline = time.monotonic() + args.prefill_limit_s
@@ -361,7 +374,7 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
     return outcome
 
 
-def _shared(args: argparse.Namespace) -> list[str]:
+def _shared_options(args: argparse.Namespace) -> list[str]:
     """The options a child needs as given to the parent."""
     pairs = {
         "--sizes": args.sizes,
@@ -384,12 +397,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--models",
-        type=among(MODELS),
+        type=comma_list_of(MODELS),
         default=list(MODELS),
         help=f"comma-separated, of {', '.join(MODELS)}",
     )
     parser.add_argument(
-        "--phases", type=among(("inference", "train")), default=["inference", "train"]
+        "--phases", type=comma_list_of(("inference", "train")), default=["inference", "train"]
     )
     parser.add_argument("--sizes", choices=("full", "small"), default="full" if cuda else "small")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
@@ -428,14 +441,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def among(known: Sequence[str]) -> Any:
+def comma_list_of(choices: Sequence[str]) -> Any:
     """An argparse type: a comma-separated list of known names."""
 
     def parse(text: str) -> list[str]:
         names = text.split(",")
-        if unknown := [name for name in names if name not in known]:
+        if unknown := [name for name in names if name not in choices]:
             raise argparse.ArgumentTypeError(
-                f"no {', '.join(unknown)}; expected some of {', '.join(known)}"
+                f"no {', '.join(unknown)}; expected some of {', '.join(choices)}"
             )
         return names
 

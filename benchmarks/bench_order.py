@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.gemm_cases import Case
+from benchmarks.gemm_cases import GemmCase
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.kernels.features import KernelFeatures, extract_features
 from torch_cudal1.kernels.ops.matmul import Product
@@ -47,22 +47,22 @@ from torch_cudal1.search.evolution.expected_order import select_proposals
 from torch_cudal1.search.evolution.generation import Draw, Legal, propose_generation
 from torch_cudal1.training.landscape.landscape_file import read_landscape
 
-__all__ = ["Table", "curves", "main", "products", "programs"]
+__all__ = ["TimingTable", "compute_curves", "load_product_tables", "load_program_tables", "main"]
 
 _RESULTS = Path(__file__).parent / "results"
 _LANDSCAPE = (
     Path(__file__).parents[1] / "torch_cudal1" / "training" / "data" / "cpu-landscape.json.gz"
 )
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
-_FIRST = 4  # kernels of a search's first generation
-_KNOWN = (
+_GENERATION_SIZE = 4  # kernels of a search's first generation
+_FIRST_PROPOSALS = (
     8  # of a family's proposals: what `kernels.propose` lists, and whose fields children may have
 )
 _SHUFFLES = 20
 
 
 @dataclass(frozen=True)
-class Table:
+class TimingTable:
     """The timings on record of one case: microseconds by proposal, in the family's order if it has
     one.
 
@@ -71,7 +71,7 @@ class Table:
 
     name: str
     shape: str
-    island: KernelFeatures
+    features: KernelFeatures
     us: Mapping[Proposal, float]
     ordered: bool
 
@@ -82,20 +82,20 @@ class Table:
 
     def timings(self) -> list[KernelTiming]:
         """As a search would have kept them."""
-        return [make_timing(self.island, one, us) for one, us in self.us.items()]
+        return [make_timing(self.features, proposal, us) for proposal, us in self.us.items()]
 
-    def recorded(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+    def keep_recorded(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """Those that are on record: what else is legal cannot be looked up."""
-        return [one for one in proposals if one in self.us]
+        return [proposal for proposal in proposals if proposal in self.us]
 
     def share(self, measured: Sequence[Proposal]) -> float:
         """The best known time over the best of those."""
-        return self.best_us / min(self.us[one] for one in measured)
+        return self.best_us / min(self.us[proposal] for proposal in measured)
 
 
-def products(results: Path, *, exact: bool) -> list[Table]:
+def load_product_tables(results: Path, *, exact: bool) -> list[TimingTable]:
     """The tables of matrix products; `exact`: methods of fp32's accuracy only."""
-    found: dict[Case, dict[Proposal, float]] = defaultdict(dict)
+    times_by_case: dict[GemmCase, dict[Proposal, float]] = defaultdict(dict)
     for path in sorted(results.glob("h200-gemm*.json")):
         document = report.load(path)
         for row in document["rows"]:
@@ -108,45 +108,48 @@ def products(results: Path, *, exact: bool) -> list[Table]:
                 continue
             if not (exact and METHODS[row["config"]["method"]].needs_tf32):
                 case, proposal = (
-                    Case(**document["cases"][row["case"]]),
+                    GemmCase(**document["cases"][row["case"]]),
                     Proposal("gemm", row["config"]),
                 )
-                found[case][proposal] = min(row["device_us"], found[case].get(proposal, math.inf))
-    return [_product(case, us) for case, us in found.items() if len(us) > 2]
+                times_by_case[case][proposal] = min(
+                    row["device_us"], times_by_case[case].get(proposal, math.inf)
+                )
+    return [_make_product_table(case, us) for case, us in times_by_case.items() if len(us) > 2]
 
 
-def _product(case: Case, us: Mapping[Proposal, float]) -> Table:
-    island = extract_features(case.program())
-    assert island is not None
-    assert isinstance(island.problem, Product)
+def _make_product_table(case: GemmCase, us: Mapping[Proposal, float]) -> TimingTable:
+    features = extract_features(case.program())
+    assert features is not None
+    assert isinstance(features.problem, Product)
     order = [
-        one.proposal() for one in order_by_bound(island.problem, [schedule_of(one) for one in us])
+        proposal.proposal()
+        for proposal in order_by_bound(features.problem, [schedule_of(proposal) for proposal in us])
     ]
     shape = f"{max(1, case.batch)}x{case.m}x{case.n}x{case.k}"
-    return Table(
+    return TimingTable(
         f"{case.name} {case.tail}".strip(),
         shape,
-        island,
-        {one: us[one] for one in order},
+        features,
+        {proposal: us[proposal] for proposal in order},
         ordered=True,
     )
 
 
-def programs(path: Path) -> list[Table]:
+def load_program_tables(path: Path) -> list[TimingTable]:
     """The tables of program spaces: times in units of eager's."""
-    found = []
+    tables = []
     for task, rows in read_landscape(path).rows.items():
         operation, sizes, _ = task.split("/")
-        numbers = {f"size_{at}": int(one) for at, one in enumerate(sizes.split("x"))}
-        us = {_program(operation, row.program): 1 / row.score for row in rows if row.score}
-        if len(us) > _FIRST:
-            found.append(
-                Table(task, task, KernelFeatures("program", numbers, 1.0), us, ordered=False)
+        numbers = {f"size_{at}": int(size) for at, size in enumerate(sizes.split("x"))}
+        us = {_parse_program(operation, row.program): 1 / row.score for row in rows if row.score}
+        if len(us) > _GENERATION_SIZE:
+            tables.append(
+                TimingTable(task, task, KernelFeatures("program", numbers, 1.0), us, ordered=False)
             )
-    return found
+    return tables
 
 
-def _program(operation: str, text: str) -> Proposal:
+def _parse_program(operation: str, text: str) -> Proposal:
     words = dict(part.split("=", 1) for part in text.split())
     return Proposal(
         "program",
@@ -157,7 +160,7 @@ def _program(operation: str, text: str) -> Proposal:
     )
 
 
-def curves(table: Table, model: CostModel | Refusal) -> dict[str, list[float]]:
+def compute_curves(table: TimingTable, model: CostModel | Refusal) -> dict[str, list[float]]:
     """By strategy: the share of the best known time after each of `_COUNTS` measurements."""
     family = list(table.us)
     orders = (
@@ -176,47 +179,65 @@ def curves(table: Table, model: CostModel | Refusal) -> dict[str, list[float]]:
         legal: Callable[[list[Proposal]], Legal], draw: Draw = draw_contrasting
     ) -> list[float]:
         runs = {
-            id(order): _bred(table, order[:_KNOWN], model, legal(order), draw) for order in orders
+            id(order): _run_generations(table, order[:_FIRST_PROPOSALS], model, legal(order), draw)
+            for order in orders
         }
         return mean(lambda order, count: runs[id(order)])
 
     return {
         "family": mean(lambda order, count: order),
-        "chosen": mean(lambda order, count: select_proposals(order, table.island, model, count)),
-        "more": bred(lambda order: lambda some: [one for one in some if one in order[:_KNOWN]]),
-        "population": bred(lambda order: table.recorded),
-        "population-uniform": bred(lambda order: table.recorded, _uniform),
+        "chosen": mean(lambda order, count: select_proposals(order, table.features, model, count)),
+        "more": bred(
+            lambda order: (
+                lambda some: [proposal for proposal in some if proposal in order[:_FIRST_PROPOSALS]]
+            )
+        ),
+        "population": bred(lambda order: table.keep_recorded),
+        "population-uniform": bred(lambda order: table.keep_recorded, _draw_uniformly),
     }
 
 
-def _uniform(scores: Sequence[float], dice: random.Random) -> list[int]:
+def _draw_uniformly(scores: Sequence[float], dice: random.Random) -> list[int]:
     return dice.sample(range(len(scores)), min(2, len(scores)))
 
 
-def _bred(
-    table: Table, known: Sequence[Proposal], model: CostModel | Refusal, legal: Legal, draw: Draw
+def _run_generations(
+    table: TimingTable,
+    proposals: Sequence[Proposal],
+    model: CostModel | Refusal,
+    legal: Legal,
+    draw: Draw,
 ) -> list[Proposal]:
     """What a search with generations measures, in its order."""
-    taken = list(select_proposals(known, table.island, model, _FIRST))
-    while len(taken) < max(_COUNTS):
-        measured = {one: table.us[one] for one in taken}
+    chosen = list(select_proposals(proposals, table.features, model, _GENERATION_SIZE))
+    while len(chosen) < max(_COUNTS):
+        measured = {proposal: table.us[proposal] for proposal in chosen}
         children = propose_generation(
-            measured, known, legal, table.island, model, count=_FIRST, seed=len(taken), draw=draw
+            measured,
+            proposals,
+            legal,
+            table.features,
+            model,
+            count=_GENERATION_SIZE,
+            seed=len(chosen),
+            draw=draw,
         )
         if not children:
             break
-        taken += children
-    return taken
+        chosen += children
+    return chosen
 
 
-def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
+def replay(kind: str, tables: Sequence[TimingTable]) -> list[dict[str, Any]]:
     """A row a table and strategy, each asked of a model that has seen the other shapes only."""
     rows: list[dict[str, Any]] = []
     for table in tables:
-        known = [one for other in tables if other.shape != table.shape for one in other.timings()]
-        model = fit_cost_model(known, table.island.family)
-        off = None if isinstance(model, Refusal) else _off(table, model)
-        for name, shares in curves(table, model).items():
+        other_timings = [
+            timing for other in tables if other.shape != table.shape for timing in other.timings()
+        ]
+        model = fit_cost_model(other_timings, table.features.family)
+        off = None if isinstance(model, Refusal) else _compute_rank_errors(table, model)
+        for name, shares in compute_curves(table, model).items():
             after = {
                 str(count): round(share, 4) for count, share in zip(_COUNTS, shares, strict=True)
             }
@@ -224,7 +245,7 @@ def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
                 "kind": kind,
                 "case": table.name,
                 "on_record": len(table.us),
-                "records": len(known),
+                "records": len(other_timings),
                 "off": off,
             }
             facts |= {"why_no_model": model.reason} if isinstance(model, Refusal) else {}
@@ -232,15 +253,15 @@ def replayed(kind: str, tables: Sequence[Table]) -> list[dict[str, Any]]:
     return rows
 
 
-def _off(table: Table, model: CostModel) -> dict[str, float]:
+def _compute_rank_errors(table: TimingTable, model: CostModel) -> dict[str, float]:
     """How much of all differences between the table's kernels the model, and the bound, have the
     other way round.
     """
-    guesses = [one.us for one in model.predict(table.island, list(table.us))]
-    bounds = [table.island.lower_bound_us(one) for one in table.us]
+    guesses = [prediction.us for prediction in model.predict(table.features, list(table.us))]
+    bounds = [table.features.lower_bound_us(proposal) for proposal in table.us]
     times, model_us, bound_us = (
-        torch.tensor(one, dtype=torch.float64).log2()
-        for one in (list(table.us.values()), guesses, bounds)
+        torch.tensor(values, dtype=torch.float64).log2()
+        for values in (list(table.us.values()), guesses, bounds)
     )
     alone = torch.zeros(len(times), dtype=torch.long)
     return {
@@ -249,33 +270,33 @@ def _off(table: Table, model: CostModel) -> dict[str, float]:
     }
 
 
-def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compute_means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Over the cases of a kind, by strategy."""
-    found: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
+    rows_by_strategy: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        found[row["kind"], row["strategy"]].append(row)
-    made = []
-    for (kind, strategy), mine in found.items():
+        rows_by_strategy[row["kind"], row["strategy"]].append(row)
+    summary = []
+    for (kind, strategy), strategy_rows in rows_by_strategy.items():
         after = {
-            str(k): round(statistics.fmean(row["share_after"][str(k)] for row in mine), 4)
+            str(k): round(statistics.fmean(row["share_after"][str(k)] for row in strategy_rows), 4)
             for k in _COUNTS
         }
-        known = [row["off"] for row in mine if row["off"]]
+        errors = [row["off"] for row in strategy_rows if row["off"]]
         off = {
-            name: round(statistics.fmean(one[name] for one in known), 4)
+            name: round(statistics.fmean(error[name] for error in errors), 4)
             for name in ("model", "bound")
-            if known
+            if errors
         }
-        made.append(
+        summary.append(
             {
                 "kind": kind,
                 "strategy": strategy,
-                "cases": len(mine),
+                "cases": len(strategy_rows),
                 "mean_share_after": after,
                 "mean_off": off,
             }
         )
-    return made
+    return summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -283,19 +304,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.bench_order", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("order.json"))
     args = parser.parse_args(argv)
-    rows = replayed("products", products(_RESULTS, exact=False)) + replayed(
-        "products fp32", products(_RESULTS, exact=True)
+    rows = replay("products", load_product_tables(_RESULTS, exact=False)) + replay(
+        "products fp32", load_product_tables(_RESULTS, exact=True)
     )
-    rows += replayed("programs", programs(_LANDSCAPE))
-    summary = means(rows)
-    for one in summary:
+    rows += replay("programs", load_program_tables(_LANDSCAPE))
+    summary = compute_means(rows)
+    for mean_row in summary:
         shares = "  ".join(
-            f"{count}: {share:.3f}" for count, share in one["mean_share_after"].items()
+            f"{count}: {share:.3f}" for count, share in mean_row["mean_share_after"].items()
         )
-        print(f"{one['kind']:15}{one['strategy']:20}{shares}   off: {one['mean_off']}")
+        print(
+            f"{mean_row['kind']:15}{mean_row['strategy']:20}{shares}   off: {mean_row['mean_off']}"
+        )
     report.save(
         args.out,
-        report.document("order", {}, rows, environment=report.environment(), means=summary),
+        report.make_document("order", {}, rows, environment=report.environment(), means=summary),
     )
     return 0
 

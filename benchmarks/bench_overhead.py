@@ -31,20 +31,22 @@ from benchmarks import bound, models, report
 from torch_cudal1.core import native
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["Row", "main", "measure"]
+__all__ = ["OverheadRow", "main", "measure"]
 
 Call: TypeAlias = Callable[[], Any]
-Made: TypeAlias = tuple[Call, torch.Tensor]  # a call and what it should yield
-Group: TypeAlias = list[tuple[str, Callable[[], Made]]]  # name, how to make it; a group takes turns
+CallAndResult: TypeAlias = tuple[Call, torch.Tensor]  # a call and what it should yield
+Group: TypeAlias = list[
+    tuple[str, Callable[[], CallAndResult]]
+]  # name, how to make it; a group takes turns
 _WARM_CALLS = 200
-_BATCH = (
+_CALLS_PER_BATCH = (
     10  # calls between two waits for the device: so few that none waits for a place in its queue
 )
-_CHAIN = (1, 2, 4, 8)  # launches in a Program; the slope is what a further one costs
+_CHAIN_LAUNCHES = (1, 2, 4, 8)  # launches in a Program; the slope is what a further one costs
 
 
 @dataclass(frozen=True)
-class Row:
+class OverheadRow:
     """One contender: median, 10th and 90th percentile of host microseconds, or why there is none
     ("" if there is).
     """
@@ -63,7 +65,7 @@ class Relu(nn.Module):
         return torch.relu(x)
 
 
-class Three(nn.Module):
+class ThreeOperators(nn.Module):
     """Three operators: relu(b + x @ w.T)."""
 
     def __init__(self, wide: int) -> None:
@@ -75,7 +77,7 @@ class Three(nn.Module):
 
 
 def measure(
-    calls: Sequence[Call], count: int, wait: Call, batch: int = _BATCH
+    calls: Sequence[Call], count: int, wait: Call, batch: int = _CALLS_PER_BATCH
 ) -> list[tuple[float, float, float]]:
     """(median, 10th, 90th percentile) microseconds of `count` calls of each, in turns of `batch`
     calls begun on an idle device.
@@ -87,131 +89,154 @@ def measure(
     samples: list[list[int]] = [[] for _ in calls]
     clock: list[int] = []
     while len(samples[-1]) < count:
-        for call, seen in zip(calls, samples, strict=True):
-            for _ in range(min(batch, count - len(seen))):
+        for call, durations_ns in zip(calls, samples, strict=True):
+            for _ in range(min(batch, count - len(durations_ns))):
                 begin = time.perf_counter_ns()
-                kept = call()
+                result = call()
                 end = time.perf_counter_ns()
-                del kept
-                seen.append(end - begin)
+                del result
+                durations_ns.append(end - begin)
                 clock.append(-(end - time.perf_counter_ns()))
             wait()
-    own = statistics.median(clock)
-    return [_percentiles(seen, own) for seen in samples]
+    clock_ns = statistics.median(clock)
+    return [_percentiles(durations_ns, clock_ns) for durations_ns in samples]
 
 
-def _percentiles(samples: Sequence[int], own: float) -> tuple[float, float, float]:
+def _percentiles(samples: Sequence[int], clock_ns: float) -> tuple[float, float, float]:
     cuts = statistics.quantiles(samples, n=10)
     median, p10, p90 = (
-        max(0.0, ns - own) / 1e3 for ns in (statistics.median(samples), cuts[0], cuts[-1])
+        max(0.0, ns - clock_ns) / 1e3 for ns in (statistics.median(samples), cuts[0], cuts[-1])
     )
     return median, p10, p90
 
 
-def contenders(device: torch.device) -> Iterator[Group]:
+def list_contenders(device: torch.device) -> Iterator[Group]:
     """Groups of contenders, each made when its turn has come, so that a failure costs one row."""
     x = torch.randn(4096, device=device)
     yield [("eager: function, relu", lambda: (lambda: torch.relu(x), torch.relu(x)))]
-    yield [("eager: nn.Module, relu", lambda: _module(Relu(), x))]
+    yield [("eager: nn.Module, relu", lambda: _make_module_call(Relu(), x))]
     yield [
-        ("eager: nn.Module, three operators", lambda: _three(device, "")),
-        ("accelerated: three operators", lambda: _three(device, "eager")),
-        ("accelerated: three operators, Python executor", lambda: _three(device, "python")),
+        ("eager: nn.Module, three operators", lambda: _make_three_operators(device, "")),
+        ("accelerated: three operators", lambda: _make_three_operators(device, "eager")),
+        (
+            "accelerated: three operators, Python executor",
+            lambda: _make_three_operators(device, "python"),
+        ),
     ]
-    yield [("torch.compile: relu", lambda: _module(torch.compile(Relu()), x))]
+    yield [("torch.compile: relu", lambda: _make_module_call(torch.compile(Relu()), x))]
     if device.type == "cuda":
-        yield from _small_on_gpu(x)
-        yield from _bert_on_gpu(device)
+        yield from _list_small_on_gpu(x)
+        yield from _list_bert_on_gpu(device)
 
 
-def _small_on_gpu(x: torch.Tensor) -> Iterator[Group]:
+def _list_small_on_gpu(x: torch.Tensor) -> Iterator[Group]:
     yield [
         (
             "torch.compile: relu, reduce-overhead",
-            lambda: _module(torch.compile(Relu(), mode="reduce-overhead"), x),
+            lambda: _make_module_call(torch.compile(Relu(), mode="reduce-overhead"), x),
         )
     ]
-    yield [("Triton: launch, relu", lambda: _triton(x, allocate=False))]
-    yield [("Triton: empty_like and launch, relu", lambda: _triton(x, allocate=True))]
-    for launches in _CHAIN:
+    yield [("Triton: launch, relu", lambda: _make_triton_call(x, allocate=False))]
+    yield [("Triton: empty_like and launch, relu", lambda: _make_triton_call(x, allocate=True))]
+    for launches in _CHAIN_LAUNCHES:
         yield [
-            (f"accelerated: launches, {launches}", lambda launches=launches: _launches(x, launches))
+            (
+                f"accelerated: launches, {launches}",
+                lambda launches=launches: _make_launches(x, launches),
+            )
         ]  # type: ignore[misc]
-    yield [("accelerated: launches, 1, result held", lambda: _held(_launches(x, 1), 1))]
-    yield [("executor alone: launches, 1", lambda: _executor(x))]
-    yield [("CUDA graph: replay, relu", lambda: _replay(Relu(), x))]
+    yield [
+        (
+            "accelerated: launches, 1, result held",
+            lambda: _make_holding_call(_make_launches(x, 1), 1),
+        )
+    ]
+    yield [("executor alone: launches, 1", lambda: _make_executor_call(x))]
+    yield [("CUDA graph: replay, relu", lambda: _make_replay(Relu(), x))]
 
 
-def _bert_on_gpu(device: torch.device) -> Iterator[Group]:
+def _list_bert_on_gpu(device: torch.device) -> Iterator[Group]:
     bert, (tokens,) = models.bert_base_b1(device=str(device))
 
-    def graphed() -> Made:
-        return _module(bound.whole(bert, (tokens,), "eager+graph"), tokens, bert)
+    def capture() -> CallAndResult:
+        return _make_module_call(bound.bind_module(bert, (tokens,), "eager+graph"), tokens, bert)
 
-    yield [("CUDA graph: replay, BERT-base b1", lambda: _replay(bert, tokens))]
-    yield [("accelerated: BERT-base b1, CUDA graph", graphed)]
+    yield [("CUDA graph: replay, BERT-base b1", lambda: _make_replay(bert, tokens))]
+    yield [("accelerated: BERT-base b1, CUDA graph", capture)]
     # Two places in turns, which both are known; and five, of which each is an update of the graph.
-    yield [("accelerated: BERT-base b1, CUDA graph, result held", lambda: _held(graphed(), 1))]
     yield [
-        ("accelerated: BERT-base b1, CUDA graph, four results held", lambda: _held(graphed(), 4))
+        (
+            "accelerated: BERT-base b1, CUDA graph, result held",
+            lambda: _make_holding_call(capture(), 1),
+        )
+    ]
+    yield [
+        (
+            "accelerated: BERT-base b1, CUDA graph, four results held",
+            lambda: _make_holding_call(capture(), 4),
+        )
     ]
     yield [
         (
             "accelerated: BERT-base b1, step by step",
-            lambda: _module(bound.whole(bert, (tokens,), "eager"), tokens, bert),
+            lambda: _make_module_call(bound.bind_module(bert, (tokens,), "eager"), tokens, bert),
         )
     ]
-    yield [("eager: BERT-base b1", lambda: _plain(bert, tokens))]
-    yield [("torch.compile: BERT-base b1, reduce-overhead", lambda: _compiled_bert(bert, tokens))]
+    yield [("eager: BERT-base b1", lambda: _make_eager_call(bert, tokens))]
+    yield [
+        ("torch.compile: BERT-base b1, reduce-overhead", lambda: _make_compiled_bert(bert, tokens))
+    ]
 
 
-def _module(module: Any, x: torch.Tensor, plain: nn.Module | None = None) -> Made:
-    own = plain or getattr(module, "_orig_mod", module)
-    return lambda: module(x), own._call_impl(x)
+def _make_module_call(
+    module: Any, x: torch.Tensor, unwrapped: nn.Module | None = None
+) -> CallAndResult:
+    eager_module = unwrapped or getattr(module, "_orig_mod", module)
+    return lambda: module(x), eager_module._call_impl(x)
 
 
-def _held(made: Made, results: int) -> Made:
+def _make_holding_call(contender: CallAndResult, results: int) -> CallAndResult:
     """The same call by someone who still has the last `results` when the next one is made: each
     lies elsewhere than those.
     """
-    call, expected = made
-    kept: deque[Any] = deque(maxlen=results)
+    call, expected = contender
+    held_results: deque[Any] = deque(maxlen=results)
 
-    def held() -> Any:
-        kept.append(call())
-        return kept[-1]
+    def call_and_hold() -> Any:
+        held_results.append(call())
+        return held_results[-1]
 
-    return held, expected
+    return call_and_hold, expected
 
 
-def _plain(module: nn.Module, x: torch.Tensor) -> Made:
+def _make_eager_call(module: nn.Module, x: torch.Tensor) -> CallAndResult:
     module._compiled_call_impl = None
-    return _module(module, x)
+    return _make_module_call(module, x)
 
 
-def _compiled_bert(bert: nn.Module, tokens: torch.Tensor) -> Made:
+def _make_compiled_bert(bert: nn.Module, tokens: torch.Tensor) -> CallAndResult:
     bert._compiled_call_impl = None
-    return _module(torch.compile(bert, mode="reduce-overhead"), tokens)
+    return _make_module_call(torch.compile(bert, mode="reduce-overhead"), tokens)
 
 
-def _three(device: torch.device, schedule: str) -> Made:
-    module, x = Three(8).to(device), torch.randn(3, 8, device=device)
-    return _module(bound.whole(module, (x,), schedule) if schedule else module, x)
+def _make_three_operators(device: torch.device, schedule: str) -> CallAndResult:
+    module, x = ThreeOperators(8).to(device), torch.randn(3, 8, device=device)
+    return _make_module_call(bound.bind_module(module, (x,), schedule) if schedule else module, x)
 
 
-def _launches(x: torch.Tensor, launches: int) -> Made:
-    runner = prepare(bound.chain(x, launches), x.device)
-    return _module(bound.bind_to(Relu(), (x,), runner, (0,)), x)
+def _make_launches(x: torch.Tensor, launches: int) -> CallAndResult:
+    runner = prepare(bound.make_chain(x, launches), x.device)
+    return _make_module_call(bound.bind_to(Relu(), (x,), runner, (0,)), x)
 
 
-def _executor(x: torch.Tensor) -> Made:
-    runner, inputs = prepare(bound.chain(x, 1), x.device), [x]
+def _make_executor_call(x: torch.Tensor) -> CallAndResult:
+    runner, inputs = prepare(bound.make_chain(x, 1), x.device), [x]
     return lambda: runner(inputs)[0], torch.relu(x)
 
 
-def _triton(x: torch.Tensor, *, allocate: bool) -> Made:
+def _make_triton_call(x: torch.Tensor, *, allocate: bool) -> CallAndResult:
     kernel, out, grid = (
-        bound.relu_kernel(x.device)[2],
+        bound.compile_relu(x.device)[2],
         torch.empty_like(x),
         (-(-x.numel() // 1024),),
     )
@@ -224,7 +249,7 @@ def _triton(x: torch.Tensor, *, allocate: bool) -> Made:
     return call, torch.relu(x)
 
 
-def _replay(module: nn.Module, x: torch.Tensor) -> Made:
+def _make_replay(module: nn.Module, x: torch.Tensor) -> CallAndResult:
     module._compiled_call_impl = None
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -242,11 +267,11 @@ def _replay(module: nn.Module, x: torch.Tensor) -> Made:
     return call, module(x)
 
 
-def measured(group: Group, calls: int, wait: Call) -> list[Row]:
+def measure_group(group: Group, calls: int, wait: Call) -> list[OverheadRow]:
     """The rows of a group. One that cannot be made is a row with its reason, and the others are
     measured without it.
     """
-    rows: dict[str, Row] = {}
+    rows: dict[str, OverheadRow] = {}
     ready: dict[str, Call] = {}
     for name, make in group:
         try:
@@ -257,44 +282,47 @@ def measured(group: Group, calls: int, wait: Call) -> list[Row]:
             )  # the same thing; accuracy is judged elsewhere
             ready[name] = call
         except Exception as error:  # noqa: BLE001  a contender that fails is a row
-            rows[name] = _failed(name, error)
+            rows[name] = _make_failed_row(name, error)
     try:
-        batch = 1 if any("BERT" in name for name in ready) else _BATCH
+        batch = 1 if any("BERT" in name for name in ready) else _CALLS_PER_BATCH
         times = measure(tuple(ready.values()), calls, wait, batch) if ready else []
-        rows |= {name: Row(name, *us) for name, us in zip(ready, times, strict=True)}
+        rows |= {name: OverheadRow(name, *us) for name, us in zip(ready, times, strict=True)}
     except Exception as error:  # noqa: BLE001  as above
-        rows |= {name: _failed(name, error) for name in ready}
+        rows |= {name: _make_failed_row(name, error) for name in ready}
     return [rows[name] for name, _ in group]
 
 
-def _failed(name: str, error: Exception) -> Row:
-    return Row(name, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+def _make_failed_row(name: str, error: Exception) -> OverheadRow:
+    return OverheadRow(name, reason=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def conclusions(rows: Sequence[Row]) -> dict[str, float]:
+def summarise_rows(rows: Sequence[OverheadRow]) -> dict[str, float]:
     """What the rows say about our own cost: microseconds for each further launch, and ratios of
     host times.
     """
     us = {row.name: row.median_us for row in rows if row.median_us is not None}
     quiet = {row.name: row.p10_us for row in rows if row.p10_us is not None}
-    found: dict[str, float] = {}
-    first, last = (us.get(f"accelerated: launches, {count}") for count in (_CHAIN[0], _CHAIN[-1]))
+    summary: dict[str, float] = {}
+    first, last = (
+        us.get(f"accelerated: launches, {count}")
+        for count in (_CHAIN_LAUNCHES[0], _CHAIN_LAUNCHES[-1])
+    )
     if first is not None and last is not None:
-        found["further_launch_us"] = (last - first) / (_CHAIN[-1] - _CHAIN[0])
+        summary["further_launch_us"] = (last - first) / (_CHAIN_LAUNCHES[-1] - _CHAIN_LAUNCHES[0])
     bert, replay = "accelerated: BERT-base b1, CUDA graph", "CUDA graph: replay, BERT-base b1"
-    ours, eager = "accelerated: three operators", "eager: nn.Module, three operators"
+    accelerated, eager = "accelerated: three operators", "eager: nn.Module, three operators"
     ratios = {
         "bert_over_bare_replay": (us, bert, replay),
         "bert_held_over_bare_replay": (us, f"{bert}, result held", replay),
-        "three_operators_over_eager": (us, ours, eager),
-        "three_operators_over_eager_p10": (quiet, ours, eager),
+        "three_operators_over_eager": (us, accelerated, eager),
+        "three_operators_over_eager_p10": (quiet, accelerated, eager),
     }
-    found |= {
-        name: of[one] / of[base]
-        for name, (of, one, base) in ratios.items()
-        if one in of and base in of
+    summary |= {
+        name: times[numerator] / times[denominator]
+        for name, (times, numerator, denominator) in ratios.items()
+        if numerator in times and denominator in times
     }
-    return found
+    return summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -310,25 +338,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if device.type == "cpu":
         torch.set_num_threads(1)  # waking other threads costs more than these calls
     environment, rows = {**report.environment(), "extension": native.status()[1] or "used"}, []
-    options, found = {"device": device.type, "calls": args.calls}, {}
+    options, summary = {"device": device.type, "calls": args.calls}, {}
     with torch.inference_mode():
-        for group in contenders(device):
-            for row in measured([one for one in group if args.only in one[0]], args.calls, wait):
+        for group in list_contenders(device):
+            for row in measure_group(
+                [contender for contender in group if args.only in contender[0]], args.calls, wait
+            ):
                 rows.append(row)
                 us = "-" if row.median_us is None else f"{row.median_us:.2f} us"
                 print(f"{row.name:58} {us:>12}  {row.reason}", flush=True)
-            found = conclusions(rows)
-            document = report.document(
+            summary = summarise_rows(rows)
+            document = report.make_document(
                 "overhead",
                 options,
                 [asdict(row) for row in rows],
                 environment=environment,
-                summary=found,
+                summary=summary,
             )
             report.save(
                 args.out, document
             )  # after each group: a run that is cut off keeps what it has
-    print(json.dumps({"out": args.out.name, "summary": found}))
+    print(json.dumps({"out": args.out.name, "summary": summary}))
     return 0 if all(not row.reason for row in rows) else 1
 
 

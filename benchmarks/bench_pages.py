@@ -18,40 +18,42 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import document, environment, save
+from benchmarks.report import environment, make_document, save
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.judge.benchmark.protocol import sample_pairs
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.runtime.executor import prepare
 
-__all__ = ["main", "measured"]
+__all__ = ["main", "measure_size"]
 
 _CPU = torch.device("cpu")
 _ADVICE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def measured(mib: int, *, budget_s: float) -> dict[str, Any]:
+def measure_size(mib: int, *, budget_s: float) -> dict[str, Any]:
     """Medians in microseconds and the speed-up with its interval for a float32 result of `mib` MiB."""
-    given, factor = torch.ones(mib << 18), torch.full((1,), 2.0)
+    inputs, factor = torch.ones(mib << 18), torch.full((1,), 2.0)
     program = Program(
-        (TensorSpec.of(given), TensorSpec.of(factor)),
+        (TensorSpec.of(inputs), TensorSpec.of(factor)),
         (Aten("aten.mul.Tensor", (Value(0), Value(1)), (), (2,), False),),
         (2,),
     )
     run = prepare(program, _CPU)
-    (result,) = run([given, factor])
+    (result,) = run([inputs, factor])
     assert result is not None
-    right = bool(torch.equal(result, given * factor))
-    found = summarise(
-        sample_pairs(lambda: given * factor, lambda: run([given, factor]), _CPU, budget_s=budget_s)
+    right = bool(torch.equal(result, inputs * factor))
+    summary = summarise(
+        sample_pairs(
+            lambda: inputs * factor, lambda: run([inputs, factor]), _CPU, budget_s=budget_s
+        )
     )
     row = {
         "mib": mib,
         "status": "ok" if right else "wrong",
-        "pytorch_us": found.a_us,
-        "program_us": found.b_us,
+        "pytorch_us": summary.a_us,
+        "program_us": summary.b_us,
     }
-    return row | {"speedup": found.speedup, "low": found.low, "high": found.high}
+    return row | {"speedup": summary.speedup, "low": summary.low, "high": summary.high}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"transparent huge pages: {advice}")
     rows = []
     for mib in map(int, args.mib.split(",")):
-        rows.append(row := measured(mib, budget_s=args.budget_s))
+        rows.append(row := measure_size(mib, budget_s=args.budget_s))
         interval = f"{row['speedup']:.2f}x [{row['low']:.2f}, {row['high']:.2f}]"
         print(
             f"{mib:4} MiB  PyTorch {row['pytorch_us']:9.0f} us  Program {row['program_us']:9.0f} us  {interval}  {row['status']}"
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = {"mib": args.mib, "budget_s": args.budget_s}
         save(
             args.out,
-            document(
+            make_document(
                 "pages", options, rows, environment=environment(), transparent_hugepage=advice
             ),
         )

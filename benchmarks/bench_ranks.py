@@ -41,11 +41,11 @@ from benchmarks import report
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.core import telemetry
 
-__all__ = ["Scene", "main", "verdict"]
+__all__ = ["Scene", "compare_ranks", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SIZES = {"cuda": (1024, 2048), "cpu": (256, 1024)}  # rows of a batch, features
-_CLOSE = 1e-3  # of the largest element: sums over ranks are taken in another order
+_MAX_RELATIVE_ERROR = 1e-3  # of the largest element: sums over ranks are taken in another order
 
 
 class Scaled(nn.Module):
@@ -96,23 +96,33 @@ class Scene:
     seconds: Sequence[float] = ()  # until the first answer, rank by rank
 
 
-def verdict(devices: int, backend: str, scene: str, seen: Sequence[Mapping[str, Any]]) -> Scene:
+def compare_ranks(
+    devices: int, backend: str, scene: str, rank_reports: Sequence[Mapping[str, Any]]
+) -> Scene:
     """What the ranks' reports come to."""
-    first, *others = seen
+    first, *other_reports = rank_reports
     reasons = [
         "" if first["agreements"] else "nothing was agreed upon",
         *(
             f"rank {number} does not run what rank 0 runs"
-            for number, one in enumerate(others, 1)
-            if told(one) != told(first)
+            for number, rank_report in enumerate(other_reports, 1)
+            if list_agreements(rank_report) != list_agreements(first)
         ),
-        *(f"rank {number} searched too" for number, one in enumerate(others, 1) if one["searched"]),
         *(
-            f"rank {number} differs by {one['error']:.2g}"
-            for number, one in enumerate(seen)
-            if not one["error"] <= _CLOSE
+            f"rank {number} searched too"
+            for number, rank_report in enumerate(other_reports, 1)
+            if rank_report["searched"]
         ),
-        *(f"rank {number} fell back" for number, one in enumerate(seen) if one["fallbacks"]),
+        *(
+            f"rank {number} differs by {rank_report['error']:.2g}"
+            for number, rank_report in enumerate(rank_reports)
+            if not rank_report["error"] <= _MAX_RELATIVE_ERROR
+        ),
+        *(
+            f"rank {number} fell back"
+            for number, rank_report in enumerate(rank_reports)
+            if rank_report["fallbacks"]
+        ),
     ]
     reason = next(filter(None, reasons), "")
     return Scene(
@@ -124,21 +134,24 @@ def verdict(devices: int, backend: str, scene: str, seen: Sequence[Mapping[str, 
         runs=[agreement["runs"] for agreement in first["agreements"]],
         digests=[digest for agreement in first["agreements"] for digest in agreement["digests"]],
         swapped=first["swapped"],
-        searched=[one["searched"] for one in seen],
+        searched=[rank_report["searched"] for rank_report in rank_reports],
         error=None
-        if any(math.isnan(one["error"]) for one in seen)
-        else max(one["error"] for one in seen),
-        seconds=[round(one["seconds"], 2) for one in seen],
+        if any(math.isnan(rank_report["error"]) for rank_report in rank_reports)
+        else max(rank_report["error"] for rank_report in rank_reports),
+        seconds=[round(rank_report["seconds"], 2) for rank_report in rank_reports],
     )
 
 
-def told(seen: Mapping[str, Any]) -> list[Any]:
+def list_agreements(rank_report: Mapping[str, Any]) -> list[Any]:
     """What one rank says that was agreed: the deciding rank, what runs as a whole, the digests."""
-    return [[one["leader"], one["runs"], one["digests"]] for one in seen["agreements"]]
+    return [
+        [agreement["leader"], agreement["runs"], agreement["digests"]]
+        for agreement in rank_report["agreements"]
+    ]
 
 
 @dataclass(frozen=True)
-class Here:
+class RankContext:
     """One rank's place."""
 
     rank: int
@@ -179,86 +192,94 @@ class Here:
 # --- the scenes: each gives what its rank computes with this package, and what it computes without
 
 
-def data_parallel(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
+def data_parallel(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
     """A training step inside DDP, every rank with a batch of its own: the gradients that all share."""
-    module, plain = here.block(), here.block()
-    torch_cudal1.accelerate(module, here.batch(here.rank), **here.options())
-    return _trained(DistributedDataParallel(module), module, here), _trained(
-        DistributedDataParallel(plain), plain, here
+    module, plain = context.block(), context.block()
+    torch_cudal1.accelerate(module, context.batch(context.rank), **context.options())
+    return _compute_gradient(DistributedDataParallel(module), module, context), _compute_gradient(
+        DistributedDataParallel(plain), plain, context
     )
 
 
-def fully_sharded(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
+def fully_sharded(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
     """Blocks compiled with the backend, then sharded by FSDP2: the first layer's gradient of a
     training step.
     """
-    module, plain = here.block(), here.block()
-    module.compile(backend=cudal1, options=here.options())
-    fully_shard(module, mesh=here.mesh)
-    fully_shard(plain, mesh=here.mesh)
-    return _trained(module, module, here), _trained(plain, plain, here)
+    module, plain = context.block(), context.block()
+    module.compile(backend=cudal1, options=context.options())
+    fully_shard(module, mesh=context.mesh)
+    fully_shard(plain, mesh=context.mesh)
+    return _compute_gradient(module, module, context), _compute_gradient(plain, plain, context)
 
 
-def tensor_parallel(here: Here) -> tuple[torch.Tensor, torch.Tensor]:
+def tensor_parallel(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
     """Layers split over the ranks; what lies between them sees plain tensors, a share of the
     features each, and is accelerated.
     """
     plans = {"first": ColwiseParallel(), "second": RowwiseParallel()}
-    module, plain = here.block(parts=here.world), here.block(parts=here.world)
-    parallelize_module(module, here.mesh, plans)
-    parallelize_module(plain, here.mesh, plans)
+    module, plain = context.block(parts=context.world), context.block(parts=context.world)
+    parallelize_module(module, context.mesh, plans)
+    parallelize_module(plain, context.mesh, plans)
     with torch.no_grad():
         part = torch.zeros(
-            _SIZES[here.kind][0], _SIZES[here.kind][1] // here.world, device=here.device
+            _SIZES[context.kind][0], _SIZES[context.kind][1] // context.world, device=context.device
         )
-        torch_cudal1.accelerate(module.between, part, **here.options())
-        return module(here.batch(0)), plain(here.batch(0))
+        torch_cudal1.accelerate(module.between, part, **context.options())
+        return module(context.batch(0)), plain(context.batch(0))
 
 
-def _trained(wrapped: nn.Module, module: nn.Module, here: Here) -> torch.Tensor:
-    wrapped(here.batch(here.rank)).square().mean().backward()
+def _compute_gradient(wrapped: nn.Module, module: nn.Module, context: RankContext) -> torch.Tensor:
+    wrapped(context.batch(context.rank)).square().mean().backward()
     gradient = module.first.weight.grad  # type: ignore[union-attr]
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # type: ignore[return-value]
 
 
-SCENES: tuple[Callable[[Here], tuple[torch.Tensor, torch.Tensor]], ...] = (
+SCENES: tuple[Callable[[RankContext], tuple[torch.Tensor, torch.Tensor]], ...] = (
     data_parallel,
     fully_sharded,
     tensor_parallel,
 )
 
 
-def _seen(scene: Callable[[Here], tuple[torch.Tensor, torch.Tensor]], here: Here) -> dict[str, Any]:
+def _run_scene(
+    scene: Callable[[RankContext], tuple[torch.Tensor, torch.Tensor]], context: RankContext
+) -> dict[str, Any]:
     telemetry.reset()
     torch._dynamo.reset()
     dist.barrier()
-    began = time.monotonic()
-    ours, plain = scene(here)
-    told = torch_cudal1.report()
+    begin = time.monotonic()
+    outputs, expected = scene(context)
+    telemetry_report = torch_cudal1.report()
     return {
-        "agreements": [dict(event.facts) for event in told.events if event.what == "agreed"],
-        "swapped": told.counters.get("regions_swapped", 0),
-        "searched": told.counters.get("regions_tuned", 0),
-        "fallbacks": told.counters.get("fallbacks", 0),
-        "error": float((ours - plain).abs().max() / plain.abs().max()),
-        "seconds": time.monotonic() - began,
+        "agreements": [
+            dict(event.facts) for event in telemetry_report.events if event.what == "agreed"
+        ],
+        "swapped": telemetry_report.counters.get("regions_swapped", 0),
+        "searched": telemetry_report.counters.get("regions_tuned", 0),
+        "fallbacks": telemetry_report.counters.get("fallbacks", 0),
+        "error": float((outputs - expected).abs().max() / expected.abs().max()),
+        "seconds": time.monotonic() - begin,
     }
 
 
-def _rank(args: argparse.Namespace) -> int:
+def _run_rank(args: argparse.Namespace) -> int:
     """One rank: every scene, then what it saw as a file."""
     faulthandler.dump_traceback_later(args.time_limit_s, exit=True)
-    here = Here(args.rank, args.counts[0], args.kind, args.folder, args.budget_s)
+    context = RankContext(args.rank, args.counts[0], args.kind, args.folder, args.budget_s)
     limit = timedelta(seconds=args.time_limit_s)
     store = TCPStore("127.0.0.1", args.port, None, is_master=False, timeout=limit)
-    if here.kind == "cuda":
-        torch.cuda.set_device(here.device)
+    if context.kind == "cuda":
+        torch.cuda.set_device(context.device)
     dist.init_process_group(
-        _backend(here.kind), store=store, rank=here.rank, world_size=here.world, timeout=limit
+        _backend(context.kind),
+        store=store,
+        rank=context.rank,
+        world_size=context.world,
+        timeout=limit,
     )
     for scene in SCENES:
-        (here.folder / f"{scene.__name__}-{here.rank}.json").write_text(
-            json.dumps(_seen(scene, here), default=str)
+        (context.folder / f"{scene.__name__}-{context.rank}.json").write_text(
+            json.dumps(_run_scene(scene, context), default=str)
         )
     dist.barrier()
     dist.destroy_process_group()
@@ -269,7 +290,7 @@ def _backend(kind: str) -> str:
     return "nccl" if kind == "cuda" else "gloo"
 
 
-def _measured(args: argparse.Namespace, world: int) -> list[Scene]:
+def _measure_world(args: argparse.Namespace, world: int) -> list[Scene]:
     """The scenes on `world` devices."""
     if args.kind == "cuda" and torch.cuda.device_count() < world:
         reason = f"needs {world} GPUs, torch finds {torch.cuda.device_count()}"
@@ -277,10 +298,10 @@ def _measured(args: argparse.Namespace, world: int) -> list[Scene]:
             Scene(world, _backend(args.kind), scene.__name__, "failed", reason) for scene in SCENES
         ]
     with tempfile.TemporaryDirectory(prefix="cudal1-ranks-", ignore_cleanup_errors=True) as scratch:
-        return _crew(args, world, Path(scratch))
+        return _launch_ranks(args, world, Path(scratch))
 
 
-def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
+def _launch_ranks(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
     """A row for each scene: what every rank saw, or why one of them did not come to its end."""
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     environment = dict(os.environ) | {
@@ -291,19 +312,19 @@ def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
         filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
     )
     environment |= {"GLOO_SOCKET_IFNAME": "lo"} if args.kind == "cpu" else {}
-    given = {
+    options = {
         "kind": args.kind,
         "counts": world,
         "budget-s": args.budget_s,
         "time-limit-s": args.time_limit_s,
     }
-    given |= {"port": store.port, "folder": scratch}
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    options |= {"port": store.port, "folder": scratch}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "benchmarks.bench_ranks", *words]
-    running = []
+    processes = []
     for rank in range(world):
         with (scratch / f"errors-{rank}").open("wb") as errors:
-            running.append(
+            processes.append(
                 subprocess.Popen(
                     [*command, "--rank", str(rank)],
                     cwd=_ROOT,
@@ -312,49 +333,53 @@ def _crew(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
                     stderr=errors,
                 )
             )
-    ended = ""
+    failure = ""
     try:
-        codes = [process.wait(timeout=args.time_limit_s + 30) for process in running]
+        codes = [process.wait(timeout=args.time_limit_s + 30) for process in processes]
     except subprocess.TimeoutExpired:
-        codes, ended = [], f"time limit of {args.time_limit_s:.0f} s"
+        codes, failure = [], f"time limit of {args.time_limit_s:.0f} s"
     finally:
-        for process in running:
+        for process in processes:
             process.kill()
     failed = next((rank for rank, code in enumerate(codes) if code), None)
     if failed is not None:
         said = (scratch / f"errors-{failed}").read_text(errors="replace")
-        ended = f"rank {failed} ended with code {codes[failed]}: {_last_words(said)}"
-    return [_row(world, _backend(args.kind), scene.__name__, scratch, ended) for scene in SCENES]
+        failure = f"rank {failed} ended with code {codes[failed]}: {_last_error_line(said)}"
+    return [
+        _make_row(world, _backend(args.kind), scene.__name__, scratch, failure) for scene in SCENES
+    ]
 
 
-def _last_words(errors: str) -> str:
+def _last_error_line(errors: str) -> str:
     print(errors[-4000:], file=sys.stderr)
     lines = errors.strip().splitlines() or [""]
     return next((line for line in lines if line.startswith("Timeout (")), lines[-1])[:300]
 
 
-def _row(world: int, backend: str, scene: str, scratch: Path, ended: str) -> Scene:
+def _make_row(world: int, backend: str, scene: str, scratch: Path, failure: str) -> Scene:
     files = [scratch / f"{scene}-{rank}.json" for rank in range(world)]
     if all(file.exists() for file in files):
-        return verdict(world, backend, scene, [json.loads(file.read_text()) for file in files])
-    return Scene(world, backend, scene, "failed", ended or "a rank left nothing behind")
+        return compare_ranks(
+            world, backend, scene, [json.loads(file.read_text()) for file in files]
+        )
+    return Scene(world, backend, scene, "failed", failure or "a rank left nothing behind")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Every scene on every number of devices; 0 when all rows are "ok"."""
     args = _parser().parse_args(argv)
     if args.rank is not None:
-        return _rank(args)
+        return _run_rank(args)
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
     options = {name: getattr(args, name) for name in ("kind", "counts", "budget_s")}
     for world in args.counts:
-        for row in _measured(args, world):
+        for row in _measure_world(args, world):
             rows.append(row)
             print(json.dumps(asdict(row)), flush=True)
         report.save(
             args.out,
-            report.document(
+            report.make_document(
                 "ranks", options, [asdict(row) for row in rows], environment=environment
             ),
         )

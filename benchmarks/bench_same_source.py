@@ -20,18 +20,20 @@ from typing import Any
 import torch
 
 from benchmarks.bench_judge import SOURCES, Source
-from benchmarks.report import document, environment, save
+from benchmarks.report import environment, make_document, save
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Accepted, Contract
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
 
-__all__ = ["Row", "main", "of_source"]
+__all__ = ["Row", "main", "measure_source"]
 
 Row = dict[str, Any]
 
 
-def of_source(source: Source, device: torch.device, trials: int, evaluators: int) -> Iterator[Row]:
+def measure_source(
+    source: Source, device: torch.device, trials: int, evaluators: int
+) -> Iterator[Row]:
     """A row: how many trials were accepted; of each the speed-up over eager, the lower bound, the
     seconds on the clock and in all.
 
@@ -47,38 +49,42 @@ def of_source(source: Source, device: torch.device, trials: int, evaluators: int
         "timing_s": [],
         "judged_s": [],
     }
-    for count in _shares(trials, evaluators):
+    for count in _split_evenly(trials, evaluators):
         with SourceEvaluator(
             SourceEvaluationConfig(Settings(), Contract(), device, "fast")
         ) as evaluator:
             for _ in range(count):
                 try:
-                    found = evaluator.evaluate(source.text("Model"), source.text("ModelNew"))
+                    evaluation = evaluator.evaluate(source.text("Model"), source.text("ModelNew"))
                 except Cudal1Error as error:
                     yield {**row, "status": "failed", "reason": str(error)[:300]}
                     return
-                if found.timing is None or found.baselines is None:
-                    yield {**row, "status": "failed", "reason": f"refused: {found.verdict.failure}"}
+                if evaluation.timing is None or evaluation.baselines is None:
+                    yield {
+                        **row,
+                        "status": "failed",
+                        "reason": f"refused: {evaluation.verdict.failure}",
+                    }
                     return
                 over_eager = (
-                    found.baselines.medians_us["eager"]
-                    / found.baselines.medians_us[found.timing.baseline]
+                    evaluation.baselines.medians_us["eager"]
+                    / evaluation.baselines.medians_us[evaluation.timing.baseline]
                 )
                 row["trials"] += 1
-                row["accepted"] += isinstance(found.decision, Accepted)
-                row["speedups"].append(round(found.timing.speedup * over_eager, 4))
-                row["lows"].append(round(found.timing.low, 4))
-                row["timing_s"].append(round(found.elapsed_s["timing"], 3))
-                row["judged_s"].append(round(sum(found.elapsed_s.values()), 3))
-        whole = row["trials"] == trials
+                row["accepted"] += isinstance(evaluation.decision, Accepted)
+                row["speedups"].append(round(evaluation.timing.speedup * over_eager, 4))
+                row["lows"].append(round(evaluation.timing.low, 4))
+                row["timing_s"].append(round(evaluation.elapsed_s["timing"], 3))
+                row["judged_s"].append(round(sum(evaluation.elapsed_s.values()), 3))
+        is_complete = row["trials"] == trials
         yield (
             {**row, "status": "ok"}
-            if whole
+            if is_complete
             else {**row, "status": "not done", "reason": f"{row['trials']} of {trials} trials"}
         )
 
 
-def _shares(trials: int, evaluators: int) -> list[int]:
+def _split_evenly(trials: int, evaluators: int) -> list[int]:
     """As even as can be, none empty."""
     return [
         count
@@ -90,12 +96,12 @@ def _shares(trials: int, evaluators: int) -> list[int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 where a trial was refused, or accepted in 1 % of the trials or more."""
     args = _parser().parse_args(argv)
-    facts, rows = environment(), list[Row]()
+    machine, rows = environment(), list[Row]()
     for number, source in enumerate(SOURCES):
-        for row in of_source(source, torch.device(args.device), args.trials, args.evaluators):
+        for row in measure_source(source, torch.device(args.device), args.trials, args.evaluators):
             rows[number:] = [row]
-            print(_told(row), file=sys.stderr, flush=True)
-            summary = _summary(rows)
+            print(_format_row(row), file=sys.stderr, flush=True)
+            summary = _summarise(rows)
             if args.out:
                 options = {
                     "device": args.device,
@@ -104,12 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 }
                 save(
                     args.out,
-                    document("same_source", options, rows, environment=facts, summary=summary),
+                    make_document(
+                        "same_source", options, rows, environment=machine, summary=summary
+                    ),
                 )
     return 0 if summary["passed"] else 1
 
 
-def _summary(rows: Sequence[Row]) -> Row:
+def _summarise(rows: Sequence[Row]) -> Row:
     trials, accepted = sum(row["trials"] for row in rows), sum(row["accepted"] for row in rows)
     failed = sum(row["status"] != "ok" for row in rows)
     return {
@@ -120,7 +128,7 @@ def _summary(rows: Sequence[Row]) -> Row:
     }
 
 
-def _told(row: Row) -> str:
+def _format_row(row: Row) -> str:
     if row["status"] != "ok":
         return f"{row['source']}: {row['reason']}"
     speedups, centre = row["speedups"], statistics.median(row["speedups"])
@@ -128,19 +136,19 @@ def _told(row: Row) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="benchmarks.bench_same_source",
         description=__doc__.splitlines()[0] if __doc__ else None,
     )
-    made.add_argument(
+    parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    made.add_argument("--trials", type=int, default=30, help="of each source")
-    made.add_argument(
+    parser.add_argument("--trials", type=int, default=30, help="of each source")
+    parser.add_argument(
         "--evaluators", type=int, default=3, help="references that are read and raced anew"
     )
-    made.add_argument("--out", type=Path)
-    return made
+    parser.add_argument("--out", type=Path)
+    return parser
 
 
 if __name__ == "__main__":

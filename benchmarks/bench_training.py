@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import document, environment, save
+from benchmarks.report import environment, make_document, save
 from torch_cudal1.cli.view import plots
 from torch_cudal1.training.experiments.comparison import (
     ArmComparison,
@@ -46,7 +46,7 @@ _STYLE = {  # for a picture without the page's style sheet
     "--second": "#c05621",
     "--font": "sans-serif",
 }
-_PARTS = 10  # lines of a curve that the file keeps
+_MAX_CURVE_STEPS = 10  # lines of a curve that the file keeps
 
 
 def build_rows(plan: ExperimentPlan, content: Mapping[str, Any]) -> list[Row]:
@@ -60,7 +60,7 @@ def build_rows(plan: ExperimentPlan, content: Mapping[str, Any]) -> list[Row]:
             "adjusted_p": comparison.adjusted,
         }
         rows.append(
-            {"what": "comparison", "name": _name(comparison), **claim}
+            {"what": "comparison", "name": _name_comparison(comparison), **claim}
             | _interval(comparison.difference)
         )
     differences = {**compare_stages(results), **compare_exemplar_effects(results, plan)}
@@ -97,7 +97,7 @@ def build_document(plan: ExperimentPlan, content: Mapping[str, Any]) -> dict[str
         "runs": [len(results), len(plan.arms) * len(plan.seeds)],
         "ceilings": compute_optimum_means(results),
     }
-    return document("training", {"plan": plan.name}, build_rows(plan, content), **fields)
+    return make_document("training", {"plan": plan.name}, build_rows(plan, content), **fields)
 
 
 def _describe_machines(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -194,10 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         plan = DEMO if options.plan is None else read_plan(options.plan)
-        told = json.loads(options.told.read_text(encoding="utf-8"))
-        if told["plan"] != plan.digest:
-            raise ValueError(f"that is of plan {told['plan']}, this one is {plan.digest}")
-        if not told["results"]:
+        experiment_output = json.loads(options.told.read_text(encoding="utf-8"))
+        if experiment_output["plan"] != plan.digest:
+            raise ValueError(
+                f"that is of plan {experiment_output['plan']}, this one is {plan.digest}"
+            )
+        if not experiment_output["results"]:
             raise ValueError("it holds no result")
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(
@@ -206,24 +208,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     try:
-        written = build_document(plan, told)
+        written = build_document(plan, experiment_output)
     except ValueError as error:
         print(f"{options.told}: {error}", file=sys.stderr)
         return 1
     save(options.out, written)
-    held_out = any(told["results"][0]["kinds"].get("shape", ()))
+    held_out = any(experiment_output["results"][0]["kinds"].get("shape", ()))
     if (
         options.figure is not None
         and held_out
         and plots.available()[0]
-        and (drawn := draw_figure(told["results"], "shape"))
+        and (drawn := draw_figure(experiment_output["results"], "shape"))
     ):
         options.figure.write_text(drawn, encoding="utf-8")
-    return int(len(told["results"]) < len(plan.arms) * len(plan.seeds))
+    return int(len(experiment_output["results"]) < len(plan.arms) * len(plan.seeds))
 
 
-def _name(one: ArmComparison) -> str:
-    return f"{one.one} - {one.other}, held-out {one.kind}"
+def _name_comparison(comparison: ArmComparison) -> str:
+    return f"{comparison.one} - {comparison.other}, held-out {comparison.kind}"
 
 
 def _interval(difference: PairedDifference) -> Row:
@@ -233,7 +235,10 @@ def _interval(difference: PairedDifference) -> Row:
 def _pick_evenly(steps: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
     last = len(steps) - 1
     return [
-        steps[index] for index in sorted({round(i * last / (_PARTS - 1)) for i in range(_PARTS)})
+        steps[index]
+        for index in sorted(
+            {round(i * last / (_MAX_CURVE_STEPS - 1)) for i in range(_MAX_CURVE_STEPS)}
+        )
     ]
 
 

@@ -34,11 +34,11 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import report
-from benchmarks.bench_models import among, kill_group
+from benchmarks.bench_models import comma_list_of, kill_group
 from benchmarks.models import MODELS
 from benchmarks.start_child import STARTS
 
-__all__ = ["CONTENDERS", "Start", "judge_counters", "main"]
+__all__ = ["CONTENDERS", "Start", "check_counters", "main"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = tuple(STARTS)
@@ -52,7 +52,7 @@ _OPTIONS = (
     "time_limit_s",
     "offline",
 )
-_TOLD = 600  # characters of what ended a process
+_MAX_REASON_CHARS = 600  # characters of what ended a process
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "nvcc", "cicc")
 _NO_SEARCH = (
     "regions_tuned",
@@ -93,7 +93,7 @@ class _ChildFailed(RuntimeError):
     """A measured process did not answer; the message says why."""
 
 
-def judge_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -> str:
+def check_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -> str:
     """What is wrong with the counters of this package's processes; empty if nothing.
 
     A zero in the warm process proves nothing unless the cold one counted something under the same
@@ -108,7 +108,7 @@ def judge_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -
     return ""
 
 
-def fallen_back(warm: Sequence[Mapping[str, Any]]) -> str:
+def find_fallback(warm: Sequence[Mapping[str, Any]]) -> str:
     """Whether a warm process of this package ran a baseline because something of ours failed, and
     what; empty if not.
     """
@@ -119,26 +119,30 @@ def fallen_back(warm: Sequence[Mapping[str, Any]]) -> str:
     return f"a warm process fell back to its baseline {count} times: {why}"
 
 
-def compiled_again(warm: Sequence[Mapping[str, Any]], *, offline: bool) -> str:
+def find_recompilation(warm: Sequence[Mapping[str, Any]], *, offline: bool) -> str:
     """Whether a warm process of this package made Inductor compile, or (offline) started a
     compiler; empty if not.
     """
     for run in warm:
         if missed := run["inductor"].get("fxgraph_cache_miss", 0):
             return f"a warm process had Inductor compile {missed} graphs again"
-        if offline and (found := sorted(set(run["started"]) & set(_COMPILERS))):
-            return f"a warm process started {', '.join(found)}"
+        if offline and (compilers := sorted(set(run["started"]) & set(_COMPILERS))):
+            return f"a warm process started {', '.join(compilers)}"
     return ""
 
 
-def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
+def compare_with_compile(rows: Sequence[Start]) -> list[dict[str, Any]]:
     """For each start of this package: is it no later than a warm torch.compile, and how much sooner
     than a cold one.
     """
-    told = []
+    comparisons = []
     for row in rows:
         other = next(
-            (one for one in rows if one.model == row.model and one.contender == "torch.compile"),
+            (
+                candidate
+                for candidate in rows
+                if candidate.model == row.model and candidate.contender == "torch.compile"
+            ),
             None,
         )
         if (
@@ -151,7 +155,7 @@ def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
         assert other.cold_s is not None
         assert other.cold_after_import_s is not None
         assert row.warm_after_import_s is not None
-        told.append(
+        comparisons.append(
             {
                 "model": row.model,
                 "contender": row.contender,
@@ -161,7 +165,7 @@ def goals(rows: Sequence[Start]) -> list[dict[str, Any]]:
                 / row.warm_after_import_s,
             }
         )
-    return told
+    return comparisons
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,29 +179,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadline = time.monotonic() + args.total_limit_s
     options = {name: getattr(args, name) for name in _OPTIONS}
     for model in args.models:
-        for row in _measure(args, model, deadline):
+        for row in _measure_model(args, model, deadline):
             rows.append(row)
-            print(_line(row), flush=True)
-            made = [asdict(r) for r in rows]
+            print(_format_row(row), flush=True)
+            row_values = [asdict(r) for r in rows]
             report.save(
                 args.out,
-                report.document(
-                    "warm_start", options, made, environment=environment, goals=goals(rows)
+                report.make_document(
+                    "warm_start",
+                    options,
+                    row_values,
+                    environment=environment,
+                    goals=compare_with_compile(rows),
                 ),
             )
     print(
         json.dumps(
-            {"out": args.out.name, "goals": goals(rows), "rows": [_short(row) for row in rows]}
+            {
+                "out": args.out.name,
+                "goals": compare_with_compile(rows),
+                "rows": [_drop_counters(row) for row in rows],
+            }
         )
     )
     return 0 if all(row.status == "ok" for row in rows) else 1
 
 
-def _short(row: Start) -> dict[str, Any]:
+def _drop_counters(row: Start) -> dict[str, Any]:
     return {name: value for name, value in asdict(row).items() if "counters" not in name}
 
 
-def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Start]:
+def _measure_model(args: argparse.Namespace, model: str, deadline: float) -> list[Start]:
     """All contenders on one model: each one's cold process, then rounds of warm ones. A contender
     that fails once is out.
     """
@@ -217,9 +229,14 @@ def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Star
                 if contender in failures:
                     continue
                 limit_s = min(args.time_limit_s, deadline - time.monotonic())
-                own, state = scratch / contender.replace(" ", "_"), "warm" if index else "cold"
+                contender_folder, state = (
+                    scratch / contender.replace(" ", "_"),
+                    "warm" if index else "cold",
+                )
                 try:
-                    runs[contender].append(_spawn(args, (model, contender), state, own, limit_s))
+                    runs[contender].append(
+                        _run_process(args, (model, contender), state, contender_folder, limit_s)
+                    )
                 except _ChildFailed as error:
                     failures[contender] = str(error)
             round_s = time.monotonic() - begin
@@ -228,20 +245,22 @@ def _measure(args: argparse.Namespace, model: str, deadline: float) -> list[Star
     return [
         Start(model, name, "failed", reason=failures[name])
         if name in failures
-        else _row(model, name, runs[name], offline=args.offline)
+        else _make_row(model, name, runs[name], offline=args.offline)
         for name in names
     ]
 
 
-def _row(model: str, contender: str, runs: Sequence[Mapping[str, Any]], *, offline: bool) -> Start:
+def _make_row(
+    model: str, contender: str, runs: Sequence[Mapping[str, Any]], *, offline: bool
+) -> Start:
     cold, *warm = runs
     reason = next((run["reason"] for run in runs if not run["verified"]), "")
     if not reason and contender.startswith("cudal1"):
         counters = [run["counters"] for run in warm]
         reason = (
-            judge_counters(cold["counters"], counters)
-            or fallen_back(warm)
-            or compiled_again(warm, offline=offline)
+            check_counters(cold["counters"], counters)
+            or find_fallback(warm)
+            or find_recompilation(warm, offline=offline)
         )
     return Start(
         model,
@@ -274,8 +293,12 @@ def _after_import_s(run: Mapping[str, Any]) -> float:
     return sum(seconds[name] for name in seconds if name not in ("import", "build"))
 
 
-def _spawn(
-    args: argparse.Namespace, what: tuple[str, str], state: str, scratch: Path, limit_s: float
+def _run_process(
+    args: argparse.Namespace,
+    model_and_contender: tuple[str, str],
+    state: str,
+    scratch: Path,
+    limit_s: float,
 ) -> dict[str, Any]:
     """One fresh process; its last line of output. Raises _ChildFailed."""
     environment = dict(os.environ)
@@ -284,10 +307,10 @@ def _spawn(
     )
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "inductor")
     environment["TRITON_CACHE_DIR"] = str(scratch / "triton")
-    command = [sys.executable, "-m", "benchmarks.start_child", *what, state]
-    if args.offline and state == "warm" and what[1].startswith("cudal1"):
+    command = [sys.executable, "-m", "benchmarks.start_child", *model_and_contender, state]
+    if args.offline and state == "warm" and model_and_contender[1].startswith("cudal1"):
         command.append("--offline")
-        environment = _without_programs(environment, scratch)
+        environment = _hide_programs(environment, scratch)
     command += [
         "--sizes",
         args.sizes,
@@ -320,19 +343,21 @@ def _spawn(
     finally:
         kill_group(process)
     if process.returncode:
-        raise _ChildFailed(f"{state} process ended with code {process.returncode}: {_gist(errors)}")
+        raise _ChildFailed(
+            f"{state} process ended with code {process.returncode}: {_find_error_line(errors)}"
+        )
     answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return answer
 
 
-def _gist(errors: str) -> str:
+def _find_error_line(errors: str) -> str:
     """The last line that names an exception, else the last one: advice may stand behind it."""
     lines = errors.strip().splitlines() or [""]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Failed)\b", line)]
-    return (named or lines)[-1][:_TOLD]
+    return (named or lines)[-1][:_MAX_REASON_CHARS]
 
 
-def _without_programs(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
+def _hide_programs(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """The environment without a program on PATH. Variables that name a compiler stay, for they are
     part of what Inductor calls its files: that none of them is started is what the row is looked
     through for.
@@ -342,7 +367,7 @@ def _without_programs(environment: Mapping[str, str], scratch: Path) -> dict[str
     return {**environment, "PATH": str(empty)}
 
 
-def _line(row: Start) -> str:
+def _format_row(row: Start) -> str:
     if row.cold_s is None or row.warm_s is None:
         return f"{row.model:16} {row.contender:20} failed: {row.reason}"
     stages = ", ".join(f"{name} {value:.2f}" for name, value in row.stages_s.items())
@@ -356,11 +381,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.bench_warm_start", description=__doc__.splitlines()[0] if __doc__ else None
     )
     parser.add_argument(
-        "--models", type=among(MODELS), default=["bert_base_b1"], help=f"of {', '.join(MODELS)}"
+        "--models",
+        type=comma_list_of(MODELS),
+        default=["bert_base_b1"],
+        help=f"of {', '.join(MODELS)}",
     )
     parser.add_argument(
         "--contenders",
-        type=among(CONTENDERS),
+        type=comma_list_of(CONTENDERS),
         default=list(CONTENDERS),
         help=f"of {', '.join(CONTENDERS)}",
     )

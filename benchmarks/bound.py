@@ -26,7 +26,7 @@ from torch_cudal1.runtime.dispatch import DirectCall
 from torch_cudal1.runtime.executor import launch_through_driver
 from torch_cudal1.runtime.runner import build_runner
 
-__all__ = ["bind_to", "chain", "relu_kernel", "whole"]
+__all__ = ["bind_module", "bind_to", "compile_relu", "make_chain"]
 
 
 def bind_to(
@@ -42,19 +42,19 @@ def bind_to(
     dispatcher = Dispatcher(module, Settings())
     dispatcher._update_device_types(args, {})
     captured = captured or capture_module_call(module, args, {})
-    held = captured.guard
+    module_guard = captured.guard
 
-    def slow(given: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return runner([given[source] if isinstance(source, int) else source for source in sources])[
-            0
-        ]
+    def slow(call_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return runner(
+            [call_args[source] if isinstance(source, int) else source for source in sources]
+        )[0]
 
     direct = DirectCall(
         lambda: getattr(runner, "direct", runner), sources, None, captured.conditions
     )  # as `Swapped.direct`
     bound = Bound(
         slow,
-        held,
+        module_guard,
         (),
         "bound by a benchmark",
         weight_identities(module),
@@ -66,7 +66,7 @@ def bind_to(
     return module
 
 
-def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> nn.Module:
+def bind_module(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> nn.Module:
     """`module` bound to its own operators under a schedule ("eager", "eager+graph", or "python":
     the executor in plain Python).
     """
@@ -77,11 +77,11 @@ def whole(module: nn.Module, args: tuple[torch.Tensor, ...], schedule: str) -> n
         runner = interpret(region.program, device, launcher=launch_through_driver)
     else:
         runner = build_runner(region.program, schedule, device, static=static)
-    call, sources = _captured(module, args)
+    call, sources = _capture_call(module, args)
     return bind_to(module, args, runner, sources, call)
 
 
-def _captured(
+def _capture_call(
     module: nn.Module, args: tuple[torch.Tensor, ...]
 ) -> tuple[ModuleCall, tuple[int | torch.Tensor, ...]]:
     """The call, and where each input of the module's region comes from."""
@@ -95,7 +95,7 @@ def _captured(
 
 
 @functools.cache
-def relu_kernel(
+def compile_relu(
     device: torch.device, block: int = 1024
 ) -> tuple[torch.Tensor, dict[str, Any], Any]:
     """The machine code of a relu for this GPU, its launch facts, and the Triton function."""
@@ -109,18 +109,18 @@ def relu_kernel(
     source = ASTSource(
         relu, {"x": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}, {"BLOCK": block}
     )
-    made = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32))
+    compiled = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32))
     facts = {
-        "symbol": made.metadata.name,
-        "block": 32 * made.metadata.num_warps,
-        "shared_bytes": made.metadata.shared,
+        "symbol": compiled.metadata.name,
+        "block": 32 * compiled.metadata.num_warps,
+        "shared_bytes": compiled.metadata.shared,
     }
-    return torch.frombuffer(bytearray(made.asm["cubin"]), dtype=torch.uint8), facts, relu
+    return torch.frombuffer(bytearray(compiled.asm["cubin"]), dtype=torch.uint8), facts, relu
 
 
-def chain(x: torch.Tensor, launches: int, block: int = 1024) -> Program:
+def make_chain(x: torch.Tensor, launches: int, block: int = 1024) -> Program:
     """relu applied `launches` times, each a launch of its own into an alloc of its own."""
-    cubin, facts, _ = relu_kernel(x.device, block)
+    cubin, facts, _ = compile_relu(x.device, block)
     spec = TensorSpec.of(x)
     steps: list[Any] = []
     for index in range(launches):

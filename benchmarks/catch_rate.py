@@ -41,7 +41,7 @@ from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig,
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 from torch_cudal1.judge.wire.channel import load_tensors
 
-__all__ = ["SIDES", "TOLERANCES", "kernelbench", "main", "table"]
+__all__ = ["SIDES", "TOLERANCES", "apply_kernelbench_rule", "main", "make_table"]
 
 Side: TypeAlias = Literal["cheat", "honest"]
 Row: TypeAlias = dict[str, Any]
@@ -116,7 +116,7 @@ class _Task:
         return self.case, self.side, self.sha256
 
 
-def kernelbench(reference: str, candidate: str, device: torch.device) -> dict[str, Any]:
+def apply_kernelbench_rule(reference: str, candidate: str, device: torch.device) -> dict[str, Any]:
     """Whether each tolerance of the rule accepts a candidate; and why neither did, where it was no
     comparison that failed.
     """
@@ -128,27 +128,27 @@ def kernelbench(reference: str, candidate: str, device: torch.device) -> dict[st
     ) as child:
         path = child.new_file()
         try:
-            told = child.call("read_source", text=text, entry="Model", seed=0, path=str(path))
+            response = child.call("read_source", text=text, entry="Model", seed=0, path=str(path))
         except CandidateFailure as error:
             return {"accepted": [False for _ in TOLERANCES], "reason": error.found[:300]}
-        (verdict,) = load_tensors(told["layout"], path, torch.device("cpu"))
+        (verdict,) = load_tensors(response["layout"], path, torch.device("cpu"))
     assert verdict is not None
     return {"accepted": [bool(value) for value in verdict.tolist()], "reason": ""}
 
 
-def table(results: Mapping[str, Any]) -> str:
+def make_table(results: Mapping[str, Any]) -> str:
     """Cheats refused and twins accepted, by group of cases; and by name what the judge got wrong."""
     rows = results["rows"]
-    head = [
+    header = [
         "| cases | cheats | refused by the judge | by 5 x allclose, 1e-4 | by 5 x allclose, 1e-2 | twins accepted by the judge |"
     ]
-    lines = [*_about(results), "", *head, "|---|---|---|---|---|---|"]
+    lines = [*_make_heading(results), "", *header, "|---|---|---|---|---|---|"]
     for group in (*dict.fromkeys(row["group"] for row in rows), ""):
-        mine = [row for row in rows if group in ("", row["group"])]
-        lines.append(f"| {group or '**all**'} | {' | '.join(_cells(mine))} |")
+        group_rows = [row for row in rows if group in ("", row["group"])]
+        lines.append(f"| {group or '**all**'} | {' | '.join(_make_cells(group_rows))} |")
     wrong = [row for row in rows if row["judge"]["refused"] != (row["side"] == "cheat")]
     lines += ["", f"Wrong verdicts of the judge: {len(wrong) or 'none'}."]
-    lines += [f"- `{row['case']}`, {row['side']}: {_told(row)}" for row in wrong]
+    lines += [f"- `{row['case']}`, {row['side']}: {_describe_verdict(row)}" for row in wrong]
     return "\n".join(lines)
 
 
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     if args.table or args.check:
-        return _page(write=args.table)
+        return _update_page(write=args.table)
     if args.out is None:
         parser.error("--out, --table or --check is needed")
     return _run(args)
@@ -185,17 +185,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     files = {file.id: file for file in case_files() if _applies(file, args.device)}
     tasks = [_Task(name, side, _digest(file)) for name, file in files.items() for side in SIDES]
-    known = {
+    known_rows = {
         (row["case"], row["side"], row["sha256"]): row
         for row in (load(args.out)["rows"] if args.out.exists() else [])
     }
-    where = environment()
-    found = {task.key: known[task.key] for task in tasks if task.key in known}
-    left = [task for task in tasks if args.only in task.case and task.key not in found]
-    for number, (task, row) in enumerate(_judged_all(left, args), 1):
-        found[task.key] = row
-        print(f"{number}/{len(left)} {task.case}, {task.side}: {_told(row)}", flush=True)
-        rows = [found[task.key] for task in tasks if task.key in found]
+    machine = environment()
+    rows_by_task = {task.key: known_rows[task.key] for task in tasks if task.key in known_rows}
+    missing = [task for task in tasks if args.only in task.case and task.key not in rows_by_task]
+    for number, (task, row) in enumerate(_evaluate_tasks(missing, args), 1):
+        rows_by_task[task.key] = row
+        print(
+            f"{number}/{len(missing)} {task.case}, {task.side}: {_describe_verdict(row)}",
+            flush=True,
+        )
+        rows = [rows_by_task[task.key] for task in tasks if task.key in rows_by_task]
         command = f"python -m benchmarks.catch_rate --device {args.device} --out {args.out.name}"
         head = {
             "schema": 1,
@@ -203,13 +206,17 @@ def _run(args: argparse.Namespace) -> int:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": command,
         }
-        save(args.out, {**head, "environment": where, "tolerances": TOLERANCES, "rows": rows})
-    return int(any(row["judge"]["refused"] != (row["side"] == "cheat") for row in found.values()))
+        save(args.out, {**head, "environment": machine, "tolerances": TOLERANCES, "rows": rows})
+    return int(
+        any(row["judge"]["refused"] != (row["side"] == "cheat") for row in rows_by_task.values())
+    )
 
 
-def _judged_all(tasks: Sequence[_Task], args: argparse.Namespace) -> Iterator[tuple[_Task, Row]]:
-    with ProcessPoolExecutor(args.jobs, get_context("spawn"), _open) as pool:
-        running = {pool.submit(_judged, task, args.device): task for task in tasks}
+def _evaluate_tasks(
+    tasks: Sequence[_Task], args: argparse.Namespace
+) -> Iterator[tuple[_Task, Row]]:
+    with ProcessPoolExecutor(args.jobs, get_context("spawn"), _start_worker) as pool:
+        running = {pool.submit(_evaluate_task, task, args.device): task for task in tasks}
         for future in as_completed(running):
             try:
                 row = future.result()
@@ -221,7 +228,7 @@ def _judged_all(tasks: Sequence[_Task], args: argparse.Namespace) -> Iterator[tu
             yield running[future], row
 
 
-def _open() -> None:
+def _start_worker() -> None:
     """A worker: its children are forked from one process that has done the imports, which spares
     three starts a task.
     """
@@ -231,7 +238,7 @@ def _open() -> None:
     _files.update({file.id: file for file in case_files()})
 
 
-def _judged(task: _Task, device_name: str) -> Row:
+def _evaluate_task(task: _Task, device_name: str) -> Row:
     device = torch.device(device_name)
     file = _files[task.case]
     case, module = file.case, file.module
@@ -249,29 +256,29 @@ def _judged(task: _Task, device_name: str) -> Row:
         "kernelbench": None,
     }
     if case.form == "program":
-        return row | {"judge": _answer(_program(file, task.side, device))}
+        return row | {"judge": _summarise_verdict(_validate_program(file, task.side, device))}
     reference = (
         getattr(module, "TWIN_REFERENCE", module.REFERENCE)
         if task.side == "honest"
         else module.REFERENCE
     )
     candidate = getattr(module, task.side.upper())
-    job = SourceEvaluationConfig(
+    config = SourceEvaluationConfig(
         Settings(candidate_timeout_s=_TIMEOUT_S),
         Contract(),
         device,
         case.first_profile,
         all_pairs=True,
     )
-    with SourceEvaluator(job) as evaluator:
-        found = evaluator.evaluate(reference, candidate, timed=case.timed)
+    with SourceEvaluator(config) as evaluator:
+        evaluation = evaluator.evaluate(reference, candidate, timed=case.timed)
     return row | {
-        "judge": _answer(found.verdict),
-        "kernelbench": kernelbench(reference, candidate, device),
+        "judge": _summarise_verdict(evaluation.verdict),
+        "kernelbench": apply_kernelbench_rule(reference, candidate, device),
     }
 
 
-def _program(file: CaseFile, side: Side, device: torch.device) -> Verdict:
+def _validate_program(file: CaseFile, side: Side, device: torch.device) -> Verdict:
     region, candidate = file.module.reference(), getattr(file.module, side)()
     failed = [each for each in contract(region, candidate) if not each.passed]
     plan = TIMING_PLANS[file.case.first_profile]
@@ -284,7 +291,7 @@ def _program(file: CaseFile, side: Side, device: torch.device) -> Verdict:
     )
 
 
-def _answer(verdict: Verdict) -> dict[str, Any]:
+def _summarise_verdict(verdict: Verdict) -> dict[str, Any]:
     failure = verdict.failure
     if failure is None:
         return {"refused": False, "detector": "", "reason": ""}
@@ -302,7 +309,7 @@ def _digest(file: CaseFile) -> str:
     return hashlib.sha256(file.path.read_bytes()).hexdigest()
 
 
-def _told(row: Row) -> str:
+def _describe_verdict(row: Row) -> str:
     answer = row["judge"]
     return (
         f"refused by {answer['detector']}: {answer['reason'][:120]}"
@@ -311,17 +318,17 @@ def _told(row: Row) -> str:
     )
 
 
-def _about(results: Mapping[str, Any]) -> list[str]:
+def _make_heading(results: Mapping[str, Any]) -> list[str]:
     where = results["environment"]
     machine = where["gpu"] or where["cpu"]
     return [f"On {machine} with torch {where['torch']}, by `{results['command']}`."]
 
 
-def _cells(rows: Sequence[Row]) -> list[str]:
+def _make_cells(rows: Sequence[Row]) -> list[str]:
     cheats, twins = ([row for row in rows if row["side"] == side] for side in SIDES)
-    asked = [row for row in cheats if row["kernelbench"]]
+    ruled = [row for row in cheats if row["kernelbench"]]
     by_rule = [
-        sum(not row["kernelbench"]["accepted"][index] for row in asked)
+        sum(not row["kernelbench"]["accepted"][index] for row in ruled)
         for index in range(len(TOLERANCES))
     ]
     refused, accepted = (
@@ -331,7 +338,7 @@ def _cells(rows: Sequence[Row]) -> list[str]:
     return [
         str(len(cheats)),
         _share(refused, len(cheats)),
-        *(_share(n, len(asked)) for n in by_rule),
+        *(_share(n, len(ruled)) for n in by_rule),
         _share(accepted, len(twins)),
     ]
 
@@ -340,17 +347,17 @@ def _share(count: int, total: int) -> str:
     return f"{count} of {total}" if total else "-"
 
 
-def _page(*, write: bool) -> int:
-    found = sorted(_RESULTS.glob("*.json"))
-    tables = "\n\n".join(table(load(path)) for path in found) or "Not measured yet."
+def _update_page(*, write: bool) -> int:
+    paths = sorted(_RESULTS.glob("*.json"))
+    tables = "\n\n".join(make_table(load(path)) for path in paths) or "Not measured yet."
     text = _PAGE.read_text(encoding="utf-8")
     lines = text.splitlines()
     begin = next(index for index, line in enumerate(lines) if line.startswith(_BEGIN))
-    wanted = "\n".join([*lines[: begin + 1], tables, *lines[lines.index(_END) :]]) + "\n"
+    page = "\n".join([*lines[: begin + 1], tables, *lines[lines.index(_END) :]]) + "\n"
     if write:
-        _PAGE.write_text(wanted, encoding="utf-8")
+        _PAGE.write_text(page, encoding="utf-8")
         return 0
-    return int(text != wanted)
+    return int(text != page)
 
 
 if __name__ == "__main__":

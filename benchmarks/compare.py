@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_cudal1.judge.reference.compare import sampling_margin
 from torch_cudal1.judge.reference.error_statistics import measure_errors
 
-__all__ = ["LIMIT", "Comparison", "Reference", "compare", "reference"]
+__all__ = ["LIMIT", "Comparison", "Reference", "compare", "make_reference"]
 
 Outputs: TypeAlias = Mapping[str, Tensor]
 
@@ -29,7 +29,7 @@ LIMIT = 2.0  # the precision contract: at most twice the error of the user's own
 # attention key's bias), two correct programs differ by their noise; the output is counted as void
 # and only has to stay within this multiple of eager's noise.
 VOID_LIMIT, VOID_ERROR = 10.0, 0.1
-_PART = (
+_PART_ELEMENTS = (
     1 << 26
 )  # elements in float64 at once: results of several GB would not fit a second and third time
 
@@ -75,18 +75,20 @@ class Comparison:
         )
 
 
-def reference(exact: Outputs, eager_runs: Sequence[Outputs]) -> Reference:
+def make_reference(exact: Outputs, eager_runs: Sequence[Outputs]) -> Reference:
     """Several eager runs, because atomics make some of eager's own results differ from run to run."""
     rms, effective = dict[str, float](), dict[str, int]()
-    for name, wanted in exact.items():
+    for name, exact_tensor in exact.items():
         rms[name], largest = max(
-            ((_rms_error(run[name], wanted), run[name]) for run in eager_runs),
+            ((_rms_error(run[name], exact_tensor), run[name]) for run in eager_runs),
             key=operator.itemgetter(0),
         )
-        found = (
-            measure_errors((largest, largest, wanted), 0.0) if largest.is_floating_point() else None
+        statistics = (
+            measure_errors((largest, largest, exact_tensor), 0.0)
+            if largest.is_floating_point()
+            else None
         )
-        effective[name] = wanted.numel() if found is None else found.effective
+        effective[name] = exact_tensor.numel() if statistics is None else statistics.effective
     return Reference(exact, eager_runs[0], rms, effective)
 
 
@@ -102,7 +104,7 @@ def compare(got: Outputs, ref: Reference) -> Comparison:
 
 def _compare_one(name: str, got: Tensor, ref: Reference) -> Comparison:
     exact, eager = ref.exact[name], ref.eager[name]
-    if problem := _form(got, eager):
+    if problem := _find_layout_difference(got, eager):
         return Comparison(False, None, f"{name}: {problem}", 1)
     if not eager.is_floating_point():
         same = torch.equal(got, eager)
@@ -123,11 +125,11 @@ def _compare_one(name: str, got: Tensor, ref: Reference) -> Comparison:
     )
 
 
-def _form(got: Tensor, eager: Tensor) -> str:
+def _find_layout_difference(got: Tensor, eager: Tensor) -> str:
     """What is wrong with shape, dtype, device or the places of NaN and infinity; empty if nothing."""
-    for what in ("shape", "dtype", "device"):
-        if getattr(got, what) != getattr(eager, what):
-            return f"{what} is {getattr(got, what)}; expected {getattr(eager, what)}"
+    for attribute in ("shape", "dtype", "device"):
+        if getattr(got, attribute) != getattr(eager, attribute):
+            return f"{attribute} is {getattr(got, attribute)}; expected {getattr(eager, attribute)}"
     if not eager.is_floating_point():
         return ""
     if not torch.equal(got.isnan(), eager.isnan()):
@@ -145,12 +147,16 @@ def _ratio(error: float, unit: float) -> float:
 
 def _rms(tensor: Tensor) -> float:
     """Root mean square over the finite elements, 0 for none."""
-    return _rms_of(part.double() for part in tensor.reshape(-1).split(_PART))
+    return _rms_of(part.double() for part in tensor.reshape(-1).split(_PART_ELEMENTS))
 
 
 def _rms_error(tensor: Tensor, exact: Tensor) -> float:
-    parts = zip(tensor.reshape(-1).split(_PART), exact.reshape(-1).split(_PART), strict=True)
-    return _rms_of(part.double() - wanted.double() for part, wanted in parts)
+    parts = zip(
+        tensor.reshape(-1).split(_PART_ELEMENTS),
+        exact.reshape(-1).split(_PART_ELEMENTS),
+        strict=True,
+    )
+    return _rms_of(part.double() - exact_part.double() for part, exact_part in parts)
 
 
 def _rms_of(parts: Iterable[Tensor]) -> float:

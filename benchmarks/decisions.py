@@ -12,9 +12,9 @@ from typing import Any
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.report import Explanation, plain
 
-__all__ = ["decisions", "explained"]
+__all__ = ["collect_decisions", "describe_explanation"]
 
-_TOLD = {  # stage: what happened there; None: everything
+_SHOWN_EVENTS = {  # stage: what happened there; None: everything
     "capture": None,
     "judge": ("baselines", "end_to_end", "in_place", "accepted", "rejected", "arena", "sandbox"),
     "search": None,
@@ -24,17 +24,17 @@ _TOLD = {  # stage: what happened there; None: everything
     "run": None,
     "program": None,
 }
-_LEFT_OUT = (
+_OMITTED_FACTS = (
     "techniques",
     "origin",
     "numbers",
     "schedule",
     "error_ratio",
 )  # of a judgement: in its label, or of no use here
-_LONGEST = 500
+_MAX_TEXT_CHARS = 500
 
 
-def decisions(report: telemetry.Report) -> list[dict[str, Any]]:
+def collect_decisions(report: telemetry.Report) -> list[dict[str, Any]]:
     """The events of races, judgements and swaps in order, `at_s` seconds after the first."""
     begin = report.events[0].at if report.events else 0.0
     return [
@@ -42,53 +42,54 @@ def decisions(report: telemetry.Report) -> list[dict[str, Any]]:
             "at_s": round(event.at - begin, 2),
             "stage": event.stage,
             "what": event.what,
-            **_short(event.facts),
+            **_shorten_facts(event.facts),
         }
         for event in report.events
-        if event.stage in _TOLD and event.what in (_TOLD[event.stage] or (event.what,))
+        if event.stage in _SHOWN_EVENTS
+        and event.what in (_SHOWN_EVENTS[event.stage] or (event.what,))
     ]
 
 
-def explained(explanation: Explanation) -> list[dict[str, Any]]:
+def describe_explanation(explanation: Explanation) -> list[dict[str, Any]]:
     """Of every region what runs, and every baseline and candidate with the reason why it does not;
     then the whole call.
     """
-    told: list[dict[str, Any]] = []
+    region_events: list[dict[str, Any]] = []
     for region in explanation.regions:
-        contenders = [_short(one) for one in (*region.raced, *region.tried)]
-        told.append(
+        contenders = [_shorten_facts(contender) for contender in (*region.raced, *region.tried)]
+        region_events.append(
             {"stage": "explain", "what": region.kind, "runs": region.runs, "contenders": contenders}
         )
-    whole = {
+    call_facts = {
         "gate": explanation.gate,
         "undone": explanation.undone,
         "left_out": explanation.left_out,
     }
     return [
-        *told,
+        *region_events,
         {
             "stage": "explain",
             "what": "whole call",
-            **_short({name: said for name, said in whole.items() if said}),
+            **_shorten_facts({name: value for name, value in call_facts.items() if value}),
         },
     ]
 
 
-def _short(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _shorten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _cut(plain(value))
+        name: _shorten_value(plain(value))
         for name, value in facts.items()
-        if name not in _LEFT_OUT and value not in (None, "")
+        if name not in _OMITTED_FACTS and value not in (None, "")
     }
 
 
-def _cut(value: Any) -> Any:
+def _shorten_value(value: Any) -> Any:
     if isinstance(value, str):
         return (
             value
-            if len(value) <= _LONGEST
-            else f"{value[: _LONGEST // 2]} [...] {value[-_LONGEST // 2 :]}"
+            if len(value) <= _MAX_TEXT_CHARS
+            else f"{value[: _MAX_TEXT_CHARS // 2]} [...] {value[-_MAX_TEXT_CHARS // 2 :]}"
         )
     if isinstance(value, dict):
-        return {name: _cut(item) for name, item in value.items()}
-    return [_cut(item) for item in value] if isinstance(value, list) else value
+        return {name: _shorten_value(item) for name, item in value.items()}
+    return [_shorten_value(item) for item in value] if isinstance(value, list) else value

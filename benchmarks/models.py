@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.nets import Bert, FeedForward, Llama, Lstm, ResNet, UNet, ViT
 
-__all__ = ["MODELS", "Sizes", "Workload", "build", "fresh"]
+__all__ = ["MODELS", "Sizes", "Workload", "build", "draw_inputs"]
 
 Sizes: TypeAlias = Literal["full", "small"]
 Inputs: TypeAlias = tuple[Tensor, ...]
@@ -157,7 +157,7 @@ def _randomise(module: nn.Module) -> None:
             nn.init.normal_(parameter, 0.0 if bias else 1.0, 0.3)
 
 
-def _ready(
+def _build_on_device(
     make: Callable[[], tuple[nn.Module, Tensor]], device: str | None, dtype: torch.dtype
 ) -> tuple[nn.Module, Inputs]:
     """Build on the device with seed 0, in eval mode, floats in `dtype`."""
@@ -178,7 +178,7 @@ def resnet50(
     """ResNet-50 on 16 images of 224 x 224."""
     s = _shape("resnet50", sizes, batch)
     images = s["batch"], 3, s["image"], s["image"]
-    return _ready(
+    return _build_on_device(
         lambda: (ResNet(s["depths"], s["width"], s["classes"]), torch.randn(images)), device, dtype
     )
 
@@ -193,7 +193,7 @@ def vit_b16(
     s = _shape("vit_b16", sizes, batch)
     images = s["batch"], 3, s["image"], s["image"]
     arguments = s["image"], s["patch"], s["hidden"], s["layers"], s["heads"], s["classes"]
-    return _ready(lambda: (ViT(*arguments), torch.randn(images)), device, dtype)
+    return _build_on_device(lambda: (ViT(*arguments), torch.randn(images)), device, dtype)
 
 
 def bert_base(
@@ -205,7 +205,7 @@ def bert_base(
     """BERT-base with a token classifier on 8 sequences of 128 tokens (int64)."""
     s = _shape("bert_base", sizes, batch)
     arguments = s["vocabulary"], 4 * s["length"], s["hidden"], s["layers"], s["heads"], s["classes"]
-    return _ready(
+    return _build_on_device(
         lambda: (Bert(*arguments), torch.randint(s["vocabulary"], (s["batch"], s["length"]))),
         device,
         dtype,
@@ -231,7 +231,7 @@ def llama(
     """Four Llama blocks (the widths of a 1B model) on 2 sequences of 512 hidden states."""
     s = _shape("llama", sizes, batch)
     arguments = s["hidden"], s["layers"], s["heads"], s["kv_heads"], s["inner"], s["length"]
-    return _ready(
+    return _build_on_device(
         lambda: (Llama(*arguments), torch.randn(s["batch"], s["length"], s["hidden"])),
         device,
         dtype,
@@ -249,7 +249,7 @@ def feed_forward(
     """
     s = _shape("feed_forward", sizes, batch)
     arguments = s["hidden"], s["inner"], s["layers"]
-    return _ready(
+    return _build_on_device(
         lambda: (FeedForward(*arguments), torch.randn(s["batch"], s["length"], s["hidden"])),
         device,
         dtype,
@@ -265,7 +265,7 @@ def lstm(
     """A two-layer LSTM, hidden 512, on 32 sequences of 64 steps."""
     s = _shape("lstm", sizes, batch)
     arguments = s["features"], s["hidden"], s["layers"], s["classes"]
-    return _ready(
+    return _build_on_device(
         lambda: (Lstm(*arguments), torch.randn(s["batch"], s["length"], s["features"])),
         device,
         dtype,
@@ -281,12 +281,12 @@ def unet(
     """A four-level U-Net on 8 images of 128 x 128."""
     s = _shape("unet", sizes, batch)
     images = s["batch"], 3, s["image"], s["image"]
-    return _ready(
+    return _build_on_device(
         lambda: (UNet(s["width"], s["levels"], s["classes"]), torch.randn(images)), device, dtype
     )
 
 
-def _cross_entropy(classes_at: int) -> Callable[[Tensor], Tensor]:
+def _make_cross_entropy(classes_at: int) -> Callable[[Tensor], Tensor]:
     """Cross entropy against fixed labels; the classes lie along dimension `classes_at` of the
     output.
     """
@@ -310,7 +310,7 @@ def _mean_square(states: Tensor) -> Tensor:
     return (states - 1.0).square().mean()
 
 
-def _in_bfloat16(factory: _Factory) -> _Factory:
+def _make_bfloat16_factory(factory: _Factory) -> _Factory:
     """The model as it is served: its attention is another operator than that of fp32."""
     return lambda sizes, device, dtype: factory(sizes, device, torch.bfloat16)
 
@@ -319,15 +319,15 @@ _Factory: TypeAlias = Callable[[Sizes, "str | None", torch.dtype], tuple[nn.Modu
 # Cheapest to compile first: a run that is killed has measured the most models.
 _TABLE: Mapping[str, tuple[_Factory, Callable[[], Callable[[Tensor], Tensor]]]] = {
     "feed_forward": (feed_forward, lambda: _mean_square),
-    "lstm": (lstm, lambda: _cross_entropy(1)),
+    "lstm": (lstm, lambda: _make_cross_entropy(1)),
     "llama": (llama, lambda: _mean_square),
-    "llama_bf16": (_in_bfloat16(llama), lambda: _mean_square),
-    "bert_base_bf16": (_in_bfloat16(bert_base), lambda: _cross_entropy(-1)),
-    "bert_base_b1": (bert_base_b1, lambda: _cross_entropy(-1)),
-    "bert_base": (bert_base, lambda: _cross_entropy(-1)),
-    "vit_b16": (vit_b16, lambda: _cross_entropy(1)),
-    "unet": (unet, lambda: _cross_entropy(1)),
-    "resnet50": (resnet50, lambda: _cross_entropy(1)),
+    "llama_bf16": (_make_bfloat16_factory(llama), lambda: _mean_square),
+    "bert_base_bf16": (_make_bfloat16_factory(bert_base), lambda: _make_cross_entropy(-1)),
+    "bert_base_b1": (bert_base_b1, lambda: _make_cross_entropy(-1)),
+    "bert_base": (bert_base, lambda: _make_cross_entropy(-1)),
+    "vit_b16": (vit_b16, lambda: _make_cross_entropy(1)),
+    "unet": (unet, lambda: _make_cross_entropy(1)),
+    "resnet50": (resnet50, lambda: _make_cross_entropy(1)),
 }
 MODELS: tuple[str, ...] = tuple(_TABLE)
 
@@ -347,22 +347,22 @@ def build(
     return Workload(name, module, inputs, loss())
 
 
-def fresh(inputs: Inputs, seed: int) -> Inputs:
+def draw_inputs(inputs: Inputs, seed: int) -> Inputs:
     """New random inputs of the same form: floats N(0, 1); integers uniform over the range seen in
     `inputs` (valid token ids).
     """
-    drawn = []
+    tensors = []
     for tensor in inputs:
         generator = torch.Generator(tensor.device).manual_seed(seed)
         if tensor.is_floating_point():
-            drawn.append(
+            tensors.append(
                 torch.randn(
                     tensor.shape, generator=generator, device=tensor.device, dtype=tensor.dtype
                 )
             )
         else:
             high = int(tensor.max()) + 1
-            drawn.append(
+            tensors.append(
                 torch.randint(
                     high,
                     tensor.shape,
@@ -371,4 +371,4 @@ def fresh(inputs: Inputs, seed: int) -> Inputs:
                     dtype=tensor.dtype,
                 )
             )
-    return tuple(drawn)
+    return tuple(tensors)

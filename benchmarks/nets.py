@@ -205,8 +205,8 @@ class RMSNorm(nn.Module):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, rotate-half form: x is (N, heads, T, d), cos and sin are (T, d)."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-right, left], dim=-1) * sin
+    first_half, second_half = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second_half, first_half], dim=-1) * sin
 
 
 class LlamaBlock(nn.Module):

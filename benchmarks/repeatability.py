@@ -30,14 +30,14 @@ from torch_cudal1.judge.benchmark.protocol import LocalSampler, Measurement, Pai
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, temperatures
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 
-__all__ = ["Kernel", "Row", "kernels", "main", "run", "summary"]
+__all__ = ["Kernel", "RepeatabilityRow", "list_kernels", "main", "run_trials", "summarise_rows"]
 
 _ROOT = Path(__file__).resolve().parent.parent
-_FALSE_SHARE, _APART, _LONG_US = 0.01, 0.02, 50.0
-_OF_THE_HOST = "eight small steps"  # no kernel, but what the host takes to launch eight
+_MAX_FALSE_SHARE, _MAX_DIFFERENCE, _LONG_US = 0.01, 0.02, 50.0
+_HOST_BOUND = "eight small steps"  # no kernel, but what the host takes to launch eight
 _MARGIN = Settings().margin
-_RING = 4
-_SHORTER = (
+_INPUT_SETS = 4
+_SAMPLE_DIVISOR = (
     8  # the trials' samples: noisier than the judge's, so the share of false calls is not flattered
 )
 
@@ -55,7 +55,7 @@ class Kernel:
 
 
 @dataclass
-class Row:
+class RepeatabilityRow:
     """One kernel: what its trials said. Times are microseconds per call."""
 
     kernel: str
@@ -69,15 +69,15 @@ class Row:
         default_factory=dict
     )  # |difference| of two measurements of the whole plan, by state
 
-    def add(self, found: Measurement) -> None:
+    def add(self, measurement: Measurement) -> None:
         """Count a trial."""
         self.trials += 1
-        self.faster += found.summary.low >= _MARGIN
-        self.above_one += found.summary.low > 1
-        self.unsteady += not found.steady
-        self.speedups.append(found.summary.speedup)
-        for l2, each in found.summaries.items():
-            self.us.setdefault(l2, []).append((each.a_us + each.b_us) / 2)
+        self.faster += measurement.summary.low >= _MARGIN
+        self.above_one += measurement.summary.low > 1
+        self.unsteady += not measurement.steady
+        self.speedups.append(measurement.summary.speedup)
+        for l2, state_summary in measurement.summaries.items():
+            self.us.setdefault(l2, []).append((state_summary.a_us + state_summary.b_us) / 2)
 
     def to_json(self) -> dict[str, Any]:
         """For the results file: the spread of the trials instead of all of them."""
@@ -97,48 +97,57 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Warmed:
+class _WarmSampler:
     """Sides that were settled once, for all their trials."""
 
     sides: LocalSampler
-    known: tuple[WarmCosts, WarmCosts]
+    warm_costs: tuple[WarmCosts, WarmCosts]
 
     @property
     def temperatures(self) -> tuple[L2, ...]:
         return self.sides.temperatures
 
     def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
-        return self.known
+        return self.warm_costs
 
     def take_samples(self, batch: SampleBatch) -> Pairs:
         return self.sides.take_samples(batch)
 
 
-def kernels(device: torch.device) -> list[Kernel]:
+def list_kernels(device: torch.device) -> list[Kernel]:
     """From a few microseconds to milliseconds on a large GPU: element by element, reductions,
     products, a chain of small ones.
     """
     scale = 1 if device.type == "cuda" else 8
     sizes = [512, 1024, 2048, 4096, 8192]
-    found = [Kernel(f"gelu {n}x{n}", _unary(torch.nn.functional.gelu, n // scale)) for n in sizes]
-    found += [
-        Kernel(f"softmax {n}x{n}", _unary(lambda x: x.softmax(-1), n // scale)) for n in sizes[1:4]
+    kernel_list = [
+        Kernel(f"gelu {n}x{n}", _make_unary(torch.nn.functional.gelu, n // scale)) for n in sizes
     ]
-    found += [Kernel(f"matmul {n}", _unary(lambda x: x @ x, n // scale)) for n in sizes[:4]]
-    return [*found, Kernel(_OF_THE_HOST, _unary(_chain, 256))]
+    kernel_list += [
+        Kernel(f"softmax {n}x{n}", _make_unary(lambda x: x.softmax(-1), n // scale))
+        for n in sizes[1:4]
+    ]
+    kernel_list += [
+        Kernel(f"matmul {n}", _make_unary(lambda x: x @ x, n // scale)) for n in sizes[:4]
+    ]
+    return [*kernel_list, Kernel(_HOST_BOUND, _make_unary(_run_small_steps, 256))]
 
 
-def run(device: torch.device, trials: int, plan: TimingPlan, chosen: Sequence[Kernel]) -> list[Row]:
+def run_trials(
+    device: torch.device, trials: int, plan: TimingPlan, kernels_to_run: Sequence[Kernel]
+) -> list[RepeatabilityRow]:
     """`trials` measurements spread over the kernels in turn, then each kernel above 50 us twice
     under the whole plan.
     """
-    rows = [Row(kernel.name) for kernel in chosen]
+    rows = [RepeatabilityRow(kernel.name) for kernel in kernels_to_run]
     pairs = [
         LocalSampler(kernel.make(device), kernel.make(device), device, temperatures(device, plan))
-        for kernel in chosen
+        for kernel in kernels_to_run
     ]
-    sides = [_Warmed(local, local.warm_up()) for local in pairs]
-    short = replace(plan, side_us=plan.side_us / _SHORTER, margin=_MARGIN)  # as the judge decides
+    sides = [_WarmSampler(local, local.warm_up()) for local in pairs]
+    short = replace(
+        plan, side_us=plan.side_us / _SAMPLE_DIVISOR, margin=_MARGIN
+    )  # as the judge decides
     for row, side in itertools.islice(itertools.cycle(zip(rows, sides, strict=True)), trials):
         row.add(measure(side, short))
     for row, side in zip(rows, sides, strict=True):
@@ -148,27 +157,29 @@ def run(device: torch.device, trials: int, plan: TimingPlan, chosen: Sequence[Ke
     return rows
 
 
-def summary(rows: Sequence[Row], *, judged: bool) -> dict[str, Any]:
+def summarise_rows(rows: Sequence[RepeatabilityRow], *, judged: bool) -> dict[str, Any]:
     """Both numbers and whether they are reached; `passed` is None where the machine is not one to
     judge by.
     """
     trials, faster = sum(row.trials for row in rows), sum(row.faster for row in rows)
-    apart = [value for row in rows for value in row.twice.values() if row.kernel != _OF_THE_HOST]
+    differences = [
+        value for row in rows for value in row.twice.values() if row.kernel != _HOST_BOUND
+    ]
     of_host = max(
-        (value for row in rows for value in row.twice.values() if row.kernel == _OF_THE_HOST),
+        (value for row in rows for value in row.twice.values() if row.kernel == _HOST_BOUND),
         default=None,
     )
-    share, worst = faster / max(1, trials), max(apart, default=None)
-    passed = share < _FALSE_SHARE and (worst is None or worst < _APART) and trials > 0
-    told = {
+    share, worst = faster / max(1, trials), max(differences, default=None)
+    passed = share < _MAX_FALSE_SHARE and (worst is None or worst < _MAX_DIFFERENCE) and trials > 0
+    counts = {
         "trials": trials,
         "called_faster": faster,
         "called_faster_share": share,
         "margin": _MARGIN,
     }
     return {
-        **told,
-        "timed_twice": len(apart),
+        **counts,
+        "timed_twice": len(differences),
         "worst_apart": worst,
         "host_apart": of_host,
         "passed": passed if judged else None,
@@ -181,42 +192,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device(args.device)
     environment, before, begin = report.environment(), read_gpu_state(device), time.monotonic()
     with torch.no_grad():
-        rows = run(device, args.trials, TIMING_PLANS["fast"], kernels(device))
-    told = summary(rows, judged=device.type == "cuda")
+        rows = run_trials(device, args.trials, TIMING_PLANS["fast"], list_kernels(device))
+    result = summarise_rows(rows, judged=device.type == "cuda")
     states = {
         "before": before,
         "after": read_gpu_state(device),
         "seconds": round(time.monotonic() - begin, 1),
     }
-    value = report.document(
+    value = report.make_document(
         "repeatability",
         {"device": args.device, "trials": args.trials},
         [row.to_json() for row in rows if row.trials],
         command=f"python -m benchmarks.repeatability --device {args.device} --trials {args.trials}",
         environment=environment,
         state=states,
-        summary=told,
+        summary=result,
     )
     report.save(args.out, value)
     for row in value["rows"]:
         us = ", ".join(f"{l2} {cost:.1f} us" for l2, cost in row["us"].items())
-        twice = ", ".join(f"{l2} {100 * apart:.2f} %" for l2, apart in row["twice"].items()) or "-"
+        twice = (
+            ", ".join(f"{l2} {100 * difference:.2f} %" for l2, difference in row["twice"].items())
+            or "-"
+        )
         print(
             f"{row['kernel']:20} {row['trials']:3} trials, {row['faster']} called faster, {us}; timed twice: {twice}"
         )
-    print(json.dumps(told))
-    return 1 if told["passed"] is False else 0
+    print(json.dumps(result))
+    return 1 if result["passed"] is False else 0
 
 
-def _unary(function: Callable[[torch.Tensor], object], size: int) -> Make:
+def _make_unary(function: Callable[[torch.Tensor], object], size: int) -> Make:
     def make(device: torch.device) -> Callable[[], object]:
-        turn = itertools.cycle([torch.randn(size, size, device=device) for _ in range(_RING)])
+        turn = itertools.cycle([torch.randn(size, size, device=device) for _ in range(_INPUT_SETS)])
         return lambda: function(next(turn))
 
     return make
 
 
-def _chain(x: torch.Tensor) -> torch.Tensor:
+def _run_small_steps(x: torch.Tensor) -> torch.Tensor:
     for _ in range(4):
         x = torch.tanh(x) + x
     return x

@@ -27,13 +27,13 @@ from torch_cudal1.core.version import __version__
 __all__ = [
     "SCHEMA",
     "SLOWER",
-    "document",
     "environment",
+    "format_table",
     "load",
+    "make_document",
     "rows_as_json",
     "save",
     "summarise",
-    "table",
 ]
 
 SCHEMA = 1
@@ -47,16 +47,18 @@ def environment() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "package": __version__,
-        "version": _output(["git", "-C", str(_ROOT), "describe", "--always", "--tags", "--dirty"]),
+        "version": _run_command(
+            ["git", "-C", str(_ROOT), "describe", "--always", "--tags", "--dirty"]
+        ),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _triton(),
+        "triton": _read_triton_version(),
         "cuda": torch.version.cuda or "",
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "gpu": torch.cuda.get_device_name() if cuda else "",
         "capability": list(torch.cuda.get_device_capability()) if cuda else None,
-        "gpu_state": _gpu_state() if cuda else {},
-        "cpu": _cpu(),
+        "gpu_state": _read_gpu_state() if cuda else {},
+        "cpu": _read_cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "flags": {
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -67,7 +69,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def document(
+def make_document(
     kind: str, options: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **more: Any
 ) -> dict[str, Any]:
     """A results file as a value: environment first."""
@@ -104,32 +106,38 @@ def summarise(rows: Sequence[Row], contender: str) -> dict[str, Any]:
     """How one contender did against the better of eager and torch.compile over all cases: counts,
     geometric means, regressions.
     """
-    mine = [row for row in rows if row.contender == contender]
-    against = {
+    contender_rows = [row for row in rows if row.contender == contender]
+    ratios_by_case = {
         f"{row.model}/{row.phase}": ratio
-        for row in mine
-        if row.status == "ok" and (ratio := _against_better(row))
+        for row in contender_rows
+        if row.status == "ok" and (ratio := _better_ratio(row))
     }
-    ratios = [ratio["speedup"] for ratio in against.values()]
+    ratios = [ratio["speedup"] for ratio in ratios_by_case.values()]
     return {
         "contender": contender,
-        "cases": len(mine),
+        "cases": len(contender_rows),
         "measured": len(ratios),
-        "failed": sorted(f"{row.model}/{row.phase}" for row in mine if row.status == "failed"),
-        "wrong": sorted(f"{row.model}/{row.phase}" for row in mine if row.status == "wrong"),
+        "failed": sorted(
+            f"{row.model}/{row.phase}" for row in contender_rows if row.status == "failed"
+        ),
+        "wrong": sorted(
+            f"{row.model}/{row.phase}" for row in contender_rows if row.status == "wrong"
+        ),
         "geomean": _geomean(ratios),
         "geomean_clamped": _geomean([max(1.0, ratio) for ratio in ratios]),
-        "slower": sorted(case for case, ratio in against.items() if ratio["speedup"] < SLOWER),
-        "slower_beyond_noise": sorted(
-            case for case, ratio in against.items() if ratio["high"] < SLOWER
+        "slower": sorted(
+            case for case, ratio in ratios_by_case.items() if ratio["speedup"] < SLOWER
         ),
-        "unsteady": sorted(case for case, ratio in against.items() if not ratio["steady"]),
-        "fell_back": sorted(f"{row.model}/{row.phase}" for row in mine if row.fallbacks),
-        "won": sorted(case for case, ratio in against.items() if ratio["low"] >= 1.05),
+        "slower_beyond_noise": sorted(
+            case for case, ratio in ratios_by_case.items() if ratio["high"] < SLOWER
+        ),
+        "unsteady": sorted(case for case, ratio in ratios_by_case.items() if not ratio["steady"]),
+        "fell_back": sorted(f"{row.model}/{row.phase}" for row in contender_rows if row.fallbacks),
+        "won": sorted(case for case, ratio in ratios_by_case.items() if ratio["low"] >= 1.05),
     }
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     """The rows for a terminal: times in microseconds, speed-ups with their intervals."""
     lines = [
         f"{'case':24} {'contender':22} {'us':>10}  {'vs eager':22} {'vs compile':22} {'error':>7}  note"
@@ -141,7 +149,7 @@ def table(rows: Sequence[Row]) -> str:
         note += "".join(f" not served: {reason[:80]}" for reason in row.fallbacks[:1])
         case = f"{row.model}/{row.phase}"
         lines.append(
-            f"{case:24} {row.contender:22} {us:>10}  {_cell(row.vs_eager):22} {_cell(row.vs_compile):22} {error:>7}  {note}"
+            f"{case:24} {row.contender:22} {us:>10}  {_format_ratio(row.vs_eager):22} {_format_ratio(row.vs_compile):22} {error:>7}  {note}"
         )
     return "\n".join(line.rstrip() for line in lines)
 
@@ -151,13 +159,13 @@ def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 
 
-def _against_better(row: Row) -> Mapping[str, float] | None:
+def _better_ratio(row: Row) -> Mapping[str, float] | None:
     """The smaller of the two speed-ups is the one over the faster baseline."""
-    found = [ratio for ratio in (row.vs_eager, row.vs_compile) if ratio is not None]
-    return min(found, key=lambda ratio: ratio["speedup"], default=None)
+    ratios = [ratio for ratio in (row.vs_eager, row.vs_compile) if ratio is not None]
+    return min(ratios, key=lambda ratio: ratio["speedup"], default=None)
 
 
-def _cell(ratio: Mapping[str, float] | None) -> str:
+def _format_ratio(ratio: Mapping[str, float] | None) -> str:
     return (
         "-"
         if ratio is None
@@ -169,7 +177,7 @@ def _geomean(ratios: Sequence[float]) -> float | None:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
-def _triton() -> str:
+def _read_triton_version() -> str:
     try:
         import triton
     except ImportError:
@@ -177,14 +185,14 @@ def _triton() -> str:
     return str(triton.__version__)
 
 
-def _gpu_state() -> dict[str, str]:
-    answer = _output(
+def _read_gpu_state() -> dict[str, str]:
+    answer = _run_command(
         ["nvidia-smi", f"--query-gpu={','.join(_GPU_FACTS)}", "--format=csv,noheader"]
     ).split("\n")[0]
     return dict(zip(_GPU_FACTS, (part.strip() for part in answer.split(",")), strict=False))
 
 
-def _cpu() -> str:
+def _read_cpu_model() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -199,10 +207,10 @@ def _cpu() -> str:
     )
 
 
-def _output(command: list[str]) -> str:
+def _run_command(command: list[str]) -> str:
     """What a command prints; empty when it is absent or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return completed.stdout.strip() if completed.returncode == 0 else ""

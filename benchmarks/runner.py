@@ -1,8 +1,8 @@
 """The one shared runner: the same contenders are verified and then timed, on the same module and
 inputs.
 
-`references` computes what is right (float64) and how wrong eager is; `start` builds a contender on
-its own copy of the module and verifies it; `measure` times the contenders in interleaved rounds,
+`compute_references` computes what is right (float64) and how wrong eager is; `start_contender` builds a contender on
+its own copy of the module and verifies it; `measure_contenders` times the contenders in interleaved rounds,
 verifies them once more and returns one row each. A contender that crashes or answers wrongly is a
 row with its reason, never left out. It does not choose models or contenders (`bench_*.py`), does
 not start processes, and does not decide what is fast enough.
@@ -21,20 +21,20 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from benchmarks.compare import Comparison, Reference, compare, reference
-from benchmarks.models import Inputs, Workload, fresh
-from benchmarks.timing import Samples, sample
+from benchmarks.compare import Comparison, Reference, compare, make_reference
+from benchmarks.models import Inputs, Workload, draw_inputs
+from benchmarks.timing import Samples, collect_samples
 
 __all__ = [
     "Case",
     "Contender",
-    "Live",
     "Phase",
     "Row",
-    "failed_row",
-    "measure",
-    "references",
-    "start",
+    "StartedContender",
+    "compute_references",
+    "make_failed_row",
+    "measure_contenders",
+    "start_contender",
 ]
 
 Phase: TypeAlias = Literal["inference", "train"]
@@ -42,12 +42,12 @@ Call: TypeAlias = Callable[..., Any]
 
 _EAGER_RUNS = 3
 # input sets the timed calls rotate through, so that an answer kept from the last call is of no use
-_RING = 4
+_INPUT_SETS = 4
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run a module: `start(module, inputs)` returns what to call. A `baseline` is timed
+    """A way to run a module: `start_contender(module, inputs)` returns what to call. A `baseline` is timed
     even when it is not verified.
     """
 
@@ -143,7 +143,7 @@ class Row:
 
 
 @dataclass
-class Live:
+class StartedContender:
     """A contender that runs: its own module, what to call, and what is known about it so far."""
 
     contender: Contender
@@ -156,26 +156,28 @@ class Live:
     decisions: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def timed(self) -> bool:
+    def is_timed(self) -> bool:
         """Wrong contenders have no speed; a baseline is the denominator whatever its error."""
         return self.verdict.passed or self.contender.baseline
 
 
-def references(case: Case, *, draws: int = 2) -> list[tuple[Inputs, Reference]]:
+def compute_references(case: Case, *, draws: int = 2) -> list[tuple[Inputs, Reference]]:
     """Fresh inputs with their float64 results and eager's errors, `draws` times."""
     exact_module, eager = case.copy().double(), case.copy()
-    found = []
+    reference_pairs = []
     with case.mode():
         for seed in range(1, draws + 1):
-            inputs = fresh(case.workload.inputs, seed)
+            inputs = draw_inputs(case.workload.inputs, seed)
             upcast = tuple(t.double() if t.is_floating_point() else t for t in inputs)
             exact = case.outputs(exact_module, exact_module, upcast)
             runs = [case.outputs(eager, eager, inputs) for _ in range(_EAGER_RUNS)]
-            found.append((inputs, reference(exact, runs)))
-    return found
+            reference_pairs.append((inputs, make_reference(exact, runs)))
+    return reference_pairs
 
 
-def start(case: Case, contender: Contender, refs: Sequence[tuple[Inputs, Reference]]) -> Live | Row:
+def start_contender(
+    case: Case, contender: Contender, refs: Sequence[tuple[Inputs, Reference]]
+) -> StartedContender | Row:
     """Build the contender and verify it on every reference; a Row if it crashes."""
     try:
         with case.mode():
@@ -184,14 +186,18 @@ def start(case: Case, contender: Contender, refs: Sequence[tuple[Inputs, Referen
             call = contender.start(module, case.workload.inputs)
             case.outputs(call, module, case.workload.inputs)
             first_call_s = time.perf_counter() - begin
-            return Live(contender, module, call, first_call_s, _verify(case, call, module, refs))
+            return StartedContender(
+                contender, module, call, first_call_s, _verify(case, call, module, refs)
+            )
     except Exception as error:  # noqa: BLE001  whatever a contender raises is its result: a row with the reason
-        return failed_row(case.workload.name, case.phase, contender.name, _describe(error))
+        return make_failed_row(
+            case.workload.name, case.phase, contender.name, _describe_error(error)
+        )
 
 
-def measure(
+def measure_contenders(
     case: Case,
-    lives: Sequence[Live],
+    started: Sequence[StartedContender],
     refs: Sequence[tuple[Inputs, Reference]],
     *,
     rounds: int,
@@ -201,32 +207,36 @@ def measure(
 ) -> list[Row]:
     """Time the contenders, verify those timed once more, and return a row for each.
 
-    `rounds` and `more_s` are `timing.sample`'s.
+    `rounds` and `more_s` are `timing.collect_samples`'s.
 
     `eager` and `compiled` name the contenders that speed-ups refer to; one that is not among
-    `lives` leaves its column None.
+    `started` leaves its column None.
     """
     crashed: dict[str, str] = {}
-    ring = [fresh(case.workload.inputs, 100 + seed) for seed in range(_RING)]
-    runs = {live.contender.name: _run(case, live, ring) for live in lives if live.timed}
+    input_sets = [draw_inputs(case.workload.inputs, 100 + seed) for seed in range(_INPUT_SETS)]
+    runs = {
+        live.contender.name: _make_timed_call(case, live, input_sets)
+        for live in started
+        if live.is_timed
+    }
     with case.mode():
         for name in list(runs):
             try:
                 runs[name]()
-            except Exception as error:  # noqa: BLE001  as in `start`: a contender that stops working is a row
-                crashed[name] = _describe(error)
+            except Exception as error:  # noqa: BLE001  as in `start_contender`: a contender that stops working is a row
+                crashed[name] = _describe_error(error)
                 del runs[name]
-        samples = sample(runs, device=case.device, rounds=rounds, more_s=more_s)
-        for live in lives:
+        samples = collect_samples(runs, device=case.device, rounds=rounds, more_s=more_s)
+        for live in started:
             if live.contender.name in runs:
                 live.verdict += _verify(case, live.call, live.module, refs[:1])
     return [
-        _row(case, live, samples, crashed.get(live.contender.name, ""), (eager, compiled))
-        for live in lives
+        _make_row(case, live, samples, crashed.get(live.contender.name, ""), (eager, compiled))
+        for live in started
     ]
 
 
-def failed_row(model: str, phase: str, contender: str, reason: str) -> Row:
+def make_failed_row(model: str, phase: str, contender: str, reason: str) -> Row:
     """A contender without an answer."""
     return Row(model, phase, contender, "failed", reason=reason)
 
@@ -240,16 +250,18 @@ def _verify(
     return verdict
 
 
-def _run(case: Case, live: Live, ring: Sequence[Inputs]) -> Callable[[], object]:
-    turn = itertools.cycle(ring)
+def _make_timed_call(
+    case: Case, live: StartedContender, input_sets: Sequence[Inputs]
+) -> Callable[[], object]:
+    turn = itertools.cycle(input_sets)
     return lambda: case.step(live.call, live.module, next(turn))
 
 
-def _row(
-    case: Case, live: Live, samples: Samples, crash: str, references_to: tuple[str, str]
+def _make_row(
+    case: Case, live: StartedContender, samples: Samples, crash: str, references_to: tuple[str, str]
 ) -> Row:
     name, verdict = live.contender.name, live.verdict
-    timed = name in samples.us and live.timed
+    timed = name in samples.us and live.is_timed
     ratios = [
         samples.speedup(base, name) if timed and base in samples.us and base != name else None
         for base in references_to
@@ -274,7 +286,7 @@ def _row(
     )
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Type and message on one line, short enough for a table."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"

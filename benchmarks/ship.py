@@ -24,11 +24,11 @@ from torch_cudal1.store.cache.files import write_file
 from torch_cudal1.store.cache.inventory import CacheFile, take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 
-__all__ = ["LIMIT_BYTES", "main", "ship"]
+__all__ = ["MAX_SHIPPED_BYTES", "main", "ship"]
 
-LIMIT_BYTES = 40 << 20
+MAX_SHIPPED_BYTES = 40 << 20
 _ROOT = Path(__file__).resolve().parents[1]
-_Found: TypeAlias = dict[str, CacheFile]
+_FilesByPath: TypeAlias = dict[str, CacheFile]
 
 
 class ShippingError(RuntimeError):
@@ -39,47 +39,52 @@ def ship(folders: Iterable[Path], into: Path) -> tuple[int, int, int]:
     """How many entries are new or newer in `into`, how many there are, and their bytes. Raises
     ShippingError.
     """
-    found: _Found = {}
-    before = _held(into)
-    for held in [
+    newest: _FilesByPath = {}
+    before = _list_kernel_entries(into)
+    for cache_file in [
         *before.values(),
-        *(held for folder in folders for held in _held(folder).values()),
+        *(cache_file for folder in folders for cache_file in _list_kernel_entries(folder).values()),
     ]:
-        known = found.get(held.relative_path)
-        if known is None or _created(known) < _created(held):
-            found[held.relative_path] = held
-    size = sum(held.size_bytes for held in found.values())
-    if size > LIMIT_BYTES:
+        earlier = newest.get(cache_file.relative_path)
+        if earlier is None or _creation_time(earlier) < _creation_time(cache_file):
+            newest[cache_file.relative_path] = cache_file
+    size = sum(cache_file.size_bytes for cache_file in newest.values())
+    if size > MAX_SHIPPED_BYTES:
         raise ShippingError(
-            f"{size / (1 << 20):.1f} MiB; at most {LIMIT_BYTES >> 20} may come with the package"
+            f"{size / (1 << 20):.1f} MiB; at most {MAX_SHIPPED_BYTES >> 20} may come with the package"
         )
-    new = [held for held in found.values() if held is not before.get(held.relative_path)]
-    for held in new:
+    new = [
+        cache_file
+        for cache_file in newest.values()
+        if cache_file is not before.get(cache_file.relative_path)
+    ]
+    for cache_file in new:
         if isinstance(
-            told := write_file(into / held.relative_path, held.path.read_bytes()), Refusal
+            outcome := write_file(into / cache_file.relative_path, cache_file.path.read_bytes()),
+            Refusal,
         ):
-            raise ShippingError(f"{into / held.relative_path}: {told.reason}")
+            raise ShippingError(f"{into / cache_file.relative_path}: {outcome.reason}")
     for lock in into.rglob(
         "*.lock"
     ):  # of the writing just done; what is shipped is never written to
         lock.unlink()
-    return len(new), len(found), size
+    return len(new), len(newest), size
 
 
-def _held(folder: Path) -> _Found:
+def _list_kernel_entries(folder: Path) -> _FilesByPath:
     inventory = take_inventory(LocalCache(folder))
     if inventory.broken:
         raise ShippingError(f"{inventory.broken[0].path}: {inventory.broken[0].reason}")
     return {
-        held.relative_path: held
-        for held in inventory.entries
-        if isinstance(held.content, Entry) and held.content.choice.program.launches
+        cache_file.relative_path: cache_file
+        for cache_file in inventory.entries
+        if isinstance(cache_file.content, Entry) and cache_file.content.choice.program.launches
     }
 
 
-def _created(held: CacheFile) -> str:
-    assert isinstance(held.content, Entry)
-    return held.content.created
+def _creation_time(cache_file: CacheFile) -> str:
+    assert isinstance(cache_file.content, Entry)
+    return cache_file.content.created
 
 
 def main(argv: Sequence[str] | None = None) -> int:

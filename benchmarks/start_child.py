@@ -23,23 +23,25 @@ import torch
 
 from benchmarks.models import Inputs, Workload, build
 
-__all__ = ["STARTS", "main", "shut_off"]
+__all__ = ["STARTS", "main", "record_started_programs"]
 
-_TOLD = 6000  # characters of an event: why a compiler failed stands at the end of a traceback
+_MAX_EVENT_CHARS = (
+    6000  # characters of an event: why a compiler failed stands at the end of a traceback
+)
 _NETWORK = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
 
 
 Start = Callable[[torch.nn.Module, Inputs, Mapping[str, Any]], Callable[..., Any]]
 
 
-def _accelerate() -> Start:
+def _load_accelerate() -> Start:
     import cudal1  # inside the measured time, as the import of torch is
 
     accelerate = cudal1.accelerate  # imports what it needs
     return lambda module, inputs, options: accelerate(module, inputs, **options)
 
 
-def _backend() -> Start:
+def _load_backend() -> Start:
     from torch_cudal1.api.backend import (
         cudal1,  # what the registered name loads; a checkout need not be installed
     )
@@ -52,12 +54,12 @@ def _backend() -> Start:
 STARTS: Mapping[str, Callable[[], Start]] = {
     "eager": lambda: lambda module, inputs, options: module,
     "torch.compile": lambda: lambda module, inputs, options: torch.compile(module),
-    "cudal1.accelerate": _accelerate,
-    "cudal1 backend": _backend,
+    "cudal1.accelerate": _load_accelerate,
+    "cudal1 backend": _load_backend,
 }
 
 
-def shut_off(started: list[str], *, offline: bool) -> None:
+def record_started_programs(started: list[str], *, offline: bool) -> None:
     """From now on `started` gets the name of every program that this process starts; offline, what
     uses the network raises.
     """
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     imported = time.monotonic()
     args = _parser().parse_args(argv)
     started: list[str] = []
-    shut_off(started, offline=args.offline)
+    record_started_programs(started, offline=args.offline)
     workload = build(args.model, sizes=args.sizes, device=args.device)
     # Warm: a miss is an error, so that a decision that was not found cannot pass for one that was.
     on_miss = "tune" if args.state == "cold" else "error"
@@ -95,9 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.device.startswith("cuda"):
             torch.cuda.synchronize()
     answered = time.monotonic()
-    began_programs, inductor = list(started), _inductor_counters()
+    began_programs, inductor = list(started), _read_inductor_counters()
     counters, decisions = (
-        _told() if args.contender.startswith("cudal1") else ({}, [])
+        _read_telemetry() if args.contender.startswith("cudal1") else ({}, [])
     )  # before anything else runs
     stages = {"import": imported - args.spawned, "build": built - imported, "load": loaded - built}
     stages |= {"prepare": prepared - loaded, "first_call": answered - prepared}
@@ -107,12 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "counters": counters,
         "decisions": decisions,
     }
-    told = {**answer, "started": began_programs, "inductor": inductor}
-    print(json.dumps({**told, **_verified(workload, call)}))
+    record = {**answer, "started": began_programs, "inductor": inductor}
+    print(json.dumps({**record, **_verify_answer(workload, call)}))
     return 0
 
 
-def _inductor_counters() -> dict[str, int]:
+def _read_inductor_counters() -> dict[str, int]:
     """What Inductor found in its caches and what it did not; {} in a process that has not loaded
     it.
     """
@@ -128,7 +130,7 @@ def _inductor_counters() -> dict[str, int]:
     )
 
 
-def _told() -> tuple[dict[str, int], list[str]]:
+def _read_telemetry() -> tuple[dict[str, int], list[str]]:
     """The package's counters, and its events of judging, swapping and falling back."""
     import cudal1
 
@@ -139,18 +141,18 @@ def _told() -> tuple[dict[str, int], list[str]]:
         if event.stage in ("judge", "swap", "capture") or event.what == "fallback"
     ]
     return dict(report.counters), [
-        f"{event.stage} {event.what} {dict(event.facts)}"[:_TOLD] for event in decided
+        f"{event.stage} {event.what} {dict(event.facts)}"[:_MAX_EVENT_CHARS] for event in decided
     ]
 
 
-def _verified(workload: Workload, call: Callable[..., Any]) -> dict[str, Any]:
+def _verify_answer(workload: Workload, call: Callable[..., Any]) -> dict[str, Any]:
     """Whether an answer to fresh inputs is right."""
     from benchmarks.compare import compare  # brings the judge
-    from benchmarks.runner import Case, references
+    from benchmarks.runner import Case, compute_references
 
     case = Case(workload, "inference")
     with case.mode():
-        (fresh, ref), *_ = references(case, draws=1)
+        (fresh, ref), *_ = compute_references(case, draws=1)
         verdict = compare({"output": call(*fresh).detach().clone()}, ref)
     return {
         "verified": verdict.passed,

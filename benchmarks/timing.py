@@ -19,12 +19,12 @@ import torch
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing import interleave
 
-__all__ = ["Samples", "sample"]
+__all__ = ["Samples", "collect_samples"]
 
 Run: TypeAlias = Callable[[], object]
 
-_NARROW = 0.02  # high minus low of a speed-up, relative to it
-FEWEST = 14  # two pairs in each of the seven buckets; `summarise` refuses fewer
+_MAX_INTERVAL_WIDTH = 0.02  # high minus low of a speed-up, relative to it
+MIN_ROUNDS = 14  # two pairs in each of the seven buckets; `summarise` refuses fewer
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,18 @@ class Samples:
         """Baseline time over contender time, "speedup" with its 95 % interval "low" to "high";
         "steady" is 1 or 0.
         """
-        found = summarise(list(zip(self.us[baseline], self.us[name], strict=True)))
+        summary = summarise(list(zip(self.us[baseline], self.us[name], strict=True)))
         return {
-            "speedup": found.speedup,
-            "low": found.low,
-            "high": found.high,
-            "steady": int(found.steady),
+            "speedup": summary.speedup,
+            "low": summary.low,
+            "high": summary.high,
+            "steady": int(summary.steady),
         }
 
 
-def sample(runs: Mapping[str, Run], *, device: str, rounds: int, more_s: float = 0.0) -> Samples:
+def collect_samples(
+    runs: Mapping[str, Run], *, device: str, rounds: int, more_s: float = 0.0
+) -> Samples:
     """Time every run at least max(`rounds`, 14) times, in rounds of random order; at most about 10
     s for each 30 rounds.
 
@@ -61,20 +63,22 @@ def sample(runs: Mapping[str, Run], *, device: str, rounds: int, more_s: float =
     """
     us: dict[str, list[float]] = {name: [] for name in runs}
 
-    def again() -> None:
+    def take_round() -> None:
         for name, values in interleave(runs, torch.device(device), budget_s=10.0).items():
             us[name] += values
 
-    while runs and min(map(len, us.values())) < max(rounds, FEWEST):
-        again()
+    while runs and min(map(len, us.values())) < max(rounds, MIN_ROUNDS):
+        take_round()
     end = time.perf_counter() + more_s
-    while runs and time.perf_counter() < end and _widest(us) > _NARROW:
-        again()
+    while runs and time.perf_counter() < end and _widest_interval(us) > _MAX_INTERVAL_WIDTH:
+        take_round()
     return Samples({name: tuple(values) for name, values in us.items()})
 
 
-def _widest(us: Mapping[str, Sequence[float]]) -> float:
+def _widest_interval(us: Mapping[str, Sequence[float]]) -> float:
     """The widest interval of a run against the first one, relative to its speed-up."""
-    first, *others = us
-    found = [summarise(list(zip(us[first], us[name], strict=True))) for name in others]
-    return max(((one.high - one.low) / one.speedup for one in found), default=0.0)
+    first, *other_names = us
+    summaries = [summarise(list(zip(us[first], us[name], strict=True))) for name in other_names]
+    return max(
+        ((summary.high - summary.low) / summary.speedup for summary in summaries), default=0.0
+    )

@@ -22,23 +22,23 @@ from benchmarks import report as results
 from benchmarks.kernelbench import pages, planning, rows
 from benchmarks.kernelbench.ablation import ARMS
 from benchmarks.kernelbench.ahead import compile_ahead
-from benchmarks.kernelbench.claims import Claims, dealt
-from benchmarks.kernelbench.crew import CACHE, Broken, Crew, Plan, Result
+from benchmarks.kernelbench.claims import Claims, order_tasks
+from benchmarks.kernelbench.crew import CACHE, NothingRunsError, PoolPlan, Result, TaskPool
 from benchmarks.kernelbench.job import LABELS, OURS, PROFILES, Job
-from benchmarks.kernelbench.statistics import BEST, geomean, ratios
+from benchmarks.kernelbench.statistics import BEST, compute_geomean, compute_ratios
 from benchmarks.kernelbench.tasks import (
     LEVELS,
     Choice,
     TaskError,
-    cut_down,
+    read_release_candidates,
     read_tasks,
-    release_candidates,
-    selected,
+    select_tasks,
+    shrink_task,
 )
 
 __all__ = ["main"]
 
-_GPU_SHARE, _HOST_SHARE = 0.92, 0.6  # the rest is of processes that nobody counts
+_GPU_MEMORY_SHARE, _HOST_MEMORY_SHARE = 0.92, 0.6  # the rest is of processes that nobody counts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,46 +54,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TaskError, OSError) as error:
         print(f"benchmarks.kernelbench: {error}", file=sys.stderr)
         return 2
-    except Broken as error:
+    except NothingRunsError as error:
         print(f"benchmarks.kernelbench: {error}", file=sys.stderr)
         return 1
 
 
 def _run(args: argparse.Namespace) -> int:
     begin = time.monotonic()
-    job = _job(args)
-    known = read_tasks(args.tasks)
-    tasks = selected(known, Choice(tuple(args.level), tuple(args.only), args.shard))
-    tasks = [cut_down(task, args.scale) for task in tasks]
-    candidates = release_candidates(args.candidates) if args.candidates else {}
-    done = rows.finished((args.out, *args.known), job, tasks, without_failed=args.retry_failed)
-    left = dealt([task for task in tasks if (task.key, task.digest) not in done])
+    job = _make_job(args)
+    all_tasks = read_tasks(args.tasks)
+    tasks = select_tasks(all_tasks, Choice(tuple(args.level), tuple(args.only), args.shard))
+    tasks = [shrink_task(task, args.scale) for task in tasks]
+    candidates = read_release_candidates(args.candidates) if args.candidates else {}
+    finished = rows.list_finished(
+        (args.out, *args.known), job, tasks, without_failed=args.retry_failed
+    )
+    remaining = order_tasks([task for task in tasks if (task.key, task.digest) not in finished])
     environment = results.environment()
-    where = f"{job.device} {environment['gpu']}".strip()
+    machine = f"{job.device} {environment['gpu']}".strip()
     print(
-        f"{len(tasks)} tasks, {len(tasks) - len(left)} done before; on {where}; {job.label}",
+        f"{len(tasks)} tasks, {len(tasks) - len(remaining)} done before; on {machine}; {job.label}",
         flush=True,
     )
 
     def deliver(result: Result) -> None:
-        rows.append(args.out, result.task, result.row, job, environment, of=len(known))
-        print(f"{time.monotonic() - begin:6.0f} s  {_told(result)}", flush=True)
+        rows.append_row(args.out, result.task, result.row, job, environment, of=len(all_tasks))
+        print(f"{time.monotonic() - begin:6.0f} s  {_format_result(result)}", flush=True)
 
-    plan = _plan(args, begin)
-    unfinished = Crew(job, plan, candidates, deliver).run(left)
-    found = [row for row in rows.read(args.out) if row["job"] == job.to_json()]
-    against = [ratio.speedup for ratio in ratios(found, OURS, BEST)] if job.ours else []
+    plan = _make_plan(args, begin)
+    unfinished = TaskPool(job, plan, candidates, deliver).run(remaining)
+    run_rows = [row for row in rows.read_rows(args.out) if row["job"] == job.to_json()]
+    speedups = [ratio.speedup for ratio in compute_ratios(run_rows, OURS, BEST)] if job.ours else []
     summary = {
-        "rows": len(found),
+        "rows": len(run_rows),
         "left": unfinished,
-        "geomean_vs_best": geomean(against),
+        "geomean_vs_best": compute_geomean(speedups),
         "wall_s": round(time.monotonic() - begin),
     }
     print(json.dumps(summary))
     return 3 if unfinished else 0
 
 
-def _job(args: argparse.Namespace) -> Job:
+def _make_job(args: argparse.Namespace) -> Job:
     profile = PROFILES[args.profile]
     if args.tune_s is not None:
         profile = replace(profile, tune_s=args.tune_s)
@@ -102,26 +104,24 @@ def _job(args: argparse.Namespace) -> Job:
     switches = {
         "ours": args.ours,
         "autotune": args.max_autotune,
-        "judged": _named(args.candidates),
+        "judged": _name_release(args.candidates),
         "arms": tuple(args.arms),
     }
     return Job(args.device, profile, args.rights, args.mode, args.scale, **switches)
 
 
-def _named(release: Path | None) -> str:
+def _name_release(path: Path | None) -> str:
     """Two release files are two columns, whatever they are called."""
     return (
-        ""
-        if release is None
-        else f"{release.stem} {hashlib.sha256(release.read_bytes()).hexdigest()[:12]}"
+        "" if path is None else f"{path.stem} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
     )
 
 
-def _plan(args: argparse.Namespace, begin: float) -> Plan:
+def _make_plan(args: argparse.Namespace, begin: float) -> PoolPlan:
     if torch.device(args.device).type == "cuda":
-        memory = int(_GPU_SHARE * torch.cuda.get_device_properties(args.device).total_memory)
+        memory = int(_GPU_MEMORY_SHARE * torch.cuda.get_device_properties(args.device).total_memory)
     else:
-        memory = int(_HOST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        memory = int(_HOST_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     budget_s = args.budget_s - (time.monotonic() - begin)
     for name in (
         "inductor",
@@ -130,13 +130,13 @@ def _plan(args: argparse.Namespace, begin: float) -> Plan:
     ):  # confined processes are let into folders that are there
         (args.work / name).mkdir(parents=True, exist_ok=True)
     claims = Claims(args.claims.resolve()) if args.claims else None
-    how: dict[str, Any] = {"freeze": args.freeze, "fork": args.fork, "claims": claims}
-    return Plan(
-        args.work.resolve(), args.workers, args.threads, memory, budget_s, args.reserve_s, **how
+    options: dict[str, Any] = {"freeze": args.freeze, "fork": args.fork, "claims": claims}
+    return PoolPlan(
+        args.work.resolve(), args.workers, args.threads, memory, budget_s, args.reserve_s, **options
     )
 
 
-def _told(result: Result) -> str:
+def _format_result(result: Result) -> str:
     """A line for a terminal."""
     row, name = result.row, f"{result.task.key:6} {result.task.name[:40]:40}"
     columns = row["columns"]
@@ -158,53 +158,59 @@ def _told(result: Result) -> str:
 
 
 def _report(args: argparse.Namespace) -> int:
-    found = rows.read(*args.files)
-    if not found:
+    read_rows = rows.read_rows(*args.files)
+    if not read_rows:
         raise TaskError(
             f"{', '.join(map(str, args.files))}: no row of this benchmark; expected a file made by `run --out`"
         )
-    tables = pages.markdown(found)
+    tables = pages.render_markdown(read_rows)
     if args.markdown:
         args.markdown.write_text(tables + "\n", encoding="utf-8")
     if args.html:
-        args.html.write_text(pages.html_page(found), encoding="utf-8")
+        args.html.write_text(pages.render_html(read_rows), encoding="utf-8")
     if not args.markdown:
         print(tables)
     return 0
 
 
 def _plan_products(args: argparse.Namespace) -> int:
-    tasks = selected(read_tasks(args.tasks), Choice(tuple(args.level), tuple(args.only)))
+    tasks = select_tasks(read_tasks(args.tasks), Choice(tuple(args.level), tuple(args.only)))
     if args.coverage:
-        told = [planning.covered(task, sm=args.sm) for task in tasks]
+        coverages = [planning.find_coverage(task, sm=args.sm) for task in tasks]
         print(
-            json.dumps([asdict(one) for one in told])
+            json.dumps([asdict(item) for item in coverages])
             if args.json
-            else planning.coverage_table(told)
+            else planning.format_coverage(coverages)
         )
         return 0
-    found = [
-        one for task in tasks for one in planning.plan(task, sm=args.sm, compiling=args.compile)
+    plans = [
+        item
+        for task in tasks
+        for item in planning.plan_products(task, sm=args.sm, compiling=args.compile)
     ]
-    print(json.dumps([one.to_json() for one in found]) if args.json else planning.table(found))
+    print(
+        json.dumps([item.to_json() for item in plans]) if args.json else planning.format_plan(plans)
+    )
     return 0
 
 
 def _compile(args: argparse.Namespace) -> int:
     begin = time.monotonic()
-    tasks = dealt(selected(read_tasks(args.tasks), Choice(tuple(args.level), tuple(args.only))))
-    how = {
+    tasks = order_tasks(
+        select_tasks(read_tasks(args.tasks), Choice(tuple(args.level), tuple(args.only)))
+    )
+    options = {
         "sm": args.sm,
         "rights": args.rights,
         "processes": args.processes,
         "until": begin + args.budget_s,
     }
-    found = compile_ahead(tasks, args.work.resolve() / CACHE, **how)
-    print(json.dumps(asdict(found)))
+    summary = compile_ahead(tasks, args.work.resolve() / CACHE, **options)
+    print(json.dumps(asdict(summary)))
     return 0
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _parse_shard(text: str) -> tuple[int, int]:
     at, _, of = text.partition("/")
     if not (at.isdigit() and of.isdigit() and int(at) < int(of)):
         raise argparse.ArgumentTypeError(f"{text!r}; expected I/N with 0 <= I < N, such as 0/4")
@@ -279,7 +285,11 @@ def _run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--level", type=int, nargs="+", choices=LEVELS, default=list(LEVELS))
     run.add_argument("--only", nargs="+", default=[], metavar="LEVEL/NUMBER")
     run.add_argument(
-        "--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th task, from the I-th"
+        "--shard",
+        type=_parse_shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="every N-th task, from the I-th",
     )
     run.add_argument("--profile", choices=PROFILES, default="quick")
     run.add_argument(

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.kernelbench.job import EAGER, OURS
-from benchmarks.kernelbench.statistics import Ratio, geomean, ratios
+from benchmarks.kernelbench.statistics import Ratio, compute_geomean, compute_ratios
 from torch_cudal1.core.settings import FAMILIES, Settings
 
-__all__ = ["ARMS", "Product", "products", "settings_of", "told"]
+__all__ = ["ARMS", "Product", "compute_products", "make_settings", "summarise_products"]
 
 ARMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {f"only {family}": tuple(other for other in FAMILIES if other != family) for family in FAMILIES}
@@ -49,44 +49,57 @@ class Product:
         return self.together / self.product
 
 
-def settings_of(name: str, settings: Settings) -> Settings:
+def make_settings(name: str, settings: Settings) -> Settings:
     """The settings of a column: those of an arm leave its families out. Raises KeyError for an arm
     that is none.
     """
     return settings if name == OURS else settings.but(without=ARMS[name])
 
 
-def products(rows: Iterable[Mapping[str, Any]]) -> list[Product]:
+def compute_products(rows: Iterable[Mapping[str, Any]]) -> list[Product]:
     """For every task whose arms were all measured."""
     rows = list(rows)
-    only = {name: _by_key(ratios(rows, name, EAGER)) for name in ARMS if name.startswith("only ")}
-    together = _by_key(ratios(rows, OURS, EAGER))
+    single_arms = {
+        name: _index_by_key(compute_ratios(rows, name, EAGER))
+        for name in ARMS
+        if name.startswith("only ")
+    }
+    together = _index_by_key(compute_ratios(rows, OURS, EAGER))
     keys = [
         key
         for key, ratio in together.items()
-        if ratio.measured and all(key in f and f[key].measured for f in only.values())
+        if ratio.measured and all(key in f and f[key].measured for f in single_arms.values())
     ]
     return [
         Product(
-            key, {name: found[key].speedup for name, found in only.items()}, together[key].speedup
+            key,
+            {name: arm_ratios[key].speedup for name, arm_ratios in single_arms.items()},
+            together[key].speedup,
         )
         for key in keys
     ]
 
 
-def told(found: Iterable[Product]) -> dict[str, float | None]:
+def summarise_products(task_products: Iterable[Product]) -> dict[str, float | None]:
     """Geometric means over tasks: each family alone, the product, all together, and together over
     product.
     """
-    found = list(found)
-    names = found[0].alone if found else ()
-    alone = {name: geomean([max(1.0, one.alone[name]) for one in found]) for name in names}
-    whole = {
-        "product": geomean([one.product for one in found]),
-        "together": geomean([one.together for one in found]),
+    task_products = list(task_products)
+    names = task_products[0].alone if task_products else ()
+    alone = {
+        name: compute_geomean([max(1.0, product.alone[name]) for product in task_products])
+        for name in names
     }
-    return alone | whole | {"together over product": geomean([one.share for one in found])}
+    combined = {
+        "product": compute_geomean([product.product for product in task_products]),
+        "together": compute_geomean([product.together for product in task_products]),
+    }
+    return (
+        alone
+        | combined
+        | {"together over product": compute_geomean([product.share for product in task_products])}
+    )
 
 
-def _by_key(found: Iterable[Ratio]) -> dict[str, Ratio]:
-    return {ratio.key: ratio for ratio in found}
+def _index_by_key(arm_ratios: Iterable[Ratio]) -> dict[str, Ratio]:
+    return {ratio.key: ratio for ratio in arm_ratios}

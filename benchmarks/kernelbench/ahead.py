@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernelbench.planning import captured
+from benchmarks.kernelbench.planning import capture_task
 from benchmarks.kernelbench.processes import die_with_parent
 from benchmarks.kernelbench.tasks import Task
 from torch_cudal1 import kernels
@@ -33,14 +33,14 @@ from torch_cudal1.search import build_cache
 from torch_cudal1.search.group_kernels import list_proposals
 from torch_cudal1.search.space import list_fusion_groups
 
-__all__ = ["Compiled", "compile_ahead"]
+__all__ = ["CompileSummary", "compile_ahead"]
 
 _NICENESS = 19  # whoever measures beside it comes first
-_RIGHTS = {"default": ("conv",), "tf32": ("matmul", "conv"), "ieee": ()}
+_TF32_OP_CLASSES = {"default": ("conv",), "tf32": ("matmul", "conv"), "ieee": ()}
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompileSummary:
     """How many kernels there are, how many were compiled now and could not be, why tasks were left
     out, and the seconds it took.
     """
@@ -60,44 +60,49 @@ def compile_ahead(
     rights: str = "default",
     processes: int = 1,
     until: float | None = None,
-) -> Compiled:
+) -> CompileSummary:
     """Fill `cache` in the order of the tasks, until `until` on the monotonic clock. `rights`: as of
     the run that comes after.
     """
     begin = time.monotonic()
-    told: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     left_out: dict[str, str] = {}
-    seen: set[str] = set()
+    known_kernels: set[str] = set()
     pool = ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=_prepared, initargs=(os.getpid(),)
+        processes, get_context("spawn"), initializer=_prepare_worker, initargs=(os.getpid(),)
     )
     try:
-        asked = {task.key: pool.submit(_asked, task, sm, _RIGHTS[rights]) for task in tasks}
+        listings = {
+            task.key: pool.submit(_list_kernels, task, sm, _TF32_OP_CLASSES[rights])
+            for task in tasks
+        }
         building: list[Future[str]] = []
-        for key, future in asked.items():
+        for key, future in listings.items():
             try:
-                fresh = [one for one in future.result() if one not in seen]
+                new_kernels = [kernel for kernel in future.result() if kernel not in known_kernels]
             except Exception as error:  # noqa: BLE001  whatever a task's own file raises, its search must do without
                 left_out[key] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
                 continue
-            seen.update(fresh)
-            building += [pool.submit(_compiled, cache, one, sm, until) for one in fresh]
-        for done in as_completed(building):
-            told[done.result()] += 1
+            known_kernels.update(new_kernels)
+            building += [
+                pool.submit(_compile_kernel, cache, kernel, sm, until) for kernel in new_kernels
+            ]
+        for build in as_completed(building):
+            outcomes[build.result()] += 1
     finally:
         pool.shutdown(
             cancel_futures=True
         )  # who is interrupted waits for what is being compiled, and for no more
-    return Compiled(
-        sum(told.values()),
-        told["compiled"],
-        told["refused"],
+    return CompileSummary(
+        sum(outcomes.values()),
+        outcomes["compiled"],
+        outcomes["refused"],
         left_out,
         round(time.monotonic() - begin, 1),
     )
 
 
-def _prepared(parent: int) -> None:
+def _prepare_worker(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:
         raise RuntimeError("whom this would compile for has ended")
@@ -105,9 +110,9 @@ def _prepared(parent: int) -> None:
     torch.set_num_threads(1)
 
 
-def _asked(task: Task, sm: int, rights: tuple[str, ...]) -> list[str]:
+def _list_kernels(task: Task, sm: int, rights: tuple[str, ...]) -> list[str]:
     """The island and the proposal of each kernel of a task, as JSON."""
-    regions = {island.region.key: island.region for island in list_fusion_groups(captured(task))}
+    regions = {group.region.key: group.region for group in list_fusion_groups(capture_task(task))}
     return [
         json.dumps([region.program.to_json(), proposal.to_json()])
         for region in regions.values()
@@ -115,10 +120,10 @@ def _asked(task: Task, sm: int, rights: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _compiled(cache: Path, asked: str, sm: int, until: float | None) -> str:
+def _compile_kernel(cache: Path, kernel: str, sm: int, until: float | None) -> str:
     """What became of one kernel: "known", "compiled", "refused", or "late"."""
-    island, config = json.loads(asked)
-    program, proposal = Program.from_json(island, {}), Proposal.from_json(config)
+    region_program, config = json.loads(kernel)
+    program, proposal = Program.from_json(region_program, {}), Proposal.from_json(config)
     if not isinstance(build_cache.find_build(cache, program, proposal, sm), Refusal):
         return "known"
     if until is not None and time.monotonic() > until:

@@ -19,33 +19,33 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.kernelbench.job import AUTOTUNE, COMPILE, EAGER, GRAPH, REDUCE
 
-__all__ = ["STARTS", "Call", "gross_error", "own_tensors", "tensors_of"]
+__all__ = ["STARTS", "Call", "copy_tensors", "find_gross_error", "list_state_tensors"]
 
 Call: TypeAlias = Callable[..., Any]
 Start: TypeAlias = Callable[[nn.Module, tuple[Any, ...]], Call]
 
 _WARM_CALLS = 3  # of a graph before it is captured
 # rms difference from eager over eager's rms, above which a baseline computes something else
-GROSS = 1e-2
+MAX_RELATIVE_DIFFERENCE = 1e-2
 
 
-def _eager(module: nn.Module, _: tuple[Any, ...]) -> Call:
+def _start_eager(module: nn.Module, _: tuple[Any, ...]) -> Call:
     return module
 
 
-def _compiled(module: nn.Module, _: tuple[Any, ...]) -> Call:
+def _compile(module: nn.Module, _: tuple[Any, ...]) -> Call:
     return torch.compile(module)
 
 
-def _reduce_overhead(module: nn.Module, _: tuple[Any, ...]) -> Call:
+def _compile_reduce_overhead(module: nn.Module, _: tuple[Any, ...]) -> Call:
     return torch.compile(module, mode="reduce-overhead")
 
 
-def _autotuned(module: nn.Module, _: tuple[Any, ...]) -> Call:
+def _compile_autotuned(module: nn.Module, _: tuple[Any, ...]) -> Call:
     return torch.compile(module, mode="max-autotune")
 
 
-def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
+def _capture_graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
     """Eager's kernels captured once and replayed. Raises RuntimeError for what cannot be captured.
 
     A module that puts new tensors into itself cannot: its graph would go on to read memory that is
@@ -56,12 +56,14 @@ def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        before = own_tensors(module)
+        before = list_state_tensors(module)
         for _ in range(_WARM_CALLS):
             module(*pytree.tree_unflatten(static, tree))
     torch.cuda.current_stream().wait_stream(stream)
     if changed := sorted(
-        name for name, tensor in own_tensors(module).items() if before.get(name) is not tensor
+        name
+        for name, tensor in list_state_tensors(module).items()
+        if before.get(name) is not tensor
     ):
         raise RuntimeError(
             f"the module assigns {', '.join(changed)} in its forward: a captured graph would read what is freed"
@@ -69,15 +71,15 @@ def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = module(*pytree.tree_unflatten(static, tree))
-    held = [leaf for leaf in static if isinstance(leaf, Tensor)]
+    static_tensors = [leaf for leaf in static if isinstance(leaf, Tensor)]
 
-    def call(*given: Any) -> Any:
-        for mine, yours in zip(
-            held,
-            (leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)),
+    def call(*args: Any) -> Any:
+        for static_tensor, argument in zip(
+            static_tensors,
+            (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)),
             strict=True,
         ):
-            mine.copy_(yours)
+            static_tensor.copy_(argument)
         graph.replay()
         return result
 
@@ -86,47 +88,50 @@ def _graph(module: nn.Module, inputs: tuple[Any, ...]) -> Call:
 
 STARTS: Mapping[str, Start] = MappingProxyType(
     {
-        EAGER: _eager,
-        COMPILE: _compiled,
-        REDUCE: _reduce_overhead,
-        GRAPH: _graph,
-        AUTOTUNE: _autotuned,
+        EAGER: _start_eager,
+        COMPILE: _compile,
+        REDUCE: _compile_reduce_overhead,
+        GRAPH: _capture_graph,
+        AUTOTUNE: _compile_autotuned,
     }
 )
 
 
-def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+def list_state_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Buffers, and tensors that are plain attributes, by name."""
-    held = {
-        f"{where}.{name}".lstrip("."): item
-        for where, part in module.named_modules()
-        for name, item in vars(part).items()
+    attributes = {
+        f"{module_path}.{name}".lstrip("."): item
+        for module_path, submodule in module.named_modules()
+        for name, item in vars(submodule).items()
     }
     return dict(module.named_buffers()) | {
-        name: item for name, item in held.items() if isinstance(item, Tensor)
+        name: item for name, item in attributes.items() if isinstance(item, Tensor)
     }
 
 
-def tensors_of(result: Any) -> dict[str, Tensor]:
+def copy_tensors(result: Any) -> dict[str, Tensor]:
     """Every tensor of a result by its place, as copies: a graph's next replay would change them."""
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     return {f"output {place}": leaf.detach().clone() for place, leaf in enumerate(leaves)}
 
 
-def gross_error(found: Mapping[str, Tensor], eager: Mapping[str, Tensor]) -> str:
+def find_gross_error(outputs: Mapping[str, Tensor], eager: Mapping[str, Tensor]) -> str:
     """Why these are not eager's results, roughly; "" if they are."""
-    if list(found) != list(eager):
-        return f"{list(found)}; eager has {list(eager)}"
-    for name, tensor in found.items():
-        own = eager[name]
-        if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
-            return f"{name} is {tensor.dtype} {tuple(tensor.shape)}; eager's is {own.dtype} {tuple(own.shape)}"
-        if not own.is_floating_point():
+    if list(outputs) != list(eager):
+        return f"{list(outputs)}; eager has {list(eager)}"
+    for name, tensor in outputs.items():
+        expected = eager[name]
+        if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
+            return f"{name} is {tensor.dtype} {tuple(tensor.shape)}; eager's is {expected.dtype} {tuple(expected.shape)}"
+        if not expected.is_floating_point():
             continue  # an index may differ where values tie
-        finite = own.isfinite()
-        apart, scale = _rms(torch.where(finite, tensor - own, 0)), _rms(torch.where(finite, own, 0))
-        if not apart <= GROSS * scale:
-            return f"{name} differs from eager's by {apart:.3g}, which is {apart / scale if scale else float('inf'):.2g} of it"
+        finite = expected.isfinite()
+        difference, scale = (
+            _rms(torch.where(finite, tensor - expected, 0)),
+            _rms(torch.where(finite, expected, 0)),
+        )
+        if not difference <= MAX_RELATIVE_DIFFERENCE * scale:
+            return f"{name} differs from eager's by {difference:.3g}, which is {difference / scale if scale else float('inf'):.2g} of it"
     return ""
 
 

@@ -27,20 +27,25 @@ from torch import nn
 
 from benchmarks import report
 from benchmarks.kernelbench import contenders, verify
-from benchmarks.kernelbench.baselines import STARTS, Call, gross_error, tensors_of
-from benchmarks.kernelbench.job import COMPILE, EAGER, GRAPH, OURS, RELEASE, Job, grant
-from benchmarks.kernelbench.line import Line
+from benchmarks.kernelbench.baselines import STARTS, Call, copy_tensors, find_gross_error
+from benchmarks.kernelbench.job import COMPILE, EAGER, GRAPH, OURS, RELEASE, Job, set_precision
+from benchmarks.kernelbench.line import TaskChannel
 from benchmarks.kernelbench.loading import (
     Demand,
-    Made,
-    demand,
+    TaskSource,
+    estimate_demand,
     import_source,
     make_inputs,
     make_module,
     tensor_bytes,
 )
-from benchmarks.kernelbench.measuring import Measured, against, floor_us, measure
-from benchmarks.kernelbench.processes import WHERE, die_with_parent
+from benchmarks.kernelbench.measuring import (
+    Measured,
+    compute_lower_bound_us,
+    compute_ratios,
+    measure_columns,
+)
+from benchmarks.kernelbench.processes import STACK_SIGNAL, die_with_parent
 from torch_cudal1.device.gpu_lock import lock_seconds, lock_uses
 from torch_cudal1.judge import pool_scope
 
@@ -50,7 +55,7 @@ __all__ = ["Bench", "main"]
 # with its judge and all columns side by side (33 seen on an H200 for 0.3 GiB, fewer the larger a
 # call is). Of a large one both processes have three sets of what it is given and two of its
 # results, one has both in float64 too, and what lies between.
-_COMPILING, _MEASURING = 3.0, 30.0
+_COMPILING_FACTOR, _MEASURING_FACTOR = 3.0, 30.0
 _GIVEN, _MADE, _BETWEEN = 10, 6, 3
 _CONTEXTS_BYTES, _STORED_BYTES = (
     3 << 30,
@@ -62,7 +67,7 @@ _WAITING_BYTES = (
 _LARGE_BYTES = (
     4 << 30
 )  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
-_RING, _RING_BYTES = 4, 2 << 30
+_INPUT_SETS, _INPUT_SETS_BYTES = 4, 2 << 30
 _WARM_CALLS = 3
 
 
@@ -72,14 +77,14 @@ class Bench:
     row.
     """
 
-    made: Made
+    source: TaskSource
     job: Job
-    line: Line
+    line: TaskChannel
     spec: Mapping[str, Any]
     module: nn.Module | None = None
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: dict[str, Call] = field(default_factory=dict)
-    ours: dict[str, dict[str, Any]] = field(default_factory=dict)
+    package_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
     shared_bytes: int = 0  # of the GPU, with a process of the judge's
     helpers: ExitStack = field(
@@ -92,7 +97,7 @@ class Bench:
         return torch.device(self.job.device)
 
     @property
-    def own(self) -> list[str]:
+    def package_columns(self) -> list[str]:
         """The package's columns, arms included."""
         return [name for name in self.job.contenders if name != RELEASE]
 
@@ -130,80 +135,87 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     die_with_parent()
     faulthandler.enable()  # a task's log says where its process crashed,
-    faulthandler.register(WHERE, all_threads=False)  # and where it was when its time was up
+    faulthandler.register(STACK_SIGNAL, all_threads=False)  # and where it was when its time was up
     spec = json.loads(args.spec.read_text(encoding="utf-8"))
-    job, line = Job.from_json(spec["job"]), Line(Connection(args.line))
-    grant(job.rights)
+    job, line = Job.from_json(spec["job"]), TaskChannel(Connection(args.line))
+    set_precision(job.rights)
     torch.set_num_threads(max(1, int(spec["threads"])))
     line.stage("load")
-    made = import_source(args.spec.with_suffix(".py"))
-    bench = Bench(made, job, line, spec)
-    needs = demand(made, job.mode)
+    source = import_source(args.spec.with_suffix(".py"))
+    bench = Bench(source, job, line, spec)
+    estimate = estimate_demand(source, job.mode)
     with torch.no_grad(), bench.helpers:
-        _prepare(bench, None if needs is None else needs.memory_bytes)
-        row = _measured(bench, needs)
+        _prepare(bench, None if estimate is None else estimate.memory_bytes)
+        row = _measure_task(bench, estimate)
     line.row(
         row
         | {
             "demand": None
-            if needs is None
-            else {**vars(needs), "floor_us": floor_us(needs, bench.device)}
+            if estimate is None
+            else {**vars(estimate), "floor_us": compute_lower_bound_us(estimate, bench.device)}
         }
     )
     return 0
 
 
-def _prepare(bench: Bench, size: int | None) -> None:
+def _prepare(bench: Bench, memory_bytes: int | None) -> None:
     """Compile the baselines, beside other tasks; the memory of it is given back. Meanwhile a
     process of the judge starts.
     """
-    bench.line.memory(None if size is None else int(_COMPILING * size))
-    if bench.own:
+    bench.line.memory(None if memory_bytes is None else int(_COMPILING_FACTOR * memory_bytes))
+    if bench.package_columns:
         bench.helpers.enter_context(pool_scope())
         # a larger one would share more memory than a task may have before its turn
-        shared = size if size is not None and size < _LARGE_BYTES else 0
-        bench.shared_bytes = contenders.begin(bench.job, Path(bench.spec["cache"]), shared)
+        shared = memory_bytes if memory_bytes is not None and memory_bytes < _LARGE_BYTES else 0
+        bench.shared_bytes = contenders.prestart_judge(bench.job, Path(bench.spec["cache"]), shared)
     with bench.stage("compile"):
-        module = make_module(bench.made, bench.device, bench.job.mode)
-        inputs = make_inputs(bench.made, bench.device, 0)
+        module = make_module(bench.source, bench.device, bench.job.mode)
+        inputs = make_inputs(bench.source, bench.device, 0)
         for name in bench.job.baselines:
             if name == GRAPH:
                 continue  # it compiles nothing and would keep its memory
             bench.calls[name] = STARTS[name](module, inputs)
-            if name in (EAGER, COMPILE) or (size is not None and size < _LARGE_BYTES):
+            if name in (EAGER, COMPILE) or (
+                memory_bytes is not None and memory_bytes < _LARGE_BYTES
+            ):
                 bench.attempt(name, functools.partial(bench.calls[name], *inputs))
     bench.module = module
     del inputs
-    _collect(bench.device)
+    _free_memory(bench.device)
 
 
-def _measured(bench: Bench, needs: Demand | None) -> dict[str, Any]:
+def _measure_task(bench: Bench, estimate: Demand | None) -> dict[str, Any]:
     """Everything from the second grant of memory on: the row."""
     contexts = _CONTEXTS_BYTES if bench.device.type == "cuda" else 0
-    bench.line.memory(None if needs is None else contexts + _for_search(needs), _kept(bench))
+    bench.line.memory(
+        None if estimate is None else contexts + _count_search_bytes(estimate),
+        _count_waiting_bytes(bench),
+    )
     module = bench.module
     assert module is not None
-    inputs = make_inputs(bench.made, bench.device, 0)
+    inputs = make_inputs(bench.source, bench.device, 0)
     _tune(bench, module, inputs)
     bench.helpers.close()
     paired = _judge(bench)
     _warm(bench, module, inputs)
     with bench.stage("measure"):
-        ring = _ring(bench, inputs)
-        found = measure(bench.calls, ring, bench.job, bench.line, bench.fail)
-    del ring
+        input_sets = _make_input_sets(bench, inputs)
+        measured = measure_columns(bench.calls, input_sets, bench.job, bench.line, bench.fail)
+    del input_sets
     _check(bench, module)
-    return _row(bench, found, paired)
+    return _make_row(bench, measured, paired)
 
 
-def _for_search(needs: Demand) -> int:
+def _count_search_bytes(estimate: Demand) -> int:
     """Bytes that a search, its judge and all columns take, contexts left out."""
-    between = max(0, needs.memory_bytes - needs.least_bytes)
-    large = _GIVEN * needs.given_bytes + _MADE * needs.made_bytes + _BETWEEN * between
-    return int(min(_MEASURING * needs.memory_bytes, _STORED_BYTES + large))
+    intermediate_bytes = max(0, estimate.memory_bytes - estimate.least_bytes)
+    large_call_bytes = (
+        _GIVEN * estimate.given_bytes + _MADE * estimate.made_bytes + _BETWEEN * intermediate_bytes
+    )
+    return int(min(_MEASURING_FACTOR * estimate.memory_bytes, _STORED_BYTES + large_call_bytes))
 
 
-def _kept(bench: Bench) -> int:
+def _count_waiting_bytes(bench: Bench) -> int:
     """Bytes of the GPU that a task has while it waits: contexts, parameters, and what is shared
     with the judge's process.
     """
@@ -214,27 +226,29 @@ def _kept(bench: Bench) -> int:
 
 def _tune(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
     """The package's columns: searched, then checked on inputs that the search did not see."""
-    base = Path(bench.spec["cache"])
-    for name in bench.own:
+    cache_folder = Path(bench.spec["cache"])
+    for name in bench.package_columns:
         if EAGER not in bench.calls:
             bench.fail(name, "eager cannot run this task")
             continue
-        cache = base if name == OURS else base / "arms" / name.replace(" ", "-")
-        say = functools.partial(_say, bench, name)
+        cache = cache_folder if name == OURS else cache_folder / "arms" / name.replace(" ", "-")
+        report_progress = functools.partial(_report_progress, bench, name)
         with bench.stage("tune" if name == OURS else name, name):
-            found = bench.attempt(
+            tuned = bench.attempt(
                 name,
-                functools.partial(contenders.tuned, name, module, inputs, bench.job, cache, say),
+                functools.partial(
+                    contenders.tune_module, name, module, inputs, bench.job, cache, report_progress
+                ),
             )
-        if found is not None:
-            bench.ours[name], bench.calls[name] = dict(found.facts), found.call
-        _collect(bench.device)
+        if tuned is not None:
+            bench.package_facts[name], bench.calls[name] = dict(tuned.facts), tuned.call
+        _free_memory(bench.device)
     _check(bench, module)
 
 
-def _say(bench: Bench, column: str, what: str, fraction: float | None) -> None:
+def _report_progress(bench: Bench, column: str, step: str, fraction: float | None) -> None:
     """Progress of a search, which is what a failure names when the process has to be ended."""
-    bench.line.stage(f"tune: {what}", column)
+    bench.line.stage(f"tune: {step}", column)
 
 
 def _check(bench: Bench, module: nn.Module) -> None:
@@ -243,12 +257,12 @@ def _check(bench: Bench, module: nn.Module) -> None:
     The reference is made anew each time: nothing of it takes memory while a search or a measurement
     runs.
     """
-    names = [name for name in bench.own if name in bench.calls]
+    names = [name for name in bench.package_columns if name in bench.calls]
     if not names:
         return
     with bench.stage("verify"):
         try:
-            wanted = verify.expected(module, make_inputs(bench.made, bench.device, 1))
+            expected = verify.compute_expected(module, make_inputs(bench.source, bench.device, 1))
         except Exception as error:  # noqa: BLE001  eager cannot do it: no answer of a column can be called right
             for name in names:
                 bench.fail(
@@ -257,20 +271,22 @@ def _check(bench: Bench, module: nn.Module) -> None:
                 )
             return
         for name in names:
-            _check_one(bench, name, wanted)
-    _collect(bench.device)
+            _check_one(bench, name, expected)
+    _free_memory(bench.device)
 
 
-def _check_one(bench: Bench, name: str, wanted: verify.Expected) -> None:
-    swapped = bool(bench.ours.get(name, {}).get("swapped", True))
-    found = bench.attempt(name, lambda: verify.check(bench.calls[name], wanted, swapped=swapped))
-    if found is None:
+def _check_one(bench: Bench, name: str, expected: verify.Expected) -> None:
+    swapped = bool(bench.package_facts.get(name, {}).get("swapped", True))
+    check = bench.attempt(
+        name, lambda: verify.check_column(bench.calls[name], expected, swapped=swapped)
+    )
+    if check is None:
         return
     before = bench.columns.get(name, {}).get("checked")
-    found = found if before is None else verify.Checked(**before).worse(found)
-    bench.columns[name] = {**bench.columns.get(name, {}), "checked": vars(found)}
-    if found.reason:
-        bench.fail(name, found.reason, "wrong")
+    check = check if before is None else verify.CheckOutcome(**before).worse(check)
+    bench.columns[name] = {**bench.columns.get(name, {}), "checked": vars(check)}
+    if check.reason:
+        bench.fail(name, check.reason, "wrong")
 
 
 def _judge(bench: Bench) -> dict[str, Any] | None:
@@ -282,11 +298,11 @@ def _judge(bench: Bench) -> dict[str, Any] | None:
         bench.fail(RELEASE, "withdrawn by its authors, or not in the file", "withdrawn")
         return None
     with bench.stage("judge", RELEASE):
-        found = contenders.judged(
+        judged = contenders.judge_candidate(
             bench.spec["source"], candidate, bench.job, Path(bench.spec["cache"])
         )
-    bench.columns[RELEASE] = {key: value for key, value in found.items() if key != "paired"}
-    return found.get("paired")
+    bench.columns[RELEASE] = {key: value for key, value in judged.items() if key != "paired"}
+    return judged.get("paired")
 
 
 def _warm(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -295,62 +311,64 @@ def _warm(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
     """
     with bench.stage("warm"):
         if GRAPH in bench.job.baselines and EAGER in bench.calls:
-            found = bench.attempt(GRAPH, lambda: STARTS[GRAPH](module, inputs))
-            if found is not None:
-                bench.calls[GRAPH] = found
-        eager = _called(bench, EAGER, inputs) if EAGER in bench.calls else None
-        if eager is not None and gross_error(_called(bench, EAGER, inputs, seed=1) or {}, eager):
+            graph_call = bench.attempt(GRAPH, lambda: STARTS[GRAPH](module, inputs))
+            if graph_call is not None:
+                bench.calls[GRAPH] = graph_call
+        eager = _call_column(bench, EAGER, inputs) if EAGER in bench.calls else None
+        if eager is not None and find_gross_error(
+            _call_column(bench, EAGER, inputs, seed=1) or {}, eager
+        ):
             # the task draws numbers itself, and a compiler may draw others: nothing to compare
             eager = None
         for name in [name for name in bench.calls if name != EAGER]:
-            outputs = _called(bench, name, inputs)
+            outputs = _call_column(bench, name, inputs)
             if (
                 outputs is not None
                 and eager is not None
                 and name in bench.job.baselines
-                and (reason := gross_error(outputs, eager))
+                and (reason := find_gross_error(outputs, eager))
             ):
                 bench.fail(name, reason, "wrong")
 
 
-def _called(
+def _call_column(
     bench: Bench, name: str, inputs: tuple[Any, ...], *, seed: int = 0
 ) -> dict[str, torch.Tensor] | None:
     def run() -> dict[str, torch.Tensor]:
         for _ in range(_WARM_CALLS - 1):
             bench.calls[name](*inputs)
         torch.manual_seed(seed)
-        return tensors_of(bench.calls[name](*inputs))
+        return copy_tensors(bench.calls[name](*inputs))
 
     return bench.attempt(name, run)  # type: ignore[no-any-return]
 
 
-def _ring(bench: Bench, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def _make_input_sets(bench: Bench, inputs: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Input sets that timed calls take in turn, as many as fit."""
-    sets = max(1, min(_RING, _RING_BYTES // max(1, tensor_bytes(inputs))))
+    sets = max(1, min(_INPUT_SETS, _INPUT_SETS_BYTES // max(1, tensor_bytes(inputs))))
     return [
         inputs,
-        *(make_inputs(bench.made, bench.device, 100 + number) for number in range(sets - 1)),
+        *(make_inputs(bench.source, bench.device, 100 + number) for number in range(sets - 1)),
     ]
 
 
-def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[str, Any]:
+def _make_row(bench: Bench, measured: Measured, paired: dict[str, Any] | None) -> dict[str, Any]:
     columns = {
         name: {"status": "ok", "reason": "", **column} for name, column in bench.columns.items()
     }
-    for name, times in found.times.items():
+    for name, times in measured.times.items():
         columns[name] = {"status": "ok", "reason": "", **columns.get(name, {}), **times}
-    best, ratios = against(found, bench.job, columns, paired)
+    best, ratios = compute_ratios(measured, bench.job, columns, paired)
     return {
         "schema": report.SCHEMA,
         "kind": "kernelbench",
         "columns": columns,
         "best": best,
         "against": ratios,
-        "ours": bench.ours.get(OURS, {}),
-        "arms": {name: facts for name, facts in bench.ours.items() if name != OURS},
+        "ours": bench.package_facts.get(OURS, {}),
+        "arms": {name: facts for name, facts in bench.package_facts.items() if name != OURS},
         "stages_s": bench.stages_s,
-        "state": dict(found.state),
+        "state": dict(measured.state),
         "gpu_s": dict(zip(("waited", "held"), lock_seconds(), strict=True)) | {"for": lock_uses()},
         "peak_bytes": torch.cuda.max_memory_allocated(bench.device)
         if bench.device.type == "cuda"
@@ -358,7 +376,7 @@ def _row(bench: Bench, found: Measured, paired: dict[str, Any] | None) -> dict[s
     }
 
 
-def _collect(device: torch.device) -> None:
+def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

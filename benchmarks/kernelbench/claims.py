@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.kernelbench.tasks import Task
 
-__all__ = ["Claims", "dealt"]
+__all__ = ["Claims", "order_tasks"]
 
-_LONGEST_LEVEL = 3
+_WHOLE_MODEL_LEVEL = 3
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Claims:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(task)
-        own = path.with_suffix(f".{os.getpid()}")
-        own.write_text(str(os.getpid()))
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(str(os.getpid()))
         try:
-            os.link(own, path)  # whole at once, or not at all
+            os.link(temporary, path)  # whole at once, or not at all
         except FileExistsError:
-            if _lives(path, but=os.getpid()):
+            if _is_claimed_by_other(path, own_pid=os.getpid()):
                 return False
             os.replace(
-                own, path
+                temporary, path
             )  # two that do this at once do the task twice, which costs time and nothing else
         finally:
-            own.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return True
 
     def release(self, task: Task) -> None:
@@ -53,18 +53,18 @@ class Claims:
         return self.folder / f"level{task.level}_{task.number}_{task.digest[:8]}.claim"
 
 
-def dealt(tasks: Sequence[Task]) -> list[Task]:
+def order_tasks(tasks: Sequence[Task]) -> list[Task]:
     """The same order in every run: levels mixed, so that large and small tasks share a GPU, whole
     models in the first half.
     """
     return sorted(
         tasks,
-        key=lambda task: int(task.digest[:8], 16) // (2 if task.level == _LONGEST_LEVEL else 1),
+        key=lambda task: int(task.digest[:8], 16) // (2 if task.level == _WHOLE_MODEL_LEVEL else 1),
     )
 
 
-def _lives(path: Path, *, but: int) -> bool:
-    """Whether the process that made this claim runs, and is another one than `but`."""
+def _is_claimed_by_other(path: Path, *, own_pid: int) -> bool:
+    """Whether the process that made this claim runs, and is another one than `own_pid`."""
     try:
         pid = int(path.read_text())
         os.kill(pid, 0)
@@ -72,4 +72,4 @@ def _lives(path: Path, *, but: int) -> bool:
         return True  # somebody else's
     except (OSError, ValueError):
         return False
-    return pid != but
+    return pid != own_pid

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import cudal1
-from benchmarks.kernelbench.ablation import settings_of
+from benchmarks.kernelbench.ablation import make_settings
 from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import OURS, Job
 from torch_cudal1.core import telemetry
@@ -31,11 +31,11 @@ from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig,
 from torch_cudal1.judge.sandbox import worker_pool
 from torch_cudal1.judge.sandbox.child import make_limits
 
-__all__ = ["Tuned", "begin", "judged", "tuned"]
+__all__ = ["TunedModule", "judge_candidate", "prestart_judge", "tune_module"]
 
-_TRIED_KEPT, _REASON_KEPT = 12, 200
-_MOST_SHARED_BYTES = 1 << 30
-_OF_TRIED = (
+_MAX_ATTEMPTS, _MAX_REASON_CHARS = 12, 200
+_MAX_SHARED_BYTES = 1 << 30
+_ATTEMPT_KEYS = (
     "label",
     "techniques",
     "schedule",
@@ -48,51 +48,51 @@ _OF_TRIED = (
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedModule:
     """An accelerated copy of a task's module, and what is known about the search (JSON)."""
 
     call: Call
     facts: Mapping[str, Any]
 
 
-def begin(job: Job, cache: Path, shared_bytes: int) -> int:
+def prestart_judge(job: Job, cache: Path, tensor_bytes: int) -> int:
     """Start a process of the judge in the background: the search that follows, inside
     `pool_scope()`, need not wait for it.
 
-    `shared_bytes`: of its device's memory, the tensors of one call. Returns how much of them is
+    `tensor_bytes`: of its device's memory, the tensors of one call. Returns how much of them is
     shared.
     """
-    shared_bytes = min(shared_bytes, _MOST_SHARED_BYTES)
-    settings, device = _settings(OURS, job, cache), torch.device(job.device)
-    worker_pool.prestart(make_limits(settings, device), contract_for(settings), shared_bytes)
-    return shared_bytes
+    tensor_bytes = min(tensor_bytes, _MAX_SHARED_BYTES)
+    settings, device = _make_settings(OURS, job, cache), torch.device(job.device)
+    worker_pool.prestart(make_limits(settings, device), contract_for(settings), tensor_bytes)
+    return tensor_bytes
 
 
-def tuned(
+def tune_module(
     name: str,
     module: nn.Module,
     inputs: tuple[Any, ...],
     job: Job,
     cache: Path,
-    say: Callable[[str, float | None], None],
-) -> Tuned:
+    progress: Callable[[str, float | None], None],
+) -> TunedModule:
     """Search for this task now, within the profile's budget, in the present precision. Raises what
     `accelerate` raises.
     """
-    own = copy_module(module)
-    for layer in own.modules():
+    accelerated = copy_module(module)
+    for layer in accelerated.modules():
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # deepcopy loses cuDNN's one-chunk layout
-    settings = _settings(name, job, cache)
+    settings = _make_settings(name, job, cache)
     telemetry.reset()
     begin = time.monotonic()
-    cudal1.accelerate(own, inputs, settings=settings, progress=say)
+    cudal1.accelerate(accelerated, inputs, settings=settings, progress=progress)
     tune_s = time.monotonic() - begin
-    return Tuned(own, {"tune_s": round(tune_s, 3), **_told(own)})
+    return TunedModule(accelerated, {"tune_s": round(tune_s, 3), **_describe_search(accelerated)})
 
 
-def _settings(name: str, job: Job, cache: Path) -> Settings:
-    return settings_of(
+def _make_settings(name: str, job: Job, cache: Path) -> Settings:
+    return make_settings(
         name,
         Settings(
             on_miss="tune",
@@ -104,25 +104,25 @@ def _settings(name: str, job: Job, cache: Path) -> Settings:
     )
 
 
-def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, Any]:
+def judge_candidate(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, Any]:
     """What the judge says of a release's candidate: status "ok" (right) or "refused", with its
     paired speed-up and over what.
     """
     settings = Settings(cache_dir=cache, offline=True)
-    asked = SourceEvaluationConfig(
+    config = SourceEvaluationConfig(
         settings, contract_for(settings), torch.device(job.device), gradients=False
     )
     try:
-        with SourceEvaluator(asked) as evaluator:
-            found = evaluator.evaluate(reference, candidate)
+        with SourceEvaluator(config) as evaluator:
+            evaluation = evaluator.evaluate(reference, candidate)
     except SandboxError as error:
         return {"status": "failed", "reason": str(error)[:500]}
-    timing = found.timing
-    if not found.verdict.passed or timing is None:
+    timing = evaluation.timing
+    if not evaluation.verdict.passed or timing is None:
         reason = (
             ""
-            if isinstance(found.decision, Accepted)
-            else f"{found.decision.detector}: {found.decision.reason}"
+            if isinstance(evaluation.decision, Accepted)
+            else f"{evaluation.decision.detector}: {evaluation.decision.reason}"
         )
         return {"status": "refused", "reason": reason[:500]}
     over = {"eager": "eager", "inductor": "torch.compile", "inductor+graph": "reduce-overhead"}[
@@ -133,45 +133,45 @@ def judged(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, A
         "status": "ok",
         "reason": "",
         "paired": paired,
-        "error_ratio": found.verdict.worst_error_ratio,
+        "error_ratio": evaluation.verdict.worst_error_ratio,
     }
 
 
-def _told(module: nn.Module) -> dict[str, Any]:
+def _describe_search(module: nn.Module) -> dict[str, Any]:
     """What runs, what was tried and why not the rest; failures of ours that made the module's own
     forward run.
     """
-    seen = telemetry.report()
+    telemetry_report = telemetry.report()
     facts: dict[str, Any] = {
-        "counters": dict(seen.counters),
+        "counters": dict(telemetry_report.counters),
         "seconds": [
             dict(event.facts)
-            for event in seen.events
+            for event in telemetry_report.events
             if (event.stage, event.what) == ("search", "seconds")
         ],
         "races": [
             dict(event.facts)
-            for event in seen.events
+            for event in telemetry_report.events
             if (event.stage, event.what) == ("judge", "baselines")
         ],
         "heats": [
             dict(event.facts)
-            for event in seen.events
+            for event in telemetry_report.events
             if (event.stage, event.what) == ("judge", "heat")
         ],
         "validations": [
             dict(event.facts)
-            for event in seen.events
+            for event in telemetry_report.events
             if (event.stage, event.what) == ("judge", "validated")
         ],
         "fallbacks": [
             str(event.facts.get("reason", ""))[:300]
-            for event in seen.events
+            for event in telemetry_report.events
             if event.what == "fallback"
         ],
     }
     try:
-        story = cudal1.explain(module)
+        explanation = cudal1.explain(module)
     except TypeError as error:
         return facts | {
             "swapped": False,
@@ -180,21 +180,29 @@ def _told(module: nn.Module) -> dict[str, Any]:
             "tried": [],
             "note": str(error),
         }
-    swapped = [region for region in story.regions if region.swapped]
-    tried = [_brief(one) for region in story.regions for one in region.tried][:_TRIED_KEPT]
+    swapped = [region for region in explanation.regions if region.swapped]
+    attempts = [
+        _shorten_attempt(attempt) for region in explanation.regions for attempt in region.tried
+    ][:_MAX_ATTEMPTS]
     return facts | {
-        "swapped": bool(swapped) and not story.undone,
-        "runs": [region.runs for region in story.regions],
+        "swapped": bool(swapped) and not explanation.undone,
+        "runs": [region.runs for region in explanation.regions],
         "techniques": sorted({technique for region in swapped for technique in region.techniques}),
-        "schedules": sorted({region.schedule for region in story.regions}),
-        "tried": tried,
+        "schedules": sorted({region.schedule for region in explanation.regions}),
+        "tried": attempts,
         "note": "; ".join(
-            [*story.left_out, *([story.undone] if story.undone else []), *story.gate]
+            [
+                *explanation.left_out,
+                *([explanation.undone] if explanation.undone else []),
+                *explanation.gate,
+            ]
         )[:600],
     }
 
 
-def _brief(one: Mapping[str, Any]) -> dict[str, Any]:
+def _shorten_attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
     """A candidate's fate without its evidence, which is in the cache."""
-    kept = {name: one[name] for name in _OF_TRIED if one.get(name) not in (None, "", [])}
-    return kept | {"reason": str(one.get("reason", ""))[:_REASON_KEPT]}
+    shown = {
+        name: attempt[name] for name in _ATTEMPT_KEYS if attempt.get(name) not in (None, "", [])
+    }
+    return shown | {"reason": str(attempt.get("reason", ""))[:_MAX_REASON_CHARS]}

@@ -28,26 +28,28 @@ from typing import IO, Any, Literal
 from benchmarks.kernelbench.claims import Claims
 from benchmarks.kernelbench.job import REDUCE, Job
 from benchmarks.kernelbench.line import receive, send
-from benchmarks.kernelbench.processes import end, freeze, thaw, where
+from benchmarks.kernelbench.processes import continue_tree, kill_tree, locate_process, stop_tree
 from benchmarks.kernelbench.tasks import Task
 from benchmarks.kernelbench.template import ForkedProcess, NoTemplate, Template
 
-__all__ = ["CACHE", "Broken", "Crew", "Plan", "Result"]
+__all__ = ["CACHE", "NothingRunsError", "PoolPlan", "Result", "TaskPool"]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = "cudal1"  # the package's own, in the folder of work
 _TICK_S = 0.1
-_TELL_S = 30.0
-_OVERTAKEN_S = 40.0
+_STATUS_INTERVAL_S = 30.0
+_MAX_OVERTAKEN_S = 40.0
 # large tasks that wait for memory at once; more of them would keep every seat from small ones
-_LARGE_WAITING = 2
-_SMALL_SHARE, _FOR_SMALL = (
+_MAX_LARGE_WAITING = 2
+_MAX_SMALL_SHARE, _MAX_FREE_FOR_SMALL_SHARE = (
     0.05,
     0.35,
 )  # of the memory: what a small task takes at most, and what is kept free for all of them
-_GUESS = 4  # a task of unknown size gets this part of the memory; too little of it is found out
-_BROKEN = 6  # so many first tasks without a single answer are no accident
-_MOST_WAITING = 2  # processes for each worker, those that wait for memory included
+_UNKNOWN_SIZE_DIVISOR = (
+    4  # a task of unknown size gets this part of the memory; too little of it is found out
+)
+_MAX_FAILED_FIRST_TASKS = 6  # so many first tasks without a single answer are no accident
+_MAX_PROCESSES_PER_SLOT = 2  # processes for each worker, those that wait for memory included
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "CUDA out of memory",
@@ -55,15 +57,15 @@ _OUT_OF_MEMORY = (
     "STATUS_ALLOC_FAILED",
 )
 _TAIL_BYTES = 4_096
-_DIED = "process ended with code"
+_EXIT_REASON = "process ended with code"
 
 
-class Broken(RuntimeError):
+class NothingRunsError(RuntimeError):
     """Nothing at all runs here: the machine or the checkout is at fault, and no row was kept."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class PoolPlan:
     """How the run is done, which changes no result's meaning. `memory_bytes`: of the GPU (or host),
     what tasks may take together.
 
@@ -95,12 +97,12 @@ class Result:
 
 
 @dataclass
-class _Running:
+class _TaskRun:
     """A task's process. `alone`: it has the GPU to itself. `lost`: columns that it runs without,
     and why. `column`: at work alone.
 
     `idle_s`: how long it was stopped or waited for a grant, which no limit counts. `waits`: for
-    what it waits since `asked`.
+    what it waits since `waiting_since`.
     """
 
     task: Task
@@ -109,19 +111,19 @@ class _Running:
     log: Path
     alone: bool
     lost: Mapping[str, str]
-    began: float
+    begun_at: float
     stage: str = "start"
     column: str = ""
     idle_s: float = 0.0
-    granted: int = 0
-    wanted: int | None = None
+    granted_bytes: int = 0
+    requested_bytes: int | None = None
     waits: Literal["", "memory", "quiet"] = ""
-    asked: float = 0.0
+    waiting_since: float = 0.0
     row: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingTask:
     """`large`: known to be, since it was set aside for others."""
 
     task: Task
@@ -131,26 +133,26 @@ class _Pending:
 
 
 @dataclass
-class Crew:
+class TaskPool:
     """One call of the benchmark. `results` are handed over as they come."""
 
     job: Job
-    plan: Plan
+    plan: PoolPlan
     candidates: Mapping[str, str | None]
     deliver: Callable[[Result], None]
-    pending: list[_Pending] = field(default_factory=list)
-    running: list[_Running] = field(default_factory=list)
-    holder: _Running | None = None
-    since: float = 0.0
-    unproven: list[Result] | None = field(default_factory=list)
+    pending: list[_PendingTask] = field(default_factory=list)
+    running: list[_TaskRun] = field(default_factory=list)
+    measuring: _TaskRun | None = None
+    quiet_since: float = 0.0
+    early_results: list[Result] | None = field(default_factory=list)
     template: Template | None = None
-    told: float = 0.0
+    status_printed_at: float = 0.0
 
     def run(self, tasks: Sequence[Task]) -> int:
         """Do as many as the budget allows; how many are left for another call. Raises Broken when
         the first ones all fail whole.
         """
-        self.pending = [_Pending(task) for task in tasks]
+        self.pending = [_PendingTask(task) for task in tasks]
         deadline = time.monotonic() + self.plan.budget_s
         self._make_template()
         try:
@@ -159,37 +161,38 @@ class Crew:
                     not self.running and not self._may_start(deadline)
                 ):
                     break
-                self._start_some(deadline)
+                self._start_tasks(deadline)
                 self._listen()
                 self._serve()
                 self._reap()
-                self._tell()
+                self._print_status()
         finally:
-            left = len(self.pending) + len(self.running)
-            for one in list(self.running):
+            remaining = len(self.pending) + len(self.running)
+            for task_run in list(self.running):
                 if self.plan.claims is not None:
-                    self.plan.claims.release(one.task)
-                self._end(one)
+                    self.plan.claims.release(task_run.task)
+                self._end(task_run)
             if self.template is not None:
                 self.template.close()
-        for result in self.unproven or ():
+        for result in self.early_results or ():
             self.deliver(result)
-        return left
+        return remaining
 
-    def _tell(self) -> None:
+    def _print_status(self) -> None:
         """Twice a minute what everybody is at, for a terminal."""
         now = time.monotonic()
-        if now - self.told < _TELL_S or not self.running:
+        if now - self.status_printed_at < _STATUS_INTERVAL_S or not self.running:
             return
-        self.told = now
-        at = [
-            f"{one.task.key} {f'waits for {one.waits}' if one.waits else one.stage} {now - one.began:.0f} s"
-            for one in self.running
+        self.status_printed_at = now
+        states = [
+            f"{task_run.task.key} {f'waits for {task_run.waits}' if task_run.waits else task_run.stage} {now - task_run.begun_at:.0f} s"
+            for task_run in self.running
         ]
-        memory = f"{sum(one.granted for one in self.running) >> 30} of {self.plan.memory_bytes >> 30} GiB"
+        memory = f"{sum(task_run.granted_bytes for task_run in self.running) >> 30} of {self.plan.memory_bytes >> 30} GiB"
         load = f"load {os.getloadavg()[0]:.0f}"
         print(
-            f"         {len(self.pending)} to come; {memory}; {load}; {', '.join(at)}", flush=True
+            f"         {len(self.pending)} to come; {memory}; {load}; {', '.join(states)}",
+            flush=True,
         )
 
     # --- starting ---------------------------------------------------------------------------------------------------------------
@@ -197,73 +200,86 @@ class Crew:
     def _may_start(self, deadline: float) -> bool:
         return deadline - time.monotonic() > self.plan.reserve_s
 
-    def _start_some(self, deadline: float) -> None:
+    def _start_tasks(self, deadline: float) -> None:
         while (
-            self.pending and self._seats() > 0 and self._may_start(deadline) and self.holder is None
+            self.pending
+            and self._count_free_slots() > 0
+            and self._may_start(deadline)
+            and self.measuring is None
         ):
-            crowded = self._crowded()
+            crowded = self._has_enough_large_waiting()
             ordinary = next(
                 (
                     i
-                    for i, one in enumerate(self.pending)
-                    if not (one.alone or (one.large and crowded))
+                    for i, pending in enumerate(self.pending)
+                    if not (pending.alone or (pending.large and crowded))
                 ),
                 None,
             )
             if ordinary is None and self.running:
                 return  # what needs the GPU to itself waits until everybody else has ended
-            if any(one.alone for one in self.running):
+            if any(pending.alone for pending in self.running):
                 return
-            upcoming = self.pending.pop(ordinary or 0)
-            if self.plan.claims is None or self.plan.claims.take(upcoming.task):
-                self.running.append(self._start(upcoming))
+            chosen = self.pending.pop(ordinary or 0)
+            if self.plan.claims is None or self.plan.claims.take(chosen.task):
+                self.running.append(self._start(chosen))
 
-    def _crowded(self) -> bool:
+    def _has_enough_large_waiting(self) -> bool:
         """Whether as many large tasks wait for memory as should."""
-        waiting = (one.wanted for one in self.running if one.waits == "memory" and not one.alone)
+        waiting = (
+            task_run.requested_bytes
+            for task_run in self.running
+            if task_run.waits == "memory" and not task_run.alone
+        )
         return (
-            sum(wanted is not None and not self._is_small(wanted) for wanted in waiting)
-            >= _LARGE_WAITING
+            sum(
+                requested_bytes is not None and not self._is_small(requested_bytes)
+                for requested_bytes in waiting
+            )
+            >= _MAX_LARGE_WAITING
         )
 
-    def _is_small(self, wanted: int) -> bool:
-        return wanted <= _SMALL_SHARE * self.plan.memory_bytes
+    def _is_small(self, requested_bytes: int) -> bool:
+        return requested_bytes <= _MAX_SMALL_SHARE * self.plan.memory_bytes
 
-    def _set_aside(self, one: _Running) -> None:
+    def _postpone(self, task_run: _TaskRun) -> None:
         """End a large task that has only been loaded; it comes again after the others."""
-        self._end(one)
+        self._end(task_run)
         if self.plan.claims is not None:
-            self.plan.claims.release(one.task)
-        self.pending.append(_Pending(one.task, lost=one.lost, large=True))
+            self.plan.claims.release(task_run.task)
+        self.pending.append(_PendingTask(task_run.task, lost=task_run.lost, large=True))
 
-    def _seats(self) -> int:
+    def _count_free_slots(self) -> int:
         """How many more may start: tasks that wait for memory do no work, but must not pile up
         without end.
         """
-        working = sum(one.waits != "memory" for one in self.running)
+        working = sum(task_run.waits != "memory" for task_run in self.running)
         return min(
-            self.plan.workers - working, _MOST_WAITING * self.plan.workers - len(self.running)
+            self.plan.workers - working,
+            _MAX_PROCESSES_PER_SLOT * self.plan.workers - len(self.running),
         )
 
-    def _start(self, one: _Pending) -> _Running:
-        task, folder = one.task, self.plan.work / "tasks"
+    def _start(self, pending: _PendingTask) -> _TaskRun:
+        task, folder = pending.task, self.plan.work / "tasks"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"level{task.level}_{task.number}"
         spec, log = folder / f"{name}.json", folder / f"{name}.log"
         spec.with_suffix(".py").write_text(task.source, encoding="utf-8")
-        job = self.job.withdraw(one.lost)
-        told: dict[str, Any] = {
+        job = self.job.withdraw(pending.lost)
+        spec_values: dict[str, Any] = {
             "job": job.to_json(),
             "source": task.source,
             "candidate": self.candidates.get(task.key),
         }
-        told |= {"cache": str(self.plan.work / CACHE), "threads": self.plan.threads}
-        spec.write_text(json.dumps(told), encoding="utf-8")
-        mine, theirs = Pipe()
+        spec_values |= {"cache": str(self.plan.work / CACHE), "threads": self.plan.threads}
+        spec.write_text(json.dumps(spec_values), encoding="utf-8")
+        connection, child_end = Pipe()
         with log.open("wb") as output:
-            process = self._process(spec, theirs.fileno(), output)
-        theirs.close()
-        return _Running(task, process, mine, log, one.alone, one.lost, time.monotonic())
+            process = self._process(spec, child_end.fileno(), output)
+        child_end.close()
+        return _TaskRun(
+            task, process, connection, log, pending.alone, pending.lost, time.monotonic()
+        )
 
     def _process(
         self, spec: Path, line: int, output: IO[bytes]
@@ -301,209 +317,241 @@ class Crew:
             print(f"every task's process is started from nothing: {error}", flush=True)
 
     def _environment(self) -> dict[str, str]:
-        found = dict(os.environ)
-        found["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(_ROOT), found.get("PYTHONPATH", "")])
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
         )
-        found["TORCHINDUCTOR_CACHE_DIR"] = str(self.plan.work / "inductor")
-        found["TRITON_CACHE_DIR"] = str(self.plan.work / "triton")
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.plan.work / "inductor")
+        environment["TRITON_CACHE_DIR"] = str(self.plan.work / "triton")
         # Whole tasks run side by side: a pool of compilers in each of them would only start more
         # processes.
-        found["TORCHINDUCTOR_COMPILE_THREADS"] = str(self.plan.threads)
-        found["OMP_NUM_THREADS"] = str(self.plan.threads)
-        found["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(self.plan.threads)
+        environment["OMP_NUM_THREADS"] = str(self.plan.threads)
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
             "1"  # a question about GPUs must not start the driver in the template
         )
-        return found
+        return environment
 
     # --- listening --------------------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        by_connection = {one.connection: one for one in self.running}
+        by_connection = {task_run.connection: task_run for task_run in self.running}
         for ready in wait(list(by_connection), timeout=_TICK_S):
-            one = by_connection[ready]  # type: ignore[index]
+            task_run = by_connection[ready]  # type: ignore[index]
             try:
-                self._heard(one, receive(one.connection))
+                self._handle_message(task_run, receive(task_run.connection))
             except (EOFError, OSError):
-                one.process.poll()
+                task_run.process.poll()
                 time.sleep(
                     _TICK_S / 10
                 )  # it has closed its end, and is about to end or hangs without it
 
-    def _heard(self, one: _Running, message: Mapping[str, Any]) -> None:
+    def _handle_message(self, task_run: _TaskRun, message: Mapping[str, Any]) -> None:
         kind = message.get("ask") or message.get("tell")
         if kind == "memory":
             size = message["bytes"]
-            crowded = self._crowded()
-            one.granted, one.waits, one.asked = int(message["kept"]), "memory", time.monotonic()
-            guess = self.plan.memory_bytes // _GUESS if size is None else int(size)
-            one.wanted = self.plan.memory_bytes if one.alone else min(guess, self.plan.memory_bytes)
-            if crowded and one.stage == "load" and not (one.alone or self._is_small(one.wanted)):
-                self._set_aside(one)
+            crowded = self._has_enough_large_waiting()
+            task_run.granted_bytes, task_run.waits, task_run.waiting_since = (
+                int(message["kept"]),
+                "memory",
+                time.monotonic(),
+            )
+            guess = self.plan.memory_bytes // _UNKNOWN_SIZE_DIVISOR if size is None else int(size)
+            task_run.requested_bytes = (
+                self.plan.memory_bytes if task_run.alone else min(guess, self.plan.memory_bytes)
+            )
+            if (
+                crowded
+                and task_run.stage == "load"
+                and not (task_run.alone or self._is_small(task_run.requested_bytes))
+            ):
+                self._postpone(task_run)
         elif kind == "quiet":
-            one.waits, one.asked = "quiet", time.monotonic()
+            task_run.waits, task_run.waiting_since = "quiet", time.monotonic()
         elif kind == "stage":
-            one.stage, one.column = str(message["name"]), str(message.get("column", ""))
+            task_run.stage, task_run.column = str(message["name"]), str(message.get("column", ""))
         elif kind == "row":
-            one.row = message["row"]
+            task_run.row = message["row"]
         elif kind == "loud":
-            self._loud()
+            self._end_quiet()
 
     def _serve(self) -> None:
         """Grant what can be granted, in the order of starts; who has waited long is overtaken only
         by small ones.
         """
-        kept_free = False
-        for one in self.running:
-            if one.waits == "quiet" and self.holder is None:
-                self._hold(one)
-            elif one.waits == "memory" and self.holder is None:
-                self._give_memory(one, kept_free=kept_free)
-                kept_free = kept_free or (
-                    bool(one.waits) and time.monotonic() - one.asked > _OVERTAKEN_S
+        large_blocked = False
+        for task_run in self.running:
+            if task_run.waits == "quiet" and self.measuring is None:
+                self._start_quiet(task_run)
+            elif task_run.waits == "memory" and self.measuring is None:
+                self._give_memory(task_run, large_blocked=large_blocked)
+                large_blocked = large_blocked or (
+                    bool(task_run.waits)
+                    and time.monotonic() - task_run.waiting_since > _MAX_OVERTAKEN_S
                 )
 
-    def _give_memory(self, one: _Running, *, kept_free: bool) -> None:
+    def _give_memory(self, task_run: _TaskRun, *, large_blocked: bool) -> None:
         """Grant what it wants, if that is left beside what others have, those that wait included."""
-        assert one.wanted is not None
-        small = self._is_small(one.wanted)
-        if kept_free and not small:
+        assert task_run.requested_bytes is not None
+        small = self._is_small(task_run.requested_bytes)
+        if large_blocked and not small:
             return
-        others = [other for other in self.running if other is not one]
-        kept = sum(other.granted for other in others if other.waits == "memory")
+        other_runs = [other for other in self.running if other is not task_run]
+        waiting_bytes = sum(other.granted_bytes for other in other_runs if other.waits == "memory")
         free = max(
-            0, self.plan.memory_bytes - kept - (0 if one.alone or small else self._for_small())
+            0,
+            self.plan.memory_bytes
+            - waiting_bytes
+            - (0 if task_run.alone or small else self._count_bytes_for_small()),
         )
-        wanted = min(one.wanted, free)  # however large it is, it runs with what there can be
-        working = [other.granted for other in others if other.waits != "memory"]
-        beside = sum(size for size in working if small or one.alone or not self._is_small(size))
-        if wanted <= free - beside:
-            one.granted = wanted
-            self._grant(one)
+        requested_bytes = min(
+            task_run.requested_bytes, free
+        )  # however large it is, it runs with what there can be
+        working = [other.granted_bytes for other in other_runs if other.waits != "memory"]
+        working_bytes = sum(
+            size for size in working if small or task_run.alone or not self._is_small(size)
+        )
+        if requested_bytes <= free - working_bytes:
+            task_run.granted_bytes = requested_bytes
+            self._grant(task_run)
 
-    def _for_small(self) -> int:
+    def _count_bytes_for_small(self) -> int:
         """What large tasks leave to small ones: as much as those have and want, so that however
         large a task is, it waits for other large ones and hardly ever for the many small ones; and
         one's worth for the next that comes.
         """
-        most = self.plan.memory_bytes
-        sizes = (one.wanted if one.waits == "memory" else one.granted for one in self.running)
+        memory_bytes = self.plan.memory_bytes
+        sizes = (
+            task_run.requested_bytes if task_run.waits == "memory" else task_run.granted_bytes
+            for task_run in self.running
+        )
         small = sum(size for size in sizes if size is not None and self._is_small(size))
-        return int(min(max(small, _SMALL_SHARE * most), _FOR_SMALL * most))
+        return int(
+            min(
+                max(small, _MAX_SMALL_SHARE * memory_bytes),
+                _MAX_FREE_FOR_SMALL_SHARE * memory_bytes,
+            )
+        )
 
-    def _hold(self, one: _Running) -> None:
-        self.holder, self.since = one, time.monotonic()
+    def _start_quiet(self, task_run: _TaskRun) -> None:
+        self.measuring, self.quiet_since = task_run, time.monotonic()
         if self.plan.freeze:
             for other in self.running:
-                if other is not one:
-                    freeze(other.process.pid)
-        self._grant(one)
+                if other is not task_run:
+                    stop_tree(other.process.pid)
+        self._grant(task_run)
 
-    def _loud(self) -> None:
-        if self.holder is None:
+    def _end_quiet(self) -> None:
+        if self.measuring is None:
             return
-        held_s = time.monotonic() - self.since
+        quiet_s = time.monotonic() - self.quiet_since
         for other in self.running:
-            if other is not self.holder and self.plan.freeze:
-                thaw(other.process.pid)
-                other.idle_s += held_s
-        self.holder = None
+            if other is not self.measuring and self.plan.freeze:
+                continue_tree(other.process.pid)
+                other.idle_s += quiet_s
+        self.measuring = None
 
-    def _grant(self, one: _Running) -> None:
-        one.idle_s += time.monotonic() - one.asked
-        one.waits = ""
+    def _grant(self, task_run: _TaskRun) -> None:
+        task_run.idle_s += time.monotonic() - task_run.waiting_since
+        task_run.waits = ""
         try:
-            send(one.connection, {"granted": True})
+            send(task_run.connection, {"granted": True})
         except OSError:
             return  # it has died meanwhile, which `_reap` sees
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        for one in list(self.running):
-            code = one.process.poll()
-            spent_s = time.monotonic() - one.began - one.idle_s
+        for task_run in list(self.running):
+            code = task_run.process.poll()
+            spent_s = time.monotonic() - task_run.begun_at - task_run.idle_s
             if code is not None:
-                while one.connection.poll():
+                while task_run.connection.poll():
                     try:
-                        self._heard(one, receive(one.connection))
+                        self._handle_message(task_run, receive(task_run.connection))
                     except (EOFError, OSError):
                         break
-                died = f"{_DIED} {code} in {one.stage!r}: {_last(one.log)}"
-                self._finish(one, "" if one.row is not None else died)
-            elif spent_s > self.job.limit_s and not one.waits and self.holder in (None, one):
-                place = where(one.process, one.log)
+                died = (
+                    f"{_EXIT_REASON} {code} in {task_run.stage!r}: {_last_log_line(task_run.log)}"
+                )
+                self._finish(task_run, "" if task_run.row is not None else died)
+            elif (
+                spent_s > self.job.limit_s
+                and not task_run.waits
+                and self.measuring in (None, task_run)
+            ):
+                place = locate_process(task_run.process, task_run.log)
                 self._finish(
-                    one,
-                    f"time limit of {self.job.limit_s:g} s in {one.stage!r}{place and f', at {place}'}",
+                    task_run,
+                    f"time limit of {self.job.limit_s:g} s in {task_run.stage!r}{place and f', at {place}'}",
                 )
 
-    def _finish(self, one: _Running, reason: str) -> None:
-        self._end(one)
+    def _finish(self, task_run: _TaskRun, reason: str) -> None:
+        self._end(task_run)
         row = dict(
-            one.row
+            task_run.row
             or {"columns": {}, "best": None, "against": {}, "ours": {}, "arms": {}, "stages_s": {}}
         )
-        told = reason and one.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
-        short = any(word in told + json.dumps(row) for word in _OUT_OF_MEMORY)
-        if short and not one.alone:
-            self.pending.append(_Pending(one.task, alone=True, lost=one.lost))
+        log_tail = reason and task_run.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        out_of_memory = any(word in log_tail + json.dumps(row) for word in _OUT_OF_MEMORY)
+        if out_of_memory and not task_run.alone:
+            self.pending.append(_PendingTask(task_run.task, alone=True, lost=task_run.lost))
             return
-        lost = self._blamed(one, reason)
+        lost = self._columns_to_leave_out(task_run, reason)
         if lost is not None:
-            self.pending.append(_Pending(one.task, alone=one.alone, lost=lost))
+            self.pending.append(_PendingTask(task_run.task, alone=task_run.alone, lost=lost))
             return
         for name in (*self.job.baselines, *self.job.contenders):
-            if why := one.lost.get(name, reason):
+            if why := task_run.lost.get(name, reason):
                 row["columns"].setdefault(name, {"status": "failed", "reason": why})
-        row["wall_s"] = round(time.monotonic() - one.began - one.idle_s, 3)
-        row["alone"] = one.alone
-        self._deliver(Result(one.task, row))
+        row["wall_s"] = round(time.monotonic() - task_run.begun_at - task_run.idle_s, 3)
+        row["alone"] = task_run.alone
+        self._deliver(Result(task_run.task, row))
 
-    def _blamed(self, one: _Running, reason: str) -> Mapping[str, str] | None:
+    def _columns_to_leave_out(self, task_run: _TaskRun, reason: str) -> Mapping[str, str] | None:
         """The columns to try without, and why: a contender whose own work it was, else all of them.
         None: nothing more to try.
 
         What dies again without any contender, dies of a baseline: of the one that runs most of
         other people's code. Contenders that were only suspected come back.
         """
-        if not reason or one.stage.startswith(("start", "load", "compile")):
+        if not reason or task_run.stage.startswith(("start", "load", "compile")):
             return None
-        job = self.job.withdraw(one.lost)
+        job = self.job.withdraw(task_run.lost)
         if job.contenders:
-            at_fault = [one.column] if one.column in job.contenders else job.contenders
-            return {**one.lost, **dict.fromkeys(at_fault, reason)}
-        if REDUCE in job.baselines and reason.startswith(_DIED):
-            return {name: why for name, why in one.lost.items() if not why.startswith(_DIED)} | {
-                REDUCE: reason
-            }
+            at_fault = [task_run.column] if task_run.column in job.contenders else job.contenders
+            return {**task_run.lost, **dict.fromkeys(at_fault, reason)}
+        if REDUCE in job.baselines and reason.startswith(_EXIT_REASON):
+            return {
+                name: why for name, why in task_run.lost.items() if not why.startswith(_EXIT_REASON)
+            } | {REDUCE: reason}
         return None
 
     def _deliver(self, result: Result) -> None:
         """Hand a row over; the first ones are kept back until any column of any task has run."""
-        if self.unproven is None:
+        if self.early_results is None:
             self.deliver(result)
             return
-        self.unproven.append(result)
+        self.early_results.append(result)
         if any(column["status"] == "ok" for column in result.row["columns"].values()):
-            proven, self.unproven = self.unproven, None
-            for one in proven:
-                self.deliver(one)
-        elif len(self.unproven) >= _BROKEN:
+            early_results, self.early_results = self.early_results, None
+            for early_result in early_results:
+                self.deliver(early_result)
+        elif len(self.early_results) >= _MAX_FAILED_FIRST_TASKS:
             reasons = {str(column["reason"]) for column in result.row["columns"].values()}
-            raise Broken(
-                f"the first {_BROKEN} tasks failed whole, nothing was kept; the last one: {'; '.join(sorted(reasons))[:600]}"
+            raise NothingRunsError(
+                f"the first {_MAX_FAILED_FIRST_TASKS} tasks failed whole, nothing was kept; the last one: {'; '.join(sorted(reasons))[:600]}"
             )
 
-    def _end(self, one: _Running) -> None:
-        end(one.process)
-        one.connection.close()
-        if self.holder is one:
-            self._loud()
-        self.running.remove(one)
+    def _end(self, task_run: _TaskRun) -> None:
+        kill_tree(task_run.process)
+        task_run.connection.close()
+        if self.measuring is task_run:
+            self._end_quiet()
+        self.running.remove(task_run)
 
 
-def _last(log: Path) -> str:
+def _last_log_line(log: Path) -> str:
     """The last line a process wrote, for its failure's reason; of a crash, which it was and where."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     for at, line in enumerate(lines):

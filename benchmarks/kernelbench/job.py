@@ -27,7 +27,7 @@ __all__ = [
         "REDUCE",
         "RELEASE",
     ),
-    *("Job", "Profile", "Rights", "grant"),
+    *("Job", "Profile", "Rights", "set_precision"),
 ]
 
 Rights: TypeAlias = Literal["default", "tf32", "ieee"]
@@ -124,12 +124,15 @@ class Job:
     def withdraw(self, columns: Collection[str]) -> Job:
         """The same without some of the columns."""
         arms = tuple(arm for arm in self.arms if arm not in columns)
-        ours, judged = self.ours and OURS not in columns, "" if RELEASE in columns else self.judged
+        package_column, release = (
+            self.ours and OURS not in columns,
+            "" if RELEASE in columns else self.judged,
+        )
         return replace(
             self,
-            ours=ours,
+            ours=package_column,
             arms=arms,
-            judged=judged,
+            judged=release,
             left_out=tuple(name for name in BASELINES if name in columns),
         )
 
@@ -142,8 +145,8 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         """A JSON object; equal ones may share a table."""
         left_out = {"left_out": list(self.left_out)} if self.left_out else {}
-        found = {name: value for name, value in asdict(self).items() if name != "left_out"}
-        return {**found, "arms": list(self.arms), **left_out, "label": self.label}
+        values = {name: value for name, value in asdict(self).items() if name != "left_out"}
+        return {**values, "arms": list(self.arms), **left_out, "label": self.label}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
@@ -153,7 +156,7 @@ class Job:
         return cls(**{**fields, "profile": Profile(**data["profile"]), **lists})
 
 
-def grant(rights: Rights) -> None:
+def set_precision(rights: Rights) -> None:
     """Set this process's precision switches, the same for every column. For a process of its own."""
     torch.set_float32_matmul_precision("high" if rights == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = rights != "ieee"

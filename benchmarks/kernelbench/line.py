@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["Line", "receive", "send"]
+__all__ = ["TaskChannel", "receive", "send"]
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
@@ -24,11 +24,11 @@ def send(connection: Connection, message: Mapping[str, Any]) -> None:
 
 def receive(connection: Connection) -> dict[str, Any]:
     """The next object. Raises EOFError when the other side is gone."""
-    found: dict[str, Any] = json.loads(connection.recv_bytes())
-    return found
+    message: dict[str, Any] = json.loads(connection.recv_bytes())
+    return message
 
 
-class Line:
+class TaskChannel:
     """A task's end of the line."""
 
     def __init__(self, connection: Connection) -> None:

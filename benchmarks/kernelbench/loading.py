@@ -32,21 +32,21 @@ from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 
 __all__ = [
     "Demand",
-    "Made",
-    "demand",
-    "fake_module",
+    "TaskSource",
+    "estimate_demand",
     "import_source",
+    "make_fake_module",
     "make_inputs",
     "make_module",
     "tensor_bytes",
 ]
 
 _SEED = 42
-_LARGEST_KEPT = 4  # intermediates of the largest size that are alive at once
+_LIVE_INTERMEDIATES = 4  # intermediates of the largest size that are alive at once
 
 
 @dataclass(frozen=True)
-class Made:
+class TaskSource:
     """What a task's file defines."""
 
     source: ModuleType
@@ -57,7 +57,7 @@ class Made:
         return self.source.Model(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-def import_source(path: Path) -> Made:
+def import_source(path: Path) -> TaskSource:
     """Run a task's file. Raises what it raises, and ValueError for one without Model, get_inputs,
     get_init_inputs.
     """
@@ -69,20 +69,20 @@ def import_source(path: Path) -> Made:
     spec.loader.exec_module(source)
     if absent := [name for name in NAMES if not hasattr(source, name)]:
         raise ValueError(f"the task defines no {', no '.join(absent)}; expected {', '.join(NAMES)}")
-    return Made(source)
+    return TaskSource(source)
 
 
-def make_module(made: Made, device: torch.device, mode: str) -> nn.Module:
+def make_module(source: TaskSource, device: torch.device, mode: str) -> nn.Module:
     """The Model with the same weights at every call, on the device, in mode "eval" or "train"."""
-    with _seeded(_SEED), torch.device(device):
-        module = made.module()
+    with _fix_seed(_SEED), torch.device(device):
+        module = source.module()
     return module.to(device).train(mode == "train")
 
 
-def make_inputs(made: Made, device: torch.device, seed: int) -> tuple[Any, ...]:
+def make_inputs(source: TaskSource, device: torch.device, seed: int) -> tuple[Any, ...]:
     """A set of inputs, drawn by the task's own get_inputs, on the device."""
-    with _seeded(_SEED + seed), torch.device(device):
-        inputs = made.source.get_inputs()
+    with _fix_seed(_SEED + seed), torch.device(device):
+        inputs = source.source.get_inputs()
     return tuple(
         pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, list(inputs))
     )
@@ -103,23 +103,23 @@ class Demand:
     given_bytes: int = 0
 
     @property
-    def made_bytes(self) -> int:
+    def result_bytes(self) -> int:
         """Of its results."""
         return self.least_bytes - self.given_bytes
 
 
-def fake_module(made: Made) -> nn.Module:
+def make_fake_module(source: TaskSource) -> nn.Module:
     """The task's module without memory for its weights, in FakeTensorMode; with it where its
     constructor asks tensors for values (a Swin transformer its rates of stochastic depth).
     """
     try:
-        return made.module()
+        return source.module()
     except DataDependentOutputException:
         with unset_fake_temporarily():
-            return made.module()
+            return source.module()
 
 
-def demand(made: Made, mode: str) -> Demand | None:
+def estimate_demand(source: TaskSource, mode: str) -> Demand | None:
     """The task's demand; None where fake tensors cannot run it.
 
     On a pretended CPU wherever it runs later: sizes are the same, and nothing of cuDNN's asks for
@@ -128,15 +128,23 @@ def demand(made: Made, mode: str) -> Demand | None:
     counter = FlopCounterMode(display=False)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), _Outputs() as outputs, torch.no_grad():
-            module, inputs = fake_module(made).train(mode == "train"), made.source.get_inputs()
-            held: int = tensor_bytes([*inputs, *module.parameters(), *module.buffers()])
+            module, inputs = (
+                make_fake_module(source).train(mode == "train"),
+                source.source.get_inputs(),
+            )
+            fixed_bytes: int = tensor_bytes([*inputs, *module.parameters(), *module.buffers()])
             outputs.sizes.clear()
             with counter:
                 result = module(*inputs)
     except Exception:  # noqa: BLE001  a task that fake tensors cannot run has no estimate, whatever it raised
         return None
-    largest: list[int] = sorted(outputs.sizes, reverse=True)[:_LARGEST_KEPT]
-    return Demand(held + sum(largest), held + tensor_bytes(result), counter.get_total_flops(), held)
+    largest: list[int] = sorted(outputs.sizes, reverse=True)[:_LIVE_INTERMEDIATES]
+    return Demand(
+        fixed_bytes + sum(largest),
+        fixed_bytes + tensor_bytes(result),
+        counter.get_total_flops(),
+        fixed_bytes,
+    )
 
 
 def tensor_bytes(tree: Any) -> int:
@@ -163,7 +171,7 @@ class _Outputs(TorchDispatchMode):
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _fix_seed(seed: int) -> Iterator[None]:
     """Random numbers of the body come from `seed`; generators go on from there, nobody else uses
     them.
     """

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import RELEASE, Job
-from benchmarks.kernelbench.line import Line
+from benchmarks.kernelbench.line import TaskChannel
 from benchmarks.kernelbench.loading import Demand
 from benchmarks.kernelbench.statistics import BEST
 from torch_cudal1.core.refusal import Refusal
@@ -31,15 +31,15 @@ from torch_cudal1.device.peaks import find_device_peaks
 from torch_cudal1.judge.benchmark.statistics import FEWEST_PAIRS, summarise
 from torch_cudal1.judge.benchmark.timing import device_time_us, host_time_us, interleave
 
-__all__ = ["Measured", "against", "floor_us", "is_drained", "measure"]
+__all__ = ["Measured", "compute_lower_bound_us", "compute_ratios", "is_drained", "measure_columns"]
 
-_LOOKS, _SETTLE_S = (
+_CLOCK_CALLS, _SETTLE_S = (
     3,
     0.05,
 )  # the columns have been called before; the clocks of the GPU rise while they take turns
-_LOCK_WAIT_S = 600.0
-_DRAIN_S, _PROBED_S = 20.0, 0.05
-_LONG_S, _LONG_SHARE = (
+_MAX_LOCK_WAIT_S = 600.0
+_MAX_DRAIN_S, _PROBE_WINDOW_S = 20.0, 0.05
+_SLOW_PROBE_S, _MAX_SLOW_SHARE = (
     5e-4,
     0.2,
 )  # an empty GPU answers far sooner; processes on one take turns of milliseconds
@@ -57,20 +57,20 @@ class Measured:
     state: Mapping[str, Any]
 
 
-def measure(
+def measure_columns(
     calls: Mapping[str, Call],
-    ring: Sequence[tuple[Any, ...]],
+    input_sets: Sequence[tuple[Any, ...]],
     job: Job,
-    line: Line,
+    line: TaskChannel,
     fail: Callable[[str, str], None],
 ) -> Measured:
     """Time every column while nobody else of this run works. A column that raises is failed and
     left out of all rounds.
     """
     device = torch.device(job.device)
-    runs = {name: _turning(call, ring) for name, call in calls.items()}
-    with lock_gpu(device, "measure", wait_s=_LOCK_WAIT_S) as shared, line.quiet():
-        drained = device.type != "cuda" or is_drained(_probe(device))
+    runs = {name: _rotate_inputs(call, input_sets) for name, call in calls.items()}
+    with lock_gpu(device, "measure", wait_s=_MAX_LOCK_WAIT_S) as shared, line.quiet():
+        drained = device.type != "cuda" or is_drained(_make_probe(device))
         state: dict[str, Any] = {
             "shared": str(shared or ""),
             "drained": drained,
@@ -82,16 +82,17 @@ def measure(
             except Exception as error:  # noqa: BLE001  as for any column: a row with the reason
                 fail(name, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
                 del runs[name]
-        samples = _sampled(runs, device, job)
-        apart = {name: _apart(run, device) for name, run in runs.items()}
+        samples = _collect_samples(runs, device, job)
+        clock_times = {name: _time_clocks(run, device) for name, run in runs.items()}
         state["after"] = read_gpu_state(device)
     times = {
-        name: {"us": statistics.median(values), **apart[name]} for name, values in samples.items()
+        name: {"us": statistics.median(values), **clock_times[name]}
+        for name, values in samples.items()
     }
     return Measured(samples, times, state)
 
 
-def is_drained(probe: Callable[[], object], limit_s: float = _DRAIN_S) -> bool:
+def is_drained(probe: Callable[[], object], limit_s: float = _MAX_DRAIN_S) -> bool:
     """Wait until nobody else's kernels run on the GPU: who is stopped leaves it what was launched.
     False if that took too long.
 
@@ -101,57 +102,62 @@ def is_drained(probe: Callable[[], object], limit_s: float = _DRAIN_S) -> bool:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         begin, long_s = time.perf_counter(), 0.0
-        while (now := time.perf_counter()) - begin < _PROBED_S:
+        while (now := time.perf_counter()) - begin < _PROBE_WINDOW_S:
             probe()
             spent_s = time.perf_counter() - now
-            long_s += spent_s if spent_s > _LONG_S else 0.0
-        if long_s < _LONG_SHARE * _PROBED_S:
+            long_s += spent_s if spent_s > _SLOW_PROBE_S else 0.0
+        if long_s < _MAX_SLOW_SHARE * _PROBE_WINDOW_S:
             return True
     return False
 
 
-def _probe(device: torch.device) -> Callable[[], object]:
-    one = torch.zeros(1, device=device)
+def _make_probe(device: torch.device) -> Callable[[], object]:
+    scalar = torch.zeros(1, device=device)
 
     def probe() -> None:
-        one.zero_()
+        scalar.zero_()
         torch.cuda.synchronize(device)
 
     return probe
 
 
-def against(
-    found: Measured, job: Job, columns: dict[str, dict[str, Any]], paired: Mapping[str, Any] | None
+def compute_ratios(
+    measured: Measured,
+    job: Job,
+    columns: dict[str, dict[str, Any]],
+    paired: Mapping[str, Any] | None,
 ) -> tuple[str | None, dict[str, dict[str, Any]]]:
     """The best baseline's name, and for each column its speed-up over every baseline and over the
     best one.
     """
-    bases = [
-        name for name in job.baselines if name in found.samples and columns[name]["status"] == "ok"
+    baselines = [
+        name
+        for name in job.baselines
+        if name in measured.samples and columns[name]["status"] == "ok"
     ]
-    if not bases:
+    if not baselines:
         return None, {}
-    best = min(bases, key=lambda name: float(columns[name]["us"]))
+    best = min(baselines, key=lambda name: float(columns[name]["us"]))
     ratios: dict[str, dict[str, Any]] = {}
-    for name in (*bases, *job.contenders):
-        if name in found.samples and columns[name]["status"] == "ok":
+    for name in (*baselines, *job.contenders):
+        if name in measured.samples and columns[name]["status"] == "ok":
             ratios[name] = {
-                base: _paired(found.samples[base], found.samples[name])
-                for base in bases
+                base: _compute_ratio(measured.samples[base], measured.samples[name])
+                for base in baselines
                 if base != name
             }
-            ratios[name][BEST] = ratios[name].get(best, _same())
-    if paired is not None and paired["over"] in bases and columns[RELEASE]["status"] == "ok":
+            ratios[name][BEST] = ratios[name].get(best, _make_unit_ratio())
+    if paired is not None and paired["over"] in baselines and columns[RELEASE]["status"] == "ok":
         over_us = float(columns[paired["over"]]["us"])
         columns[RELEASE]["us"] = over_us / paired["speedup"]
         ratios[RELEASE] = {
-            base: _carried(paired, float(columns[base]["us"]) / over_us) for base in bases
+            base: _scale_ratio(paired, float(columns[base]["us"]) / over_us) for base in baselines
         }
         ratios[RELEASE][BEST] = ratios[RELEASE][best]
     return best, ratios
 
 
-def floor_us(needs: Demand, device: torch.device) -> float | None:
+def compute_lower_bound_us(estimate: Demand, device: torch.device) -> float | None:
     """Microseconds below which the task as written cannot run on this GPU: its bytes, or its
     products at the peak of TF32.
 
@@ -161,54 +167,60 @@ def floor_us(needs: Demand, device: torch.device) -> float | None:
     limits = find_device_peaks(device)
     if device.type != "cuda" or isinstance(limits, Refusal):
         return None
-    return 1e6 * max(needs.least_bytes / limits.bytes_per_s, needs.flops / limits.flops_per_s[4])
+    return 1e6 * max(
+        estimate.least_bytes / limits.bytes_per_s, estimate.flops / limits.flops_per_s[4]
+    )
 
 
-def _turning(call: Call, ring: Sequence[tuple[Any, ...]]) -> Callable[[], object]:
-    turn = itertools.cycle(ring)
+def _rotate_inputs(call: Call, input_sets: Sequence[tuple[Any, ...]]) -> Callable[[], object]:
+    turn = itertools.cycle(input_sets)
     return lambda: call(*next(turn))
 
 
-def _sampled(
+def _collect_samples(
     runs: Mapping[str, Callable[[], object]], device: torch.device, job: Job
 ) -> dict[str, list[float]]:
     """At least seven rounds; with a window, as many as fill it."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
-    until = time.monotonic() + (job.profile.measure_s if job.profile.window else 0.0)
+    window_end = time.monotonic() + (job.profile.measure_s if job.profile.window else 0.0)
     while runs:
         for name, values in interleave(
             runs, device, budget_s=job.profile.measure_s, settle_s=_SETTLE_S
         ).items():
             samples[name] += values
         rounds = min(map(len, samples.values()))
-        if rounds >= _MAX_WINDOW_ROUNDS or (rounds >= FEWEST_PAIRS and time.monotonic() >= until):
+        if rounds >= _MAX_WINDOW_ROUNDS or (
+            rounds >= FEWEST_PAIRS and time.monotonic() >= window_end
+        ):
             break
     return samples
 
 
-def _apart(run: Callable[[], object], device: torch.device) -> dict[str, float | None]:
-    host_us = host_time_us(run, device, calls=_LOOKS)
+def _time_clocks(run: Callable[[], object], device: torch.device) -> dict[str, float | None]:
+    host_us = host_time_us(run, device, calls=_CLOCK_CALLS)
     return {
         "host_us": host_us,
-        "device_us": device_time_us(run, device, calls=_LOOKS) if device.type == "cuda" else None,
+        "device_us": device_time_us(run, device, calls=_CLOCK_CALLS)
+        if device.type == "cuda"
+        else None,
     }
 
 
-def _paired(base: Sequence[float], own: Sequence[float]) -> dict[str, float]:
-    found = summarise(list(zip(base, own, strict=True)))
+def _compute_ratio(base: Sequence[float], contender: Sequence[float]) -> dict[str, float]:
+    summary = summarise(list(zip(base, contender, strict=True)))
     return {
-        "speedup": found.speedup,
-        "low": found.low,
-        "high": found.high,
-        "steady": int(found.steady),
+        "speedup": summary.speedup,
+        "low": summary.low,
+        "high": summary.high,
+        "steady": int(summary.steady),
     }
 
 
-def _carried(paired: Mapping[str, Any], factor: float) -> dict[str, float]:
+def _scale_ratio(paired: Mapping[str, Any], factor: float) -> dict[str, float]:
     return {name: float(paired[name]) * factor for name in ("speedup", "low", "high")} | {
         "steady": 1
     }
 
 
-def _same() -> dict[str, float]:
+def _make_unit_ratio() -> dict[str, float]:
     return {"speedup": 1.0, "low": 1.0, "high": 1.0, "steady": 1}

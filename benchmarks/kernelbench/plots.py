@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Curve", "Dot", "curves", "dots"]
+__all__ = ["Curve", "Dot", "draw_curves", "draw_dots"]
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 760, 260, 52, 34, 12, 12
 _TICKS = (0.1, 0.25, 0.5, 0.8, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -40,14 +40,14 @@ class Curve:
     points: Sequence[tuple[float, float]]
 
 
-def dots(found: Sequence[Dot], label: str) -> str:
+def draw_dots(points: Sequence[Dot], label: str) -> str:
     """Tasks side by side, slowest first; filled where something was swapped in, with 95 %
     intervals.
     """
-    ordered = sorted(found, key=lambda dot: dot.speedup)
+    ordered = sorted(points, key=lambda dot: dot.speedup)
     low = min([0.8, *(dot.low for dot in ordered)])
     high = max([1.5, *(dot.high for dot in ordered)])
-    y = _log_scale(low, high)
+    y = _make_log_scale(low, high)
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(ordered))
     marks = []
     for place, dot in enumerate(ordered):
@@ -60,25 +60,25 @@ def dots(found: Sequence[Dot], label: str) -> str:
             f'<circle cx="{x:.1f}" cy="{y(dot.speedup):.1f}" r="3" fill="{colour}" stroke="var(--first)">'
             f"<title>{html.escape(dot.name)}: {dot.speedup:.3f}x</title></circle>"
         )
-    return _svg([*_grid(low, high), *marks, _caption("tasks, slowest first")], label)
+    return _wrap_svg([*_draw_grid(low, high), *marks, _draw_caption("tasks, slowest first")], label)
 
 
-def curves(found: Sequence[Curve], label: str, axis: str, *, logarithmic_y: bool) -> str:
+def draw_curves(lines: Sequence[Curve], label: str, axis: str, *, logarithmic_y: bool) -> str:
     """Lines over a logarithmic horizontal axis; the vertical one is a speed-up or a share."""
-    xs = [x for curve in found for x, _ in curve.points if x > 0]
-    ys = [y for curve in found for _, y in curve.points]
+    xs = [x for curve in lines for x, _ in curve.points if x > 0]
+    ys = [y for curve in lines for _, y in curve.points]
     if not xs:
         return ""
     low_x, high_x = min(xs), max(max(xs), min(xs) * 1.01)
     low, high = (min([0.9, *ys]), max([1.1, *ys])) if logarithmic_y else (0.0, 1.0)
     y = (
-        _log_scale(low, high)
+        _make_log_scale(low, high)
         if logarithmic_y
         else (lambda share: _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP))
     )
     span = math.log(high_x / low_x)
-    parts = _grid(low, high) if logarithmic_y else _shares()
-    for number, curve in enumerate(found):
+    parts = _draw_grid(low, high) if logarithmic_y else _draw_share_grid()
+    for number, curve in enumerate(lines):
         places = [
             (_LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(max(px, low_x) / low_x) / span, y(py))
             for px, py in curve.points
@@ -89,17 +89,17 @@ def curves(found: Sequence[Curve], label: str, axis: str, *, logarithmic_y: bool
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         )
-        if len(found) > 1:
-            parts.append(_key(number, curve.name, colour, dash))
-    for tick in _ticks_between(low_x, high_x):
+        if len(lines) > 1:
+            parts.append(_draw_legend_line(number, curve.name, colour, dash))
+    for tick in _list_ticks(low_x, high_x):
         px = _LEFT + (_WIDTH - _LEFT - _RIGHT) * math.log(tick / low_x) / span
         parts.append(
             f'<text x="{px:.1f}" y="{_HEIGHT - _BOTTOM + 14}" text-anchor="middle" fill="var(--muted)">{tick:g}</text>'
         )
-    return _svg([*parts, _caption(axis)], label)
+    return _wrap_svg([*parts, _draw_caption(axis)], label)
 
 
-def _key(number: int, name: str, colour: str, dash: str) -> str:
+def _draw_legend_line(number: int, name: str, colour: str, dash: str) -> str:
     """A line of the legend, which is where curves seldom are: top right."""
     right, y = _WIDTH - _RIGHT, _TOP + 14 * (number + 1)
     text = f'<text x="{right - 40}" y="{y}" text-anchor="end" fill="var(--ink)">{html.escape(name)}</text>'
@@ -109,48 +109,51 @@ def _key(number: int, name: str, colour: str, dash: str) -> str:
     )
 
 
-def _log_scale(low: float, high: float) -> Callable[[float], float]:
+def _make_log_scale(low: float, high: float) -> Callable[[float], float]:
     span = math.log(high / low)
     return lambda value: _TOP + (_HEIGHT - _BOTTOM - _TOP) * (1 - math.log(value / low) / span)
 
 
-def _ticks_between(low: float, high: float) -> list[float]:
-    found = [tick for tick in (*_TICKS, 200.0, 500.0, 1_000.0) if low <= tick <= high]
-    return found if len(found) <= 10 else found[:: math.ceil(len(found) / 10)]
+def _list_ticks(low: float, high: float) -> list[float]:
+    ticks = [tick for tick in (*_TICKS, 200.0, 500.0, 1_000.0) if low <= tick <= high]
+    return ticks if len(ticks) <= 10 else ticks[:: math.ceil(len(ticks) / 10)]
 
 
-def _grid(low: float, high: float) -> list[str]:
-    y = _log_scale(low, high)
+def _draw_grid(low: float, high: float) -> list[str]:
+    y = _make_log_scale(low, high)
     parts = []
-    for tick in _ticks_between(low, high):
+    for tick in _list_ticks(low, high):
         weight = "2" if tick == 1.0 else "1"
         colour = "var(--muted)" if tick == 1.0 else "var(--grid)"
-        parts.append(_rule(y(tick), colour, weight) + _tick(y(tick), f"{tick:g}x"))
+        parts.append(_draw_rule(y(tick), colour, weight) + _draw_tick(y(tick), f"{tick:g}x"))
     return parts
 
 
-def _shares() -> list[str]:
+def _draw_share_grid() -> list[str]:
     height = _HEIGHT - _BOTTOM - _TOP
     places = [(share, _HEIGHT - _BOTTOM - share * height) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    return [_rule(y, "var(--grid)", "1") + _tick(y, f"{100 * share:.0f} %") for share, y in places]
+    return [
+        _draw_rule(y, "var(--grid)", "1") + _draw_tick(y, f"{100 * share:.0f} %")
+        for share, y in places
+    ]
 
 
-def _rule(y: float, colour: str, weight: str) -> str:
+def _draw_rule(y: float, colour: str, weight: str) -> str:
     return f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" stroke-width="{weight}"/>'
 
 
-def _tick(y: float, text: str) -> str:
+def _draw_tick(y: float, text: str) -> str:
     return (
         f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="var(--muted)">{text}</text>'
     )
 
 
-def _caption(text: str) -> str:
+def _draw_caption(text: str) -> str:
     place = f'x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 4}"'
     return f'<text {place} text-anchor="middle" fill="var(--muted)">{html.escape(text)}</text>'
 
 
-def _svg(parts: Sequence[str], label: str) -> str:
+def _wrap_svg(parts: Sequence[str], label: str) -> str:
     head = f'<svg role="img" aria-label="{html.escape(label)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-size="11"'
     return (
         head

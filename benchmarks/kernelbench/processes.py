@@ -14,14 +14,23 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["WHERE", "Process", "die_with_parent", "end", "family", "freeze", "thaw", "where"]
+__all__ = [
+    "STACK_SIGNAL",
+    "Process",
+    "continue_tree",
+    "die_with_parent",
+    "kill_tree",
+    "list_process_tree",
+    "locate_process",
+    "stop_tree",
+]
 
-WHERE = signal.SIGUSR1
+STACK_SIGNAL = signal.SIGUSR1
 
-_PASSES = 3  # a process may start another one while its family is being listed
-_GRACE_S = 5.0
-_TELLING_S, _LOOK_S = 2.0, 0.05
-_OURS = "torch_cudal1"
+_MAX_STOP_PASSES = 3  # a process may start another one while its family is being listed
+_KILL_WAIT_S = 5.0
+_MAX_STACK_WAIT_S, _STACK_POLL_S = 2.0, 0.05
+_PACKAGE = "torch_cudal1"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,38 +42,38 @@ def die_with_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def family(pid: int) -> list[int]:
+def list_process_tree(pid: int) -> list[int]:
     """The process and its living descendants, parents first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
+        if entry.name.isdigit() and (parent := _read_parent_pid(entry)) is not None:
             children.setdefault(parent, []).append(int(entry.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
+    pids = [pid]
+    for process_id in pids:
+        pids += children.get(process_id, [])
+    return pids
 
 
-def freeze(pid: int) -> None:
+def stop_tree(pid: int) -> None:
     """Stop them all, and whatever they started before they were stopped."""
     stopped: set[int] = set()
-    for _ in range(_PASSES):
-        found = [one for one in family(pid) if one not in stopped]
-        if not found:
+    for _ in range(_MAX_STOP_PASSES):
+        running = [process_id for process_id in list_process_tree(pid) if process_id not in stopped]
+        if not running:
             return
-        for one in found:
-            _signal(one, signal.SIGSTOP)
-        stopped.update(found)
+        for process_id in running:
+            _send_signal(process_id, signal.SIGSTOP)
+        stopped.update(running)
 
 
-def thaw(pid: int) -> None:
+def continue_tree(pid: int) -> None:
     """Let them all go on, children first: none of them is to find the other side of a pipe asleep."""
-    for one in reversed(family(pid)):
-        _signal(one, signal.SIGCONT)
+    for process_id in reversed(list_process_tree(pid)):
+        _send_signal(process_id, signal.SIGCONT)
 
 
 class Process(Protocol):
-    """What `end` asks of a process."""
+    """What `kill_tree` asks of a process."""
 
     @property
     def pid(self) -> int:
@@ -77,50 +86,51 @@ class Process(Protocol):
         """The same when it has ended. Raises subprocess.TimeoutExpired."""
 
 
-def where(process: Process, log: Path) -> str:
+def locate_process(process: Process, log: Path) -> str:
     """What a task's process is doing, its innermost frame and the package's; "" where it does not
     say.
 
-    The process writes its frames into `log` when it is sent `WHERE`. One that has not asked for
+    The process writes its frames into `log` when it is sent `STACK_SIGNAL`. One that has not asked for
     that signal ends by it.
     """
     before = log.stat().st_size
-    _signal(process.pid, WHERE)
-    deadline = time.monotonic() + _TELLING_S
+    _send_signal(process.pid, STACK_SIGNAL)
+    deadline = time.monotonic() + _MAX_STACK_WAIT_S
     while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(_LOOK_S)
-        told = log.read_bytes()[before:].decode(errors="replace").splitlines()
-        if frames := [line for line in told if line.startswith("  File ")]:
-            ours = [frame for frame in frames if f"/{_OURS}/" in frame]
+        time.sleep(_STACK_POLL_S)
+        new_lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
+        if frames := [line for line in new_lines if line.startswith("  File ")]:
+            package_frames = [frame for frame in frames if f"/{_PACKAGE}/" in frame]
             return ", of ".join(
                 dict.fromkeys(
-                    frame.rpartition("/")[2].replace('"', "") for frame in (frames[0], *ours[:1])
+                    frame.rpartition("/")[2].replace('"', "")
+                    for frame in (frames[0], *package_frames[:1])
                 )
             )
     return ""
 
 
-def end(process: Process) -> None:
+def kill_tree(process: Process) -> None:
     """Kill it and all it started, and wait for it. Safe to call twice."""
     if process.poll() is not None:
         return
-    for one in family(process.pid):
-        _signal(one, signal.SIGKILL)
+    for process_id in list_process_tree(process.pid):
+        _send_signal(process_id, signal.SIGKILL)
     try:
-        process.wait(_GRACE_S)
+        process.wait(_KILL_WAIT_S)
     except subprocess.TimeoutExpired:
         return  # in an uninterruptible driver call: it dies when that returns
 
 
-def _parent(entry: Path) -> int | None:
+def _read_parent_pid(entry: Path) -> int | None:
     try:
-        told = (entry / "stat").read_text(encoding="ascii", errors="replace")
+        stat_line = (entry / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None  # it has ended meanwhile
-    return int(told.rpartition(")")[2].split()[1])
+    return int(stat_line.rpartition(")")[2].split()[1])
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _send_signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -16,12 +16,12 @@ from benchmarks.kernelbench.tasks import Task
 from benchmarks.report import SCHEMA
 from torch_cudal1.cli.commands import results
 
-__all__ = ["append", "finished", "read"]
+__all__ = ["append_row", "list_finished", "read_rows"]
 
 _KEYS = frozenset({"kind", "schema", "job", "task", "columns", "against", "environment", "of"})
 
 
-def append(
+def append_row(
     out: Path,
     task: Task,
     row: Mapping[str, Any],
@@ -45,7 +45,7 @@ def append(
     results.append(out, {**head, **row, "environment": dict(environment)})
 
 
-def read(*files: Path) -> list[dict[str, Any]]:
+def read_rows(*files: Path) -> list[dict[str, Any]]:
     """Every readable row of those files, the newest of a task and job, by level and number."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for file in files:
@@ -60,18 +60,18 @@ def read(*files: Path) -> list[dict[str, Any]]:
     return sorted(newest.values(), key=lambda row: (row["task"]["level"], row["task"]["number"]))
 
 
-def finished(
+def list_finished(
     files: Sequence[Path], job: Job, tasks: Sequence[Task], *, without_failed: bool = False
 ) -> set[tuple[str, str]]:
     """Keys and digests of the tasks with a row in `files`, under this job; with `without_failed`
     one with no failed column.
     """
-    wanted, asked = {(task.key, task.digest) for task in tasks}, job.to_json()
-    found = [row for row in read(*files) if row["job"] == asked]
+    requested, job_values = {(task.key, task.digest) for task in tasks}, job.to_json()
+    matching = [row for row in read_rows(*files) if row["job"] == job_values]
     if without_failed:
-        found = [
+        matching = [
             row
-            for row in found
+            for row in matching
             if all(column["status"] != "failed" for column in row["columns"].values())
         ]
-    return {(row["task"]["key"], row["task"]["sha256"]) for row in found} & wanted
+    return {(row["task"]["key"], row["task"]["sha256"]) for row in matching} & requested

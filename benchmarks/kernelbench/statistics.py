@@ -17,23 +17,23 @@ from typing import Any, TypeAlias
 
 __all__ = [
     "BEST",
-    "SLOWER",
+    "REGRESSION_BELOW",
     "Ratio",
     "Summary",
-    "fast_p",
-    "geomean",
-    "quartiles",
-    "ratios",
+    "compute_fast_p",
+    "compute_geomean",
+    "compute_quartiles",
+    "compute_ratios",
+    "compute_tuning_curve",
     "summarise",
-    "tuning_curve",
 ]
 
 Row: TypeAlias = Mapping[str, Any]
 
 BEST = "best"
-SLOWER = 0.98  # below this against the best baseline is a regression
-COUNTED = 1.01  # the paper counts a speed-up above this
-_CURVE = (0.5, 0.8, 0.9, 1.0, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
+REGRESSION_BELOW = 0.98  # below this against the best baseline is a regression
+COUNTED_ABOVE = 1.01  # the paper counts a speed-up above this
+_FAST_P_GRID = (0.5, 0.8, 0.9, 1.0, 1.01, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -70,38 +70,40 @@ class Summary:
     failed: tuple[str, ...]
 
 
-def ratios(rows: Iterable[Row], contender: str, against: str = BEST) -> list[Ratio]:
+def compute_ratios(rows: Iterable[Row], contender: str, against: str = BEST) -> list[Ratio]:
     """One ratio a task, in the rows' order; a task without that baseline has none."""
-    return [ratio for row in rows if (ratio := _ratio(row, contender, against)) is not None]
+    return [ratio for row in rows if (ratio := _make_ratio(row, contender, against)) is not None]
 
 
-def summarise(found: Sequence[Ratio]) -> Summary:
+def summarise(task_ratios: Sequence[Ratio]) -> Summary:
     """The statistics of those ratios."""
-    values = [ratio.speedup for ratio in found]
-    p25, p50, p75 = quartiles(values)
+    values = [ratio.speedup for ratio in task_ratios]
+    p25, p50, p75 = compute_quartiles(values)
     return Summary(
-        tasks=len(found),
-        success=sum(ratio.measured for ratio in found),
+        tasks=len(task_ratios),
+        success=sum(ratio.measured for ratio in task_ratios),
         mean=statistics.fmean(values) if values else None,
         most=max(values, default=None),
         p75=p75,
         p50=p50,
         p25=p25,
-        counted=sum(value > COUNTED for value in values),
-        geomean=geomean(values),
-        clamped=geomean([max(1.0, value) for value in values]),
-        slower=tuple(ratio.key for ratio in found if ratio.speedup < SLOWER),
-        slower_beyond_noise=tuple(ratio.key for ratio in found if ratio.high < SLOWER),
-        failed=tuple(ratio.key for ratio in found if not ratio.measured),
+        counted=sum(value > COUNTED_ABOVE for value in values),
+        geomean=compute_geomean(values),
+        clamped=compute_geomean([max(1.0, value) for value in values]),
+        slower=tuple(ratio.key for ratio in task_ratios if ratio.speedup < REGRESSION_BELOW),
+        slower_beyond_noise=tuple(
+            ratio.key for ratio in task_ratios if ratio.high < REGRESSION_BELOW
+        ),
+        failed=tuple(ratio.key for ratio in task_ratios if not ratio.measured),
     )
 
 
-def geomean(values: Sequence[float]) -> float | None:
+def compute_geomean(values: Sequence[float]) -> float | None:
     """Geometric mean, None of nothing."""
     return math.exp(statistics.fmean(map(math.log, values))) if values else None
 
 
-def quartiles(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+def compute_quartiles(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """25 %, 50 %, 75 %, interpolated between the values as numpy does by default."""
     if not values:
         return None, None, None
@@ -111,15 +113,20 @@ def quartiles(values: Sequence[float]) -> tuple[float | None, float | None, floa
     return low, middle, high
 
 
-def fast_p(found: Sequence[Ratio], grid: Sequence[float] = _CURVE) -> list[tuple[float, float]]:
+def compute_fast_p(
+    task_ratios: Sequence[Ratio], grid: Sequence[float] = _FAST_P_GRID
+) -> list[tuple[float, float]]:
     """KernelBench's fast_p: the share of all tasks that are right and more than p times as fast,
     for each p.
     """
-    total = max(1, len(found))
-    return [(p, sum(ratio.measured and ratio.speedup > p for ratio in found) / total) for p in grid]
+    total = max(1, len(task_ratios))
+    return [
+        (p, sum(ratio.measured and ratio.speedup > p for ratio in task_ratios) / total)
+        for p in grid
+    ]
 
 
-def tuning_curve(rows: Iterable[Row], contender: str) -> list[tuple[float, float]]:
+def compute_tuning_curve(rows: Iterable[Row], contender: str) -> list[tuple[float, float]]:
     """Geometric mean against the best baseline if every search had been stopped after so many
     seconds: (seconds, speed-up) points.
 
@@ -127,7 +134,7 @@ def tuning_curve(rows: Iterable[Row], contender: str) -> list[tuple[float, float
     then on.
     """
     rows = list(rows)
-    speeds = {ratio.key: max(1.0, ratio.speedup) for ratio in ratios(rows, contender)}
+    speeds = {ratio.key: max(1.0, ratio.speedup) for ratio in compute_ratios(rows, contender)}
     ended = sorted(
         (float(row["ours"]["tune_s"]), row["task"]["key"])
         for row in rows
@@ -140,16 +147,20 @@ def tuning_curve(rows: Iterable[Row], contender: str) -> list[tuple[float, float
     return points
 
 
-def _ratio(row: Row, contender: str, against: str) -> Ratio | None:
+def _make_ratio(row: Row, contender: str, against: str) -> Ratio | None:
     task, column = row["task"], row["columns"].get(contender)
     measured = column is not None and column["status"] == "ok"
     if measured:
-        found = row["against"].get(contender, {}).get(against)
-        if found is None:
+        interval = row["against"].get(contender, {}).get(against)
+        if interval is None:
             return None
         return Ratio(
-            task["key"], task["level"], float(found["speedup"]), float(found["high"]), True
+            task["key"], task["level"], float(interval["speedup"]), float(interval["high"]), True
         )
-    ran = row["columns"].get(against, {}).get("status") == "ok"
-    lost = against == BEST or row["columns"].get("eager", {}).get("status") != "ok"
-    return Ratio(task["key"], task["level"], 1.0, 1.0, False) if ran or lost else None
+    baseline_ran = row["columns"].get(against, {}).get("status") == "ok"
+    counts_as_one = against == BEST or row["columns"].get("eager", {}).get("status") != "ok"
+    return (
+        Ratio(task["key"], task["level"], 1.0, 1.0, False)
+        if baseline_ran or counts_as_one
+        else None
+    )

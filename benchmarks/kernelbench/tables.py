@@ -2,7 +2,7 @@
 one table: one job on one GPU.
 
 Every group says its precision, how many of the benchmark's tasks have a row yet, and which versions
-measured them. Sizes that were cut down are never called a result: `headline` refuses them, and
+measured them. Sizes that were cut down are never called a result: `compute_headline` refuses them, and
 refuses a group in which tasks are still missing.
 """
 
@@ -14,20 +14,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.kernelbench.ablation import products, told
+from benchmarks.kernelbench.ablation import compute_products, summarise_products
 from benchmarks.kernelbench.job import EAGER, OURS, Job
 from benchmarks.kernelbench.statistics import (
     BEST,
     Ratio,
     Summary,
-    fast_p,
-    geomean,
-    ratios,
+    compute_fast_p,
+    compute_geomean,
+    compute_ratios,
+    compute_tuning_curve,
     summarise,
-    tuning_curve,
 )
 
-__all__ = ["Group", "Table", "groups", "headline", "of_level"]
+__all__ = ["Group", "Table", "compute_headline", "group_rows", "select_level"]
 
 _ABSENT = "-"
 _CURVE_S = (5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 1_200.0)
@@ -88,39 +88,45 @@ class Group:
         versions = Counter(
             f"{e['version'] or e['package']}" for e in (row["environment"] for row in self.rows)
         )
-        where = self.rows[0]["environment"]
-        machine = self.gpu or f"{where['cores']} cores of {where['cpu']}"
-        lack = (
+        environment = self.rows[0]["environment"]
+        machine = self.gpu or f"{environment['cores']} cores of {environment['cpu']}"
+        incomplete = (
             ""
             if len(self.rows) >= self.total
             else f" INCOMPLETE: {self.total - len(self.rows)} tasks have no row yet."
         )
         mixed = " Measured by several versions of the package." if len(versions) > 1 else ""
         tune_s = self.job.profile.tune_s
-        software = f"torch {where['torch']}, Triton {where['triton']}, Python {where['python']}, package {', '.join(versions)}"
-        return f"{machine}, {software}; {len(self.rows)} of {self.total} tasks, search budget {tune_s:g} s a task.{lack}{mixed}"
+        installed = [
+            f"torch {environment['torch']}",
+            f"Triton {environment['triton']}",
+            f"Python {environment['python']}",
+            f"package {', '.join(versions)}",
+        ]
+        software = ", ".join(installed)
+        return f"{machine}, {software}; {len(self.rows)} of {self.total} tasks, search budget {tune_s:g} s a task.{incomplete}{mixed}"
 
 
-def groups(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
+def group_rows(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
     """One group for each job, GPU and set of sizes, in the order in which they come."""
-    found: dict[str, Group] = {}
+    groups_by_key: dict[str, Group] = {}
     for row in rows:
         name = str((row["job"], row["environment"]["gpu"], row["task"]["sizes"]))
-        if name not in found:
-            found[name] = Group(
+        if name not in groups_by_key:
+            groups_by_key[name] = Group(
                 Job.from_json(row["job"]),
                 row["task"]["sizes"],
                 row["environment"]["gpu"],
                 int(row["of"]),
                 [],
             )
-        found[name].rows.append(row)
-    for group in found.values():
-        group.tables.extend(_tables(group))
-    return list(found.values())
+        groups_by_key[name].rows.append(row)
+    for group in groups_by_key.values():
+        group.tables.extend(_make_tables(group))
+    return list(groups_by_key.values())
 
 
-def headline(group: Group) -> dict[str, float]:
+def compute_headline(group: Group) -> dict[str, float]:
     """Geometric means over all tasks against each baseline. Raises ValueError for a group that is
     no result.
     """
@@ -134,67 +140,74 @@ def headline(group: Group) -> dict[str, float]:
         raise ValueError(
             f"{group.total - len(group.rows)} of {group.total} tasks have no row; run again with the same --out"
         )
-    found = {
-        base: geomean([r.speedup for r in ratios(group.rows, OURS, base)])
+    means = {
+        base: compute_geomean([r.speedup for r in compute_ratios(group.rows, OURS, base)])
         for base in (BEST, *group.job.baselines)
     }
-    return {base: value for base, value in found.items() if value is not None}
+    return {base: value for base, value in means.items() if value is not None}
 
 
-def of_level(found: Iterable[Ratio], level: int | None) -> list[Ratio]:
+def select_level(task_ratios: Iterable[Ratio], level: int | None) -> list[Ratio]:
     """Of one level, or all."""
-    return [ratio for ratio in found if level in (None, ratio.level)]
+    return [ratio for ratio in task_ratios if level in (None, ratio.level)]
 
 
-def _tables(group: Group) -> list[Table]:
-    made = [_compared(group, name) for name in group.job.contenders]
-    made += [
-        _baselines(group),
-        _curve(group),
-        _apart(group),
-        _floor(group),
-        *_search(group),
-        _trouble(group),
-        _each(group),
+def _make_tables(group: Group) -> list[Table]:
+    tables = [_compare_column(group, name) for name in group.job.contenders]
+    tables += [
+        _compare_baselines(group),
+        _tabulate_fast_p(group),
+        _compare_clocks(group),
+        _compare_lower_bounds(group),
+        *_tabulate_search(group),
+        _list_trouble(group),
+        _list_tasks(group),
     ]
     if group.job.arms:
-        made.append(_arms(group))
-    return [table for table in made if table.rows]
+        tables.append(_tabulate_arms(group))
+    return [table for table in tables if table.rows]
 
 
-def _levels(group: Group) -> list[int | None]:
+def _list_levels(group: Group) -> list[int | None]:
     return [None, *sorted({int(row["task"]["level"]) for row in group.rows})]
 
 
-def _compared(group: Group, name: str) -> Table:
+def _compare_column(group: Group, name: str) -> Table:
     lines = []
     for base in (BEST, *group.job.baselines):
-        found = ratios(group.rows, name, base)
-        for level in _levels(group):
-            summary = summarise(of_level(found, level))
+        task_ratios = compute_ratios(group.rows, name, base)
+        for level in _list_levels(group):
+            summary = summarise(select_level(task_ratios, level))
             label = "best of all" if base == BEST else base
-            lines.append([label, "all" if level is None else str(level), *_cells(summary)])
+            lines.append([label, "all" if level is None else str(level), *_format_summary(summary)])
     note = "A task without an answer counts as 1.0. Against one baseline, tasks for which that baseline does not run are left out."
     return Table(f"{name} against each baseline", ("baseline", "level", *_STATISTICS), lines, note)
 
 
-def _cells(found: Summary) -> list[str]:
-    numbers = [_x(value) for value in (found.mean, found.most, found.p75, found.p50, found.p25)]
-    counts = [f"{found.success}/{found.tasks}", f"{found.counted}/{found.tasks}"]
-    return [*numbers, *counts, _x(found.geomean), _x(found.clamped)]
+def _format_summary(summary: Summary) -> list[str]:
+    numbers = [
+        _format_ratio(value)
+        for value in (summary.mean, summary.most, summary.p75, summary.p50, summary.p25)
+    ]
+    counts = [f"{summary.success}/{summary.tasks}", f"{summary.counted}/{summary.tasks}"]
+    return [*numbers, *counts, _format_ratio(summary.geomean), _format_ratio(summary.clamped)]
 
 
-def _baselines(group: Group) -> Table:
+def _compare_baselines(group: Group) -> Table:
     lines = []
     for base in group.job.baselines:
         if base != EAGER:
-            found = [ratio for ratio in ratios(group.rows, base, EAGER) if ratio.measured]
+            measured = [
+                ratio for ratio in compute_ratios(group.rows, base, EAGER) if ratio.measured
+            ]
             lines.append(
                 [
                     base,
                     *(
-                        _x(geomean([r.speedup for r in of_level(found, level)]))
-                        for level in _levels(group)
+                        _format_ratio(
+                            compute_geomean([r.speedup for r in select_level(measured, level)])
+                        )
+                        for level in _list_levels(group)
                     ),
                 ]
             )
@@ -202,7 +215,7 @@ def _baselines(group: Group) -> Table:
     wins = ", ".join(f"{name} {count}" for name, count in best.most_common())
     columns = (
         "baseline",
-        *("all" if level is None else f"level {level}" for level in _levels(group)),
+        *("all" if level is None else f"level {level}" for level in _list_levels(group)),
     )
     return Table(
         "Baselines against eager, geometric means where they run",
@@ -212,12 +225,12 @@ def _baselines(group: Group) -> Table:
     )
 
 
-def _curve(group: Group) -> Table:
+def _tabulate_fast_p(group: Group) -> Table:
     lines = []
     grid: list[str] = []
     for name in group.job.contenders:
-        for level in _levels(group):
-            points = fast_p(of_level(ratios(group.rows, name), level))
+        for level in _list_levels(group):
+            points = compute_fast_p(select_level(compute_ratios(group.rows, name), level))
             grid = [f"{p:g}" for p, _ in points]
             lines.append(
                 [
@@ -233,7 +246,7 @@ def _curve(group: Group) -> Table:
     )
 
 
-def _apart(group: Group) -> Table:
+def _compare_clocks(group: Group) -> Table:
     """Best baseline's time over the contender's, device and host clocks apart."""
     lines = []
     for name in group.job.contenders:
@@ -246,7 +259,17 @@ def _apart(group: Group) -> Table:
                 )
                 for row in group.rows
             ]
-            cells.append(_x(geomean([base / own for base, own in pairs if base and own])))
+            cells.append(
+                _format_ratio(
+                    compute_geomean(
+                        [
+                            baseline_us / contender_us
+                            for baseline_us, contender_us in pairs
+                            if baseline_us and contender_us
+                        ]
+                    )
+                )
+            )
         if cells != [_ABSENT, _ABSENT]:
             lines.append([name, *cells])
     note = "Each clock alone, unpaired: device time between events with a cold L2 cache, host time until the call returns."
@@ -258,26 +281,26 @@ def _apart(group: Group) -> Table:
     )
 
 
-def _floor(group: Group) -> Table:
+def _compare_lower_bounds(group: Group) -> Table:
     """Device time over the floor of bytes and products, by level."""
     lines = []
     for name in (*group.job.contenders, BEST):
-        for level in _levels(group):
-            found = [
-                _above_floor(row, row["best"] if name == BEST else name)
+        for level in _list_levels(group):
+            multiples = [
+                _over_lower_bound(row, row["best"] if name == BEST else name)
                 for row in group.rows
                 if level in (None, row["task"]["level"])
             ]
-            known = [value for value in found if value is not None]
-            if known:
+            measured = [value for value in multiples if value is not None]
+            if measured:
                 label = "best baseline" if name == BEST else name
                 lines.append(
                     [
                         label,
                         "all" if level is None else str(level),
-                        str(len(known)),
-                        _x(geomean(known)),
-                        _x(max(known)),
+                        str(len(measured)),
+                        _format_ratio(compute_geomean(measured)),
+                        _format_ratio(max(measured)),
                     ]
                 )
     note = "Floor: inputs, parameters and results once at the memory's peak rate, or the products as written at the peak of TF32."
@@ -289,26 +312,32 @@ def _floor(group: Group) -> Table:
     )
 
 
-def _above_floor(row: Mapping[str, Any], name: str | None) -> float | None:
-    floor = (row.get("demand") or {}).get("floor_us")
-    taken = row["columns"].get(name, {}).get("device_us")
-    return taken / floor if floor and taken else None
+def _over_lower_bound(row: Mapping[str, Any], name: str | None) -> float | None:
+    lower_bound_us = (row.get("demand") or {}).get("floor_us")
+    device_us = row["columns"].get(name, {}).get("device_us")
+    return device_us / lower_bound_us if lower_bound_us and device_us else None
 
 
-def _search(group: Group) -> list[Table]:
+def _tabulate_search(group: Group) -> list[Table]:
     """What won, and what finding it cost."""
     swapped = [row for row in group.rows if row["ours"].get("swapped")]
-    gains = {ratio.key: ratio.speedup for ratio in ratios(group.rows, OURS)}
-    by: dict[str, list[float]] = {}
+    gains = {ratio.key: ratio.speedup for ratio in compute_ratios(group.rows, OURS)}
+    gains_by_technique: dict[str, list[float]] = {}
     for row in swapped:
         for technique in row["ours"]["techniques"] or ["schedule only"]:
-            by.setdefault(technique, []).append(gains[row["task"]["key"]])
+            gains_by_technique.setdefault(technique, []).append(gains[row["task"]["key"]])
     lines = [
-        [name, str(len(values)), _x(geomean(values))]
-        for name, values in sorted(by.items(), key=lambda one: -len(one[1]))
+        [name, str(len(values)), _format_ratio(compute_geomean(values))]
+        for name, values in sorted(
+            gains_by_technique.items(), key=lambda name_and_gains: -len(name_and_gains[1])
+        )
     ]
     lines.append(
-        ["any", str(len(swapped)), _x(geomean([gains[row["task"]["key"]] for row in swapped]))]
+        [
+            "any",
+            str(len(swapped)),
+            _format_ratio(compute_geomean([gains[row["task"]["key"]] for row in swapped])),
+        ]
     )
     won = Table(
         "What was swapped in: tasks, and geometric mean of those against the best baseline",
@@ -320,13 +349,13 @@ def _search(group: Group) -> list[Table]:
     ]
     if not spent:
         return []
-    curve = tuning_curve(group.rows, OURS)
+    curve = compute_tuning_curve(group.rows, OURS)
     reached = [
-        [f"{limit:g}", _x([speed for seconds, speed in curve if seconds <= limit][-1])]
+        [f"{limit:g}", _format_ratio([speed for seconds, speed in curve if seconds <= limit][-1])]
         for limit in _CURVE_S
     ]
     note = f"Wall seconds of a search beside others; median {statistics.median(spent):.1f}, longest {max(spent):.1f}."
-    note += _alone(group)
+    note += _describe_waiting(group)
     return [
         won,
         Table(
@@ -338,28 +367,28 @@ def _search(group: Group) -> list[Table]:
     ]
 
 
-def _alone(group: Group) -> str:
+def _describe_waiting(group: Group) -> str:
     """What of that is not for the others: from rows that tell for how long they waited for the
     GPU's clock, and held it.
     """
-    told = [
+    timed_rows = [
         row
         for row in group.rows
         if "held" in row.get("gpu_s", {}) and row["ours"].get("tune_s") is not None
     ]
-    if not told:
+    if not timed_rows:
         return ""
-    own = statistics.median(
-        float(row["ours"]["tune_s"]) - float(row["gpu_s"]["waited"]) for row in told
+    search_s = statistics.median(
+        float(row["ours"]["tune_s"]) - float(row["gpu_s"]["waited"]) for row in timed_rows
     )
-    clock = statistics.median(float(row["gpu_s"]["held"]) for row in told)
+    clock = statistics.median(float(row["gpu_s"]["held"]) for row in timed_rows)
     return (
-        f" Without waiting for the GPU's clock median {own:.1f} ({len(told)} tasks that tell); that clock was held for {clock:.1f},"
+        f" Without waiting for the GPU's clock median {search_s:.1f} ({len(timed_rows)} tasks that tell); that clock was held for {clock:.1f},"
         " the measuring of all columns included."
     )
 
 
-def _trouble(group: Group) -> Table:
+def _list_trouble(group: Group) -> Table:
     """Everything that a reader must not have to look for: regressions, failures, wrong results, our
     own fall-backs.
     """
@@ -374,7 +403,7 @@ def _trouble(group: Group) -> Table:
                         key,
                         name,
                         "slower",
-                        f"{_x(best['speedup'])} [{best['low']:.3f}, {best['high']:.3f}] of {row['best']}",
+                        f"{_format_ratio(best['speedup'])} [{best['low']:.3f}, {best['high']:.3f}] of {row['best']}",
                     ]
                 )
         for name, column in row["columns"].items():
@@ -384,7 +413,7 @@ def _trouble(group: Group) -> Table:
             [key, OURS, "fell back", reason[:200]]
             for reason in row["ours"].get("fallbacks", [])[:1]
         ]
-        if lost := _lost(row["ours"]):
+        if lost := _list_gpu_losses(row["ours"]):
             lines.append(
                 [
                     key,
@@ -398,20 +427,22 @@ def _trouble(group: Group) -> Table:
     )
 
 
-def _lost(ours: Mapping[str, Any]) -> list[str]:
+def _list_gpu_losses(package_facts: Mapping[str, Any]) -> list[str]:
     """Why candidates failed, as far as that leaves a process without its GPU: no user met it, but
     it is a bug of a kernel.
     """
-    told = [str(why) for heat in ours.get("heats", []) for _, why in heat["failures"]]
-    told += [str(one["reason"]) for one in ours.get("tried", [])]
-    return [why for why in told if any(word in why for word in _GPU_LOST)]
+    reasons = [
+        str(why) for shortlist in package_facts.get("heats", []) for _, why in shortlist["failures"]
+    ]
+    reasons += [str(attempt["reason"]) for attempt in package_facts.get("tried", [])]
+    return [why for why in reasons if any(word in why for word in _GPU_LOST)]
 
 
-def _each(group: Group) -> Table:
+def _list_tasks(group: Group) -> Table:
     names = [*group.job.baselines, *group.job.contenders]
     lines = []
     for row in group.rows:
-        times = [_us(row["columns"].get(name, {})) for name in names]
+        times = [_format_us(row["columns"].get(name, {})) for name in names]
         best = row["against"].get(OURS, {}).get(BEST)
         runs = " + ".join(row["ours"].get("techniques") or row["ours"].get("runs") or [])
         speed = (
@@ -437,18 +468,20 @@ def _each(group: Group) -> Table:
     return Table("Every task", columns, lines)
 
 
-def _arms(group: Group) -> Table:
-    found = products(group.rows)
-    lines = [[name, _x(value)] for name, value in told(found).items()]
-    note = f"{len(found)} tasks with every arm, against eager. Gains multiply where together over product is 1.0."
+def _tabulate_arms(group: Group) -> Table:
+    task_products = compute_products(group.rows)
+    lines = [
+        [name, _format_ratio(value)] for name, value in summarise_products(task_products).items()
+    ]
+    note = f"{len(task_products)} tasks with every arm, against eager. Gains multiply where together over product is 1.0."
     return Table("Techniques alone and together", ("", "geometric mean"), lines, note)
 
 
-def _us(column: Mapping[str, Any]) -> str:
+def _format_us(column: Mapping[str, Any]) -> str:
     if column.get("us") is None:
         return str(column.get("status", _ABSENT))
     return f"{column['us']:.1f}" if column["us"] < 1000 else f"{column['us']:.0f}"
 
 
-def _x(value: float | None) -> str:
+def _format_ratio(value: float | None) -> str:
     return _ABSENT if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"

@@ -2,7 +2,7 @@
 data set of the Hub.
 
 A task is text until its own process runs it. Levels 1 to 3 are the benchmark; a line that is no
-task, or a task that is there twice, is an error and not passed over. `cut_down` makes small tasks
+task, or a task that is there twice, is an error and not passed over. `shrink_task` makes small tasks
 out of large ones, for trying the benchmark out and for nothing else: what was cut down says so for
 ever.
 """
@@ -24,16 +24,16 @@ __all__ = [
     "Choice",
     "Task",
     "TaskError",
-    "cut_down",
+    "read_release_candidates",
     "read_tasks",
-    "release_candidates",
-    "selected",
+    "select_tasks",
+    "shrink_task",
 ]
 
 LEVELS = (1, 2, 3)
 _FILE = re.compile(r"(\d+)_(.+)\.py")
-_LEAST, _STEP, _LEAST_BATCH = 128, 64, 2
-_COUNTS = re.compile(r"batch|num_classes|num_boxes|expansion|growth", re.IGNORECASE)
+_MIN_DIVIDED, _SIZE_MULTIPLE, _MIN_BATCH = 128, 64, 2
+_BATCH_LIKE_NAME = re.compile(r"batch|num_classes|num_boxes|expansion|growth", re.IGNORECASE)
 
 
 class TaskError(ValueError):
@@ -75,25 +75,25 @@ class Choice:
     shard: tuple[int, int] = (0, 1)
 
 
-def read_tasks(where: str) -> list[Task]:
+def read_tasks(location: str) -> list[Task]:
     """All tasks of a folder, a .json release file, or hf:OWNER/NAME, by level and number. Raises
     TaskError, OSError.
     """
-    if where.startswith("hf:"):
-        found = _from_hub(where.removeprefix("hf:"))
-    elif where.endswith(".json"):
-        found = _from_release(Path(where))
+    if location.startswith("hf:"):
+        tasks = _read_hub(location.removeprefix("hf:"))
+    elif location.endswith(".json"):
+        tasks = _read_release(Path(location))
     else:
-        found = _from_checkout(Path(where))
-    twice = [key for key, count in Counter(task.key for task in found).items() if count > 1]
-    if twice:
+        tasks = _read_checkout(Path(location))
+    duplicates = [key for key, count in Counter(task.key for task in tasks).items() if count > 1]
+    if duplicates:
         raise TaskError(
-            f"{where} holds tasks {', '.join(twice[:5])} more than once; expected each level and number once"
+            f"{location} holds tasks {', '.join(duplicates[:5])} more than once; expected each level and number once"
         )
-    return sorted(found, key=lambda task: (task.level, task.number))
+    return sorted(tasks, key=lambda task: (task.level, task.number))
 
 
-def selected(tasks: Sequence[Task], choice: Choice) -> list[Task]:
+def select_tasks(tasks: Sequence[Task], choice: Choice) -> list[Task]:
     """The chosen ones in order. Raises TaskError for a key that is not there, and when nothing is
     left.
     """
@@ -105,29 +105,29 @@ def selected(tasks: Sequence[Task], choice: Choice) -> list[Task]:
     at, of = choice.shard
     if not 0 <= at < of:
         raise TaskError(f"shard {at}/{of}; expected I/N with 0 <= I < N")
-    named = [
+    chosen = [
         task
         for task in tasks
         if (task.key in choice.only if choice.only else task.level in choice.levels)
     ]
-    if not named[at::of]:
+    if not chosen[at::of]:
         raise TaskError(f"no task is left of {len(tasks)} after --level, --only and --shard")
-    return named[at::of]
+    return chosen[at::of]
 
 
-def release_candidates(path: Path) -> dict[str, str | None]:
+def read_release_candidates(path: Path) -> dict[str, str | None]:
     """The candidates of a CUDA-L1 release file by key; None where its authors withdrew the code.
     Raises TaskError, OSError.
     """
-    found: dict[str, str | None] = {}
+    candidates: dict[str, str | None] = {}
     for line in read_lines(path):
         if isinstance(line, UnreadableLine):
             raise TaskError(f"{path} line {line.number}: {line.reason}")
-        found[f"{line.level}/{line.task}"] = line.candidate
-    return found
+        candidates[f"{line.level}/{line.task}"] = line.candidate
+    return candidates
 
 
-def cut_down(task: Task, scale: int) -> Task:
+def shrink_task(task: Task, scale: int) -> Task:
     """The task with the large whole numbers at the top of its source divided by `scale`: to try the
     benchmark out, not to quote.
 
@@ -140,12 +140,12 @@ def cut_down(task: Task, scale: int) -> Task:
     tree = ast.parse(task.source)
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            batch = bool(_COUNTS.match(node.targets[0].id))
-            node.value = _Smaller(scale, batch).visit(node.value)
+            batch = bool(_BATCH_LIKE_NAME.match(node.targets[0].id))
+            node.value = _DivideSizes(scale, batch).visit(node.value)
     return replace(task, source=ast.unparse(ast.fix_missing_locations(tree)) + "\n", scale=scale)
 
 
-class _Smaller(ast.NodeTransformer):
+class _DivideSizes(ast.NodeTransformer):
     """Divides the whole numbers of an expression."""
 
     def __init__(self, scale: int, batch: bool) -> None:
@@ -156,38 +156,40 @@ class _Smaller(ast.NodeTransformer):
         if type(value) is not int:
             return node
         if self._batch:
-            return ast.Constant(max(min(value, _LEAST_BATCH), value // self._scale))
+            return ast.Constant(max(min(value, _MIN_BATCH), value // self._scale))
         return (
-            ast.Constant(max(_STEP, value // self._scale // _STEP * _STEP))
-            if value >= _LEAST
+            ast.Constant(
+                max(_SIZE_MULTIPLE, value // self._scale // _SIZE_MULTIPLE * _SIZE_MULTIPLE)
+            )
+            if value >= _MIN_DIVIDED
             else node
         )
 
 
-def _from_checkout(folder: Path) -> list[Task]:
+def _read_checkout(folder: Path) -> list[Task]:
     base = folder / "KernelBench" if (folder / "KernelBench").is_dir() else folder
-    found = []
+    tasks = []
     for level in LEVELS:
         for path in sorted((base / f"level{level}").glob("*.py")):
-            if named := _FILE.fullmatch(path.name):
-                found.append(
+            if match := _FILE.fullmatch(path.name):
+                tasks.append(
                     Task(
                         level,
-                        int(named[1]),
-                        named[2].strip("_"),
+                        int(match[1]),
+                        match[2].strip("_"),
                         path.read_text(encoding="utf-8"),
                         "today",
                     )
                 )
-    if not found:
+    if not tasks:
         raise TaskError(
             f"{folder} holds no level1/NUMBER_NAME.py to level3/...; expected a checkout of KernelBench"
         )
-    return found
+    return tasks
 
 
-def _from_release(path: Path) -> list[Task]:
-    found = []
+def _read_release(path: Path) -> list[Task]:
+    tasks = []
     for line in read_lines(path):
         if isinstance(line, UnreadableLine):
             raise TaskError(f"{path} line {line.number}: {line.reason}")
@@ -195,7 +197,7 @@ def _from_release(path: Path) -> list[Task]:
             raise TaskError(
                 f"{path} line {line.number}: level {line.level!r}, task {line.task!r}; expected levels 1 to 3, a number"
             )
-        found.append(
+        tasks.append(
             Task(
                 line.level,
                 int(line.task),
@@ -204,24 +206,24 @@ def _from_release(path: Path) -> list[Task]:
                 "release",
             )
         )
-    if not found:
+    if not tasks:
         raise TaskError(
             f"{path} holds no task; expected one JSON object a line, the CUDA-L1 release format"
         )
-    return found
+    return tasks
 
 
-def _from_hub(name: str) -> list[Task]:
+def _read_hub(name: str) -> list[Task]:
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise TaskError(
             "hf:... needs the package datasets (pip install 'torch-cudal1[train]'); or give a checkout"
         ) from error
-    found = []
+    tasks = []
     for level in LEVELS:
         for row in load_dataset(name, split=f"level_{level}"):
-            found.append(
+            tasks.append(
                 Task(level, int(row["problem_id"]), str(row["name"]), str(row["code"]), "today")
             )
-    return found
+    return tasks

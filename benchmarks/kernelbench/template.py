@@ -39,8 +39,8 @@ _COMPILERS = (
     "torch._inductor.codegen.triton",
     "torch._functorch.aot_autograd",
 )
-_MOST_BYTES = 1 << 16
-_START_S, _ANSWER_S, _PAUSE_S = 180.0, 30.0, 0.01
+_MAX_MESSAGE_BYTES = 1 << 16
+_MAX_START_S, _MAX_ANSWER_S, _POLL_S = 180.0, 30.0, 0.01
 
 
 class NoTemplate(RuntimeError):
@@ -66,7 +66,7 @@ class ForkedProcess:
         while (status := self.poll()) is None:
             if time.monotonic() > until:
                 raise subprocess.TimeoutExpired("a task", timeout)
-            time.sleep(_PAUSE_S)
+            time.sleep(_POLL_S)
         return status
 
 
@@ -79,8 +79,8 @@ class Template:
         self, device: str, environment: Mapping[str, str], folder: Path, log: Path
     ) -> None:
         """Start it, and see whether what it forks can use `device`. Raises NoTemplate."""
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), device]
+        self._channel, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", __spec__.name, str(child_end.fileno()), device]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -89,21 +89,21 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_end.fileno(),),
                 start_new_session=True,
             )
-        theirs.close()
-        self._ours.settimeout(_START_S)
+        child_end.close()
+        self._channel.settimeout(_MAX_START_S)
         try:
-            told = str(self._ask({"verb": "try"})["problem"])
+            problem = str(self._ask({"verb": "try"})["problem"])
         except NoTemplate as error:
-            told = str(error)
-        if told:
+            problem = str(error)
+        if problem:
             self.close()
             raise NoTemplate(
-                f"{told}; {log.name}: {log.read_text(errors='replace').strip()[-300:]}"
+                f"{problem}; {log.name}: {log.read_text(errors='replace').strip()[-300:]}"
             )
-        self._ours.settimeout(_ANSWER_S)
+        self._channel.settimeout(_MAX_ANSWER_S)
 
     def start(self, spec: Path, line: int, log: IO[bytes]) -> ForkedProcess:
         """A task's process: `line` is its end of the pipe. Raises NoTemplate."""
@@ -115,22 +115,22 @@ class Template:
         its children are then too.
         """
         try:
-            found = self._ask({"verb": "poll", "pid": pid})["status"]
+            exit_status = self._ask({"verb": "poll", "pid": pid})["status"]
         except NoTemplate:
             return -signal.SIGKILL
-        return None if found is None else int(str(found))
+        return None if exit_status is None else int(str(exit_status))
 
     def close(self) -> None:
         """End it and its children. Safe to call twice."""
-        self._ours.close()
+        self._channel.close()
         self._process.kill()
         self._process.wait()
 
     def _ask(self, request: Mapping[str, object], fds: tuple[int, ...] = ()) -> dict[str, object]:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self._ours.sendmsg([json.dumps(request).encode()], ancillary)
-            answer: dict[str, object] = json.loads(self._ours.recv(_MOST_BYTES))
+            self._channel.sendmsg([json.dumps(request).encode()], ancillary)
+            answer: dict[str, object] = json.loads(self._channel.recv(_MAX_MESSAGE_BYTES))
         except (OSError, ValueError) as error:
             raise NoTemplate(f"the process that forks is gone or hangs: {error}") from error
         return answer
@@ -140,16 +140,16 @@ def _serve(channel: socket.socket, device: str) -> None:
     die_with_parent()
     for name in (*_IMPORTS, *_COMPILERS):
         importlib.import_module(name)
-    _survey(device)
+    _probe_sandbox(device)
     statuses: dict[int, int] = {}
     while True:
-        text, fds, _, _ = socket.recv_fds(channel, _MOST_BYTES, 2)
+        text, fds, _, _ = socket.recv_fds(channel, _MAX_MESSAGE_BYTES, 2)
         if not text:
             return
         request = json.loads(text)
         answer: dict[str, object]
         if request["verb"] == "try":
-            answer = {"problem": _problem(device)}
+            answer = {"problem": _find_device_problem(device)}
         elif request["verb"] == "start":
             answer = {"pid": _fork(channel, Path(request["spec"]), *fds)}
         else:
@@ -158,7 +158,7 @@ def _serve(channel: socket.socket, device: str) -> None:
         channel.send(json.dumps(answer).encode())
 
 
-def _survey(device: str) -> None:
+def _probe_sandbox(device: str) -> None:
     """What the sandbox stops here is found out once, for all tasks."""
     import torch
 
@@ -170,7 +170,7 @@ def _survey(device: str) -> None:
         find_levels(make_limits(Settings(), torch.device(device), visible_gpu=visible))
 
 
-def _problem(device: str) -> str:
+def _find_device_problem(device: str) -> str:
     """Why a forked process cannot calculate on the device, "" if it can: what is imported here must
     not have touched the driver.
     """
@@ -198,13 +198,13 @@ def _fork(channel: socket.socket, spec: Path, line: int, log: int) -> int:
     pid = os.fork()
     if not pid:
         channel.close()
-        _become(spec, line, log)
+        _run_task(spec, line, log)
     os.close(line)
     os.close(log)
     return pid
 
 
-def _become(spec: Path, line: int, log: int) -> NoReturn:
+def _run_task(spec: Path, line: int, log: int) -> NoReturn:
     code = 1
     try:
         os.setsid()

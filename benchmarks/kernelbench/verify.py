@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from benchmarks.compare import Reference, compare, reference
-from benchmarks.kernelbench.baselines import Call, gross_error, tensors_of
+from benchmarks.compare import Reference, compare, make_reference
+from benchmarks.kernelbench.baselines import Call, copy_tensors, find_gross_error
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import contract_for
 from torch_cudal1.graph.functional_module import copy_module
 from torch_cudal1.judge.reference.tf32_policy import Tf32OperandRounding
 
-__all__ = ["Checked", "Expected", "check", "expected"]
+__all__ = ["CheckOutcome", "Expected", "check_column", "compute_expected"]
 
 _EAGER_RUNS, _LARGE_BYTES = (
     2,
@@ -45,7 +45,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckOutcome:
     """`by`: "float64" or "eager", and then `why` not float64; `reason` is empty when it passed."""
 
     by: str
@@ -53,27 +53,29 @@ class Checked:
     error_ratio: float | None = None
     why: str = ""
 
-    def worse(self, other: Checked) -> Checked:
+    def worse(self, other: CheckOutcome) -> CheckOutcome:
         """Both checks as one: the first reason, the larger error."""
         errors = [value for value in (self.error_ratio, other.error_ratio) if value is not None]
-        return Checked(self.by, self.reason or other.reason, max(errors, default=None), self.why)
+        return CheckOutcome(
+            self.by, self.reason or other.reason, max(errors, default=None), self.why
+        )
 
 
-def expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
+def compute_expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
     """What `module` should give for `inputs`. Raises what eager raises."""
-    runs = [_outputs(module, inputs)]
+    runs = [_run_seeded(module, inputs)]
     if sum(tensor.nbytes for tensor in runs[0].values()) < _LARGE_BYTES:
-        runs += [_outputs(module, inputs) for _ in range(_EAGER_RUNS - 1)]
+        runs += [_run_seeded(module, inputs) for _ in range(_EAGER_RUNS - 1)]
     try:
-        exact = _outputs(_in_float64(module), pytree.tree_map(_double, inputs))
+        exact = _run_seeded(_copy_in_float64(module), pytree.tree_map(_to_float64, inputs))
         if list(exact) != list(runs[0]):
             return Expected(inputs, runs[0], None, "the float64 run has other outputs")
         if rights := contract_for(
             Settings()
         ).rights:  # everyone has them, whatever use cuDNN makes of them here
             with Tf32OperandRounding(rights):
-                runs.append(_outputs(module, inputs))
-        return Expected(inputs, runs[0], reference(exact, runs))
+                runs.append(_run_seeded(module, inputs))
+        return Expected(inputs, runs[0], make_reference(exact, runs))
     except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError
         return Expected(
             inputs,
@@ -83,40 +85,44 @@ def expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
         )
 
 
-def check(call: Call, wanted: Expected, *, swapped: bool = True) -> Checked:
+def check_column(call: Call, expected: Expected, *, swapped: bool = True) -> CheckOutcome:
     """Call it on the fresh inputs and compare. Raises what the call raises.
 
     Where nothing was swapped in, one of PyTorch's own ways runs and is looked at like every
     baseline: within the rights that everyone has, cuDNN may take TF32 for a layout of Inductor's
     where it did not for eager's.
     """
-    found = _outputs(call, wanted.inputs)
-    if wanted.exact is None:
-        return Checked("eager", gross_error(found, wanted.eager), why=wanted.why)
-    if not swapped and not gross_error(found, wanted.eager):
-        return Checked("eager", "", why="nothing was swapped in")
+    outputs = _run_seeded(call, expected.inputs)
+    if expected.exact is None:
+        return CheckOutcome("eager", find_gross_error(outputs, expected.eager), why=expected.why)
+    if not swapped and not find_gross_error(outputs, expected.eager):
+        return CheckOutcome("eager", "", why="nothing was swapped in")
     verdict = compare(
-        found, wanted.exact
+        outputs, expected.exact
     )  # where eager itself keeps no digits, being unlike it says nothing
-    return Checked("float64", verdict.reason, verdict.error_ratio)
+    return CheckOutcome("float64", verdict.reason, verdict.error_ratio)
 
 
-def _in_float64(module: nn.Module) -> nn.Module:
+def _copy_in_float64(module: nn.Module) -> nn.Module:
     """A copy, with the tensors in its plain attributes (`self.h0 = torch.randn(...)`), which
     `Module.double` leaves alone.
     """
     copied = copy_module(module).double()
     for part in copied.modules():
         vars(part).update(
-            {name: _double(value) for name, value in vars(part).items() if type(value) is Tensor}
+            {
+                name: _to_float64(value)
+                for name, value in vars(part).items()
+                if type(value) is Tensor
+            }
         )
     return copied
 
 
-def _outputs(call: Call, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
+def _run_seeded(call: Call, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
     torch.manual_seed(_SEED)
-    return tensors_of(call(*inputs))
+    return copy_tensors(call(*inputs))
 
 
-def _double(leaf: Any) -> Any:
+def _to_float64(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

@@ -33,10 +33,10 @@ def test_it_runs_small_and_writes_its_results(tmp_path, capsys, monkeypatch):
 
 def test_a_row_over_its_limit_is_named_and_exits_1(tmp_path, monkeypatch):
     rows = [
-        bench_cache.Row("slow", 2.0, 1.0, 3.0, 1.5),
-        bench_cache.Row("told only", 9.0, 9.0, 9.0, None),
+        bench_cache.LookupRow("slow", 2.0, 1.0, 3.0, 1.5),
+        bench_cache.LookupRow("told only", 9.0, 9.0, 9.0, None),
     ]
-    monkeypatch.setattr(bench_cache, "measured", lambda *args: rows)
+    monkeypatch.setattr(bench_cache, "measure_lookups", lambda *args: rows)
     out = tmp_path / "cache.json"
     assert bench_cache.main(["--out", str(out)]) == 1
     assert json.loads(out.read_text())["summary"] == {"over_limit": ["slow"]}
@@ -44,8 +44,8 @@ def test_a_row_over_its_limit_is_named_and_exits_1(tmp_path, monkeypatch):
 
 def test_an_answer_that_is_not_what_was_put_is_no_time(tmp_path):
     cache = LocalCache(tmp_path)
-    (key,) = bench_cache.filled(tmp_path, 1, 2, random.Random(0))
-    assert len(list(bench_cache.look_ups(cache, [key], there=True))) == 1
+    (key,) = bench_cache.write_entries(tmp_path, 1, 2, random.Random(0))
+    assert len(list(bench_cache.time_lookups(cache, [key], there=True))) == 1
     for there, asked in ((False, key), (True, "ab" * 32)):
         with pytest.raises(ValueError, match="look-up"):
-            list(bench_cache.look_ups(cache, [asked], there=there))
+            list(bench_cache.time_lookups(cache, [asked], there=there))

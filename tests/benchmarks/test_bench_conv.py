@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from benchmarks import bench_conv, report
-from benchmarks.bench_conv import CASES, Case, Measurer
+from benchmarks.bench_conv import CASES, ConvCase, ConvMeasurer
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.kernels import propose
 
-SMALL = Case("small", (2, 8, 9, 16), (8, 8, 3, 3), padding=(1,))
+SMALL = ConvCase("small", (2, 8, 9, 16), (8, 8, 3, 3), padding=(1,))
 
 
 def test_every_case_has_a_proposal_on_an_h200() -> None:
@@ -26,7 +26,7 @@ def test_every_case_has_a_proposal_on_an_h200() -> None:
 
 
 def test_a_row_has_the_error_against_float64_and_the_floor() -> None:
-    measurer = Measurer(SMALL, torch.device("cpu"))
+    measurer = ConvMeasurer(SMALL, torch.device("cpu"))
     right, wrong = measurer.eager(), measurer.row("wrong", lambda: 2 * SMALL.run(*measurer.inputs))
     assert right["rms"] < 1e-6
     assert wrong["rms"] == pytest.approx(1.0, rel=1e-3)
@@ -34,10 +34,10 @@ def test_a_row_has_the_error_against_float64_and_the_floor() -> None:
 
 
 def test_what_does_not_compile_is_a_row_with_the_reason(tmp_path: Path) -> None:
-    built = bench_conv.compiled(SMALL, {"rows": 3}, 90, tmp_path / "program")
+    built = bench_conv.compile_proposal(SMALL, {"rows": 3}, 90, tmp_path / "program")
     assert (
         "depthwise"
-        in Measurer(SMALL, torch.device("cpu")).candidate({"rows": 3}, built, 1.0)["failed"]
+        in ConvMeasurer(SMALL, torch.device("cpu")).candidate({"rows": 3}, built, 1.0)["failed"]
     )
 
 

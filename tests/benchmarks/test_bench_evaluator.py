@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks import bench_evaluator
-from benchmarks.bench_evaluator import Run, main, programs
+from benchmarks.bench_evaluator import EvaluatorRun, generate_programs, main
 from torch_cudal1.judge.checks.static.contract import check_source_contract
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
@@ -27,7 +27,7 @@ from torch_cudal1.judge.reference.source_reference import SourceCandidate
 def test_programs_are_different_and_every_fourth_is_another_computation(
     device: str, result: str
 ) -> None:
-    found = list(islice(programs(result, device, 64), 80))
+    found = list(islice(generate_programs(result, device, 64), 80))
     assert len({one.source for one in found}) == len({one.program for one in found}) == 80
     for one in found:
         ast.parse(one.source)
@@ -41,7 +41,7 @@ def test_the_chain_keeps_nan_on_a_gpu(tmp_path: Path) -> None:
     # Triton's maximum drops NaN there, though not in its interpreter: the judge refused these
     # programs and nobody saw why
     file = tmp_path / "chain.py"
-    file.write_text(next(programs(bench_evaluator._CHAIN, "cuda", 64)).source)
+    file.write_text(next(generate_programs(bench_evaluator._CHAIN, "cuda", 64)).source)
     spec = importlib.util.spec_from_file_location("chain", file)
     assert spec is not None
     assert spec.loader is not None
@@ -68,7 +68,7 @@ def test_the_chain_keeps_nan_on_a_gpu(tmp_path: Path) -> None:
 def test_the_rate_counts_when_all_processes_are_up(
     batches: list[tuple[int, float]], rate: float
 ) -> None:
-    assert bench_evaluator._rate(batches) == pytest.approx(rate)
+    assert bench_evaluator._compute_rate(batches) == pytest.approx(rate)
 
 
 def test_a_run_is_written_when_it_is_known_and_not_done_again(
@@ -76,11 +76,13 @@ def test_a_run_is_written_when_it_is_known_and_not_done_again(
 ) -> None:
     done: list[int] = []
 
-    def measured(terms: object, lanes: int, budget_s: float, shape: tuple[int, int]) -> Run:
+    def measured(
+        terms: object, lanes: int, budget_s: float, shape: tuple[int, int]
+    ) -> EvaluatorRun:
         done.append(lanes)
-        return Run(lanes, "own", 10, 2.0, 1.0, 5.0, {"ok": 10})
+        return EvaluatorRun(lanes, "own", 10, 2.0, 1.0, 5.0, {"ok": 10})
 
-    monkeypatch.setattr(bench_evaluator, "measured", measured)
+    monkeypatch.setattr(bench_evaluator, "run_batches", measured)
     out = tmp_path / "evaluator.json"
     options = ["--device", "cpu", "--trusts", "own", "--out", str(out)]
     assert main([*options, "--lanes", "2"]) == 0
@@ -95,7 +97,7 @@ def test_where_nothing_is_right_no_rate_is_claimed(
 ) -> None:
     monkeypatch.setattr(
         bench_evaluator,
-        "measured",
-        lambda *given: Run(2, "own", 8, 2.0, 1.0, 5.0, {"run": 8}, {}, ["why"]),
+        "run_batches",
+        lambda *given: EvaluatorRun(2, "own", 8, 2.0, 1.0, 5.0, {"run": 8}, {}, ["why"]),
     )
     assert main(["--device", "cpu", "--out", str(tmp_path / "e.json")]) == 1

@@ -16,11 +16,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import bench_families
-from benchmarks.bench_families import Options, measured, why_none
-from benchmarks.family_cases import CASES, Case, Of, chunked_scan
+from benchmarks.bench_families import Options, explain_missing_kernel, measure_case
+from benchmarks.family_cases import CASES, FamilyCase, FunctionModule, make_chunked_scan
 from benchmarks.kernelbench.planning import _on_cuda
 from benchmarks.report import load
-from benchmarks.tables import render
+from benchmarks.tables import render_pages
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.functional_module import FunctionalModule
@@ -30,17 +30,22 @@ from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.records import Region
 from torch_cudal1.kernels import Proposal, propose
 
-SMALL = Case(
-    "softmax", "small softmax", lambda: Of(lambda x: x.softmax(1)), lambda: (torch.rand(8, 64),)
+SMALL = FamilyCase(
+    "softmax",
+    "small softmax",
+    lambda: FunctionModule(lambda x: x.softmax(1)),
+    lambda: (torch.rand(8, 64),),
 )
-NORM = Case(
+NORM = FamilyCase(
     "norm", "small batch norm", lambda: nn.BatchNorm2d(3).train(), lambda: (torch.rand(2, 3, 8, 8),)
 )
-NONE = Case("pooling", "a view", lambda: Of(lambda x: x.flip(0)), lambda: (torch.rand(8, 64),))
+NONE = FamilyCase(
+    "pooling", "a view", lambda: FunctionModule(lambda x: x.flip(0)), lambda: (torch.rand(8, 64),)
+)
 CHOICES = (Proposal("softmax", {"rows": 1}), Proposal("softmax", {"rows": 2}))
 
 
-def captured_for_cuda(case: Case) -> Region:
+def captured_for_cuda(case: FamilyCase) -> Region:
     """The case's region without memory, as if its tensors were on a GPU."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         flat = FunctionalModule(case.module(), case.inputs(), {})
@@ -56,7 +61,7 @@ def test_every_case_has_a_proposal_on_an_h200_or_a_reason() -> None:
     for case in (case for case in CASES if not case.name.startswith("fused")):
         parts = partition(captured_for_cuda(case), products=case.products)
         if not any(propose(island.region.program, 90, most=1) for island in parts.groups):
-            reasons[case.name] = why_none(parts)
+            reasons[case.name] = explain_missing_kernel(parts)
     assert reasons == {"average pool 2-D": "a window of (11, 11) over torch.float32"}
 
 
@@ -98,9 +103,9 @@ def flat_instead(program: Program, proposal: Proposal) -> Program:
 
 @pytest.mark.parametrize("case", [SMALL, NORM], ids=lambda case: case.family)
 def test_a_right_kernel_has_its_error_and_its_gain_over_the_better_baseline(
-    case: Case, pretend: dict[str, Any]
+    case: FamilyCase, pretend: dict[str, Any]
 ) -> None:
-    row = measured(case, options())
+    row = measure_case(case, options())
     assert row["status"] == "ok", row
     assert row["error_ratio"] <= 1.0
     assert set(row["us"]) == {"eager", "torch.compile", "copy", "kernel"}
@@ -112,12 +117,12 @@ def test_a_right_kernel_has_its_error_and_its_gain_over_the_better_baseline(
 
 
 def test_the_copy_is_of_every_input_and_result_once(pretend: dict[str, Any]) -> None:
-    assert measured(SMALL, options())["bytes"] == 2 * 4 * 8 * 64
+    assert measure_case(SMALL, options())["bytes"] == 2 * 4 * 8 * 64
 
 
 def test_a_wrong_kernel_has_a_reason_and_no_figures_of_its_own(pretend: dict[str, Any]) -> None:
     pretend["of"] = flat_instead
-    row = measured(SMALL, options())
+    row = measure_case(SMALL, options())
     assert row["status"] == "wrong"
     assert "x eager's" in row["reason"]
     assert "eager" in row["us"]
@@ -130,7 +135,7 @@ def test_what_does_not_compile_is_a_row_with_the_reason(pretend: dict[str, Any])
         raise NotLowerableError(f"{proposal.config} needs more registers than there are")
 
     pretend["of"] = refuse
-    row = measured(SMALL, options())
+    row = measure_case(SMALL, options())
     assert (row["status"], len(row["tried"])) == ("failed", 2)
     assert "registers" in row["reason"]
     assert {"eager", "copy"} <= row["us"].keys()
@@ -140,7 +145,7 @@ def test_a_right_proposal_is_taken_where_another_is_wrong(pretend: dict[str, Any
     pretend["of"] = lambda program, proposal: (
         program if proposal == CHOICES[1] else flat_instead(program, proposal)
     )
-    row = measured(SMALL, options())
+    row = measure_case(SMALL, options())
     assert (row["status"], row["configs"]) == ("ok", [{"rows": 2}])
     assert "wrong" in row["tried"][0]
 
@@ -158,7 +163,7 @@ def test_a_kernel_that_turns_wrong_while_it_is_timed_loses_its_figures(
         return answers[-1]
 
     monkeypatch.setattr(bench_families, "compare", later)
-    row = measured(SMALL, options())
+    row = measure_case(SMALL, options())
     assert (row["status"], row["reason"]) == ("wrong", "after it was timed: no")
     assert "vs_better" not in row
 
@@ -169,7 +174,9 @@ def test_every_case_is_a_row_of_the_file_and_of_the_table(
     pretend: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    broken = Case("loss", "breaks", lambda: Of(lambda x: x @ x), lambda: (torch.rand(2, 3),))
+    broken = FamilyCase(
+        "loss", "breaks", lambda: FunctionModule(lambda x: x @ x), lambda: (torch.rand(2, 3),)
+    )
     monkeypatch.setattr(bench_families, "CASES", (SMALL, NONE, broken))
     results = tmp_path / "results"
     shutil.copytree(Path(bench_families.__file__).parent / "results", results)
@@ -180,7 +187,7 @@ def test_every_case_is_a_row_of_the_file_and_of_the_table(
     assert [row["status"] for row in found["rows"]] == ["ok", "no kernel", "failed"]
     assert found["rows"][1]["reason"].startswith("no island: aten.flip.default")
     assert "eager" in found["rows"][1]["us"]
-    told, table = capsys.readouterr().out, "\n".join(render(results).values())
+    told, table = capsys.readouterr().out, "\n".join(render_pages(results).values())
     section = table[table.index("`benchmarks/results/h200-families.json`") :]
     for case in (SMALL, NONE, broken):
         assert case.name in told
@@ -201,7 +208,7 @@ def test_without_time_left_every_case_says_so(tmp_path: Path) -> None:
 
 
 def test_on_the_cpu_a_case_is_a_row_that_says_why_there_is_no_kernel(brief: None) -> None:
-    row = measured(SMALL, options())
+    row = measure_case(SMALL, options())
     assert row["status"] == "no kernel"
     assert "cpu" in row["reason"]
 
@@ -216,4 +223,4 @@ def test_a_scan_in_chunks_is_the_recurrence() -> None:
     for t in range(positions):
         state = a[:, t].exp()[..., None, None] * state + b[:, t, :, :, None] * x[:, t, :, None, :]
         expected.append(torch.einsum("bhn,bhnp->bhp", c[:, t], state))
-    torch.testing.assert_close(chunked_scan(4)(x, a, b, c), torch.stack(expected, 1))
+    torch.testing.assert_close(make_chunked_scan(4)(x, a, b, c), torch.stack(expected, 1))

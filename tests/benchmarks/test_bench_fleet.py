@@ -11,28 +11,28 @@ import pytest
 import torch
 
 from benchmarks import bench_fleet
-from benchmarks.bench_fleet import Run, goal, main, write_tasks
+from benchmarks.bench_fleet import WarmupRun, compare_with_goal, main, write_tasks
 from benchmarks.report import load
 from torch_cudal1.api.targets import load as load_target
 from torch_cudal1.graph.captured import capture_regions
 
-ONE = Run(1, 2, "ok", seconds=10.0, tasks_per_s=0.2, task_seconds=(4.0, 4.0))
+ONE = WarmupRun(1, 2, "ok", seconds=10.0, tasks_per_s=0.2, task_seconds=(4.0, 4.0))
 
 
 @pytest.mark.parametrize(("rate", "reached"), [(0.68, True), (0.67, False)])
 def test_the_goal_is_a_ratio_of_throughputs(rate: float, reached: bool) -> None:
-    found = goal([Run(4, 8, "ok", seconds=8 / rate, tasks_per_s=rate), ONE])
+    found = compare_with_goal([WarmupRun(4, 8, "ok", seconds=8 / rate, tasks_per_s=rate), ONE])
     assert found["throughput_over_one"] == {1: 1.0, 4: pytest.approx(rate / 0.2)}
     assert found["reached"] == {4: reached}
 
 
 def test_without_a_run_of_one_worker_nothing_is_claimed() -> None:
-    assert goal([Run(4, 8, "ok", seconds=1.0, tasks_per_s=8.0)]) == {}
+    assert compare_with_goal([WarmupRun(4, 8, "ok", seconds=1.0, tasks_per_s=8.0)]) == {}
     assert (
-        goal(
+        compare_with_goal(
             [
-                Run(1, 2, "failed", "it broke", seconds=1.0),
-                Run(4, 8, "ok", seconds=1.0, tasks_per_s=8.0),
+                WarmupRun(1, 2, "failed", "it broke", seconds=1.0),
+                WarmupRun(4, 8, "ok", seconds=1.0, tasks_per_s=8.0),
             ]
         )
         == {}
@@ -41,7 +41,7 @@ def test_without_a_run_of_one_worker_nothing_is_claimed() -> None:
 
 def test_steady_throughput_leaves_out_the_start() -> None:
     assert ONE.steady_tasks_per_s == 0.25
-    assert Run(1, 2, "failed").steady_tasks_per_s is None
+    assert WarmupRun(1, 2, "failed").steady_tasks_per_s is None
 
 
 def test_tasks_are_targets_with_a_region_each_and_all_different(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from benchmarks import bench_float64
-from benchmarks.bench_float64 import CASES, Case, main, measured
+from benchmarks.bench_float64 import CASES, TransposedConvCase, main, measure_case
 from benchmarks.report import load
 
-SMALL = Case(2, 3, 4, (5, 6), (3, 2), 2, 1)
+SMALL = TransposedConvCase(2, 3, 4, (5, 6), (3, 2), 2, 1)
 
 
 def test_both_ways_are_timed_and_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +42,6 @@ def test_both_ways_are_timed_and_agree(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_shape_that_does_not_run_is_a_row_with_its_reason() -> None:
-    row = measured(replace(SMALL, padding=50), torch.device("cpu"), 1)
+    row = measure_case(replace(SMALL, padding=50), torch.device("cpu"), 1)
     assert (row.judge_s, row.library_s) == (None, None)
     assert row.reason

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from benchmarks import bench_gemm, gemm_cases, report
-from benchmarks.gemm_cases import CASES, Case
+from benchmarks.gemm_cases import CASES, GemmCase
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.kernels import propose
 
-SMALL = Case("small", 32, 48, 40, layout="nt")
+SMALL = GemmCase("small", 32, 48, 40, layout="nt")
 
 
 def test_every_case_is_a_product_that_something_is_proposed_for() -> None:
@@ -30,11 +30,11 @@ def test_every_case_is_a_product_that_something_is_proposed_for() -> None:
     "case",
     [
         SMALL,
-        Case("batch", 8, 9, 10, batch=2, layout="tn"),
-        Case("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16"),
+        GemmCase("batch", 8, 9, 10, batch=2, layout="tn"),
+        GemmCase("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16"),
     ],
 )
-def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: Case) -> None:
+def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: GemmCase) -> None:
     from torch_cudal1.runtime.executor import prepare
 
     inputs = case.inputs("cpu")
@@ -45,7 +45,7 @@ def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: Ca
 
 
 def test_a_wrong_result_is_told_with_its_place() -> None:
-    measurer = bench_gemm.Measurer(torch.device("cpu"))
+    measurer = bench_gemm.GemmMeasurer(torch.device("cpu"))
     measurer.start(SMALL)
     right = SMALL.run(measurer.inputs)
     assert (measurer.errors(right)["wrong"], measurer.errors(right)["special"]) == (0, True)

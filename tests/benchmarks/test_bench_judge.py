@@ -38,7 +38,7 @@ def evaluator(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_layer_is_judged_once_and_again(judged: list[Any]) -> None:
     judged += [PASSED] * 4
-    (row,) = bench_judge.of_programs([LAYER], bench_judge.torch.device("cpu"), "fast", 3)
+    (row,) = bench_judge.measure_programs([LAYER], bench_judge.torch.device("cpu"), "fast", 3)
     assert row["status"] == "ok"
     assert min(row["first_s"], row["next_s"]) >= 0
     assert not judged
@@ -47,8 +47,8 @@ def test_a_layer_is_judged_once_and_again(judged: list[Any]) -> None:
 def test_a_refusal_is_a_failed_row(judged: list[Any], evaluator: list[Any]) -> None:
     judged += [PASSED, REFUSED]
     evaluator += [SimpleNamespace(verdict=REFUSED, elapsed_s={})]
-    (row,) = bench_judge.of_programs([LAYER], bench_judge.torch.device("cpu"), "fast", 3)
-    (other,) = bench_judge.of_sources(
+    (row,) = bench_judge.measure_programs([LAYER], bench_judge.torch.device("cpu"), "fast", 3)
+    (other,) = bench_judge.measure_sources(
         bench_judge.SOURCES[:1], bench_judge.torch.device("cpu"), "fast", 3
     )
     assert [(r["status"], r["reason"]) for r in (row, other)] == [
@@ -62,7 +62,7 @@ def test_what_candidates_share_is_not_counted_as_judging(evaluator: list[Any]) -
         SimpleNamespace(verdict=PASSED, elapsed_s=first),
         SimpleNamespace(verdict=PASSED, elapsed_s={"start": 2.0, "timing": 1.0}),
     ]
-    (row,) = bench_judge.of_sources(
+    (row,) = bench_judge.measure_sources(
         bench_judge.SOURCES[:1], bench_judge.torch.device("cpu"), "fast", 1
     )
     assert (row["first_s"], row["next_s"], row["shared_s"]) == (2.0, 1.0, 13.0)
@@ -80,8 +80,8 @@ def test_the_exit_code_tells_whether_the_goal_is_reached(
         "next_s": 1.0,
         "shared_s": 1.0,
     }
-    monkeypatch.setattr(bench_judge, "of_programs", lambda *given: [row])
-    monkeypatch.setattr(bench_judge, "of_sources", lambda *given: [])
+    monkeypatch.setattr(bench_judge, "measure_programs", lambda *given: [row])
+    monkeypatch.setattr(bench_judge, "measure_sources", lambda *given: [])
     out = tmp_path / "judge.json"
     assert bench_judge.main(["--device", "cpu", "--out", str(out)]) == code
     saved = json.loads(out.read_text())

@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from benchmarks import bench_models
-from benchmarks.bench_models import contenders, main, run_model
+from benchmarks.bench_models import main, make_contenders, run_model
 from benchmarks.models import Inputs
 from benchmarks.report import load
 from benchmarks.runner import Contender
@@ -47,7 +47,7 @@ def _few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]
 
 def test_training_has_no_reduce_overhead_and_both_phases_have_both_of_ours() -> None:
     names = {
-        phase: [c.name for group in contenders(phase, {}) for c in group]
+        phase: [c.name for group in make_contenders(phase, {}) for c in group]
         for phase in ("inference", "train")
     }
     assert names["inference"] == [
@@ -63,7 +63,7 @@ def test_training_has_no_reduce_overhead_and_both_phases_have_both_of_ours() -> 
 def test_a_models_process_writes_the_rows_of_every_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_models, "contenders", _few)
+    monkeypatch.setattr(bench_models, "make_contenders", _few)
     run_model(_args(tmp_path, "--child", "lstm"))
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     found = [(row["phase"], row["contender"], row["status"]) for row in rows]
@@ -92,7 +92,7 @@ def test_a_process_that_hangs_or_dies_becomes_failed_rows(
             [sys.executable, "-c", script], stderr=stderr, start_new_session=True
         )
 
-    monkeypatch.setattr(bench_models, "_popen", popen)
+    monkeypatch.setattr(bench_models, "_start_process", popen)
     monkeypatch.setattr("benchmarks.report.environment", dict)
     begin = time.monotonic()
     code = main(
@@ -154,7 +154,7 @@ def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.M
         )
         return [Contender("eager", lambda module, _: module, baseline=True)], [left]
 
-    monkeypatch.setattr(bench_models, "contenders", few)
+    monkeypatch.setattr(bench_models, "make_contenders", few)
     run_model(_args(tmp_path, "--child", "lstm", "--phases", "inference"))
     rows = {
         row["contender"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]
@@ -176,7 +176,7 @@ def test_a_graph_that_is_left_out_is_told_like_a_failure() -> None:
         Event("swap", "runs", facts={"what": "eager"}),
         Event("shadow", "left_out", facts={"reason": "it is served, and not watched"}),
     ]
-    assert bench_models.not_served(events) == (
+    assert bench_models.list_fallbacks(events) == (
         "left out: operator yields a number",
         "RuntimeError: no",
     )

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks import bench_order
-from benchmarks.bench_order import curves, means, products, replayed
+from benchmarks.bench_order import compute_curves, compute_means, load_product_tables, replay
 from torch_cudal1.core.refusal import Refusal
 
 RESULTS = Path(bench_order.__file__).parent / "results"
@@ -20,7 +20,11 @@ COMMITTED = json.loads((RESULTS / "schedule-order.json").read_text())
 def test_on_committed_products_the_model_orders_shapes_it_has_not_seen_better_than_the_bound() -> (
     None
 ):
-    rows = [row for row in replayed("products fp32", products(RESULTS, exact=True)) if row["off"]]
+    rows = [
+        row
+        for row in replay("products fp32", load_product_tables(RESULTS, exact=True))
+        if row["off"]
+    ]
     assert len({row["case"] for row in rows}) >= 4
     model, bound = (
         statistics.fmean(row["off"][name] for row in rows) for name in ("model", "bound")
@@ -30,8 +34,8 @@ def test_on_committed_products_the_model_orders_shapes_it_has_not_seen_better_th
 
 
 def test_without_a_model_what_is_chosen_is_the_familys_order() -> None:
-    for table in products(RESULTS, exact=False)[:2]:
-        found = curves(table, Refusal("nothing"))
+    for table in load_product_tables(RESULTS, exact=False)[:2]:
+        found = compute_curves(table, Refusal("nothing"))
         assert found["chosen"] == found["family"]
         assert not math.isnan(found["family"][0])
 
@@ -46,7 +50,7 @@ def test_shares_grow_and_end_with_the_best() -> None:
 
 
 def test_the_committed_means_are_those_of_the_committed_rows() -> None:
-    assert means(COMMITTED["rows"]) == COMMITTED["means"]
+    assert compute_means(COMMITTED["rows"]) == COMMITTED["means"]
 
 
 def test_on_committed_programs_the_model_finds_in_four_what_random_orders_do_not() -> None:

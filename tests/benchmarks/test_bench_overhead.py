@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from benchmarks import bound
-from benchmarks.bench_overhead import Relu, Row, Three, _held, conclusions, main, measure, measured
+from benchmarks.bench_overhead import (
+    OverheadRow,
+    Relu,
+    ThreeOperators,
+    _make_holding_call,
+    main,
+    measure,
+    measure_group,
+    summarise_rows,
+)
 from benchmarks.report import load
 from torch_cudal1.core import native
 
@@ -21,10 +30,10 @@ from torch_cudal1.core import native
 @pytest.mark.skipif(native.extension() is None, reason="the quick way needs the C++ extension")
 @pytest.mark.parametrize("schedule", ["eager", "python"])
 def test_a_bound_module_answers_through_the_quick_way(schedule):
-    module, x = Three(8), torch.randn(3, 8)
+    module, x = ThreeOperators(8), torch.randn(3, 8)
     with torch.inference_mode():
         plain = module(x)
-        bound.whole(module, (x,), schedule)
+        bound.bind_module(module, (x,), schedule)
         for _ in range(3):
             assert torch.equal(module(x), plain)
         assert module._compiled_call_impl._table.served == 2  # the first call fills the table
@@ -64,7 +73,7 @@ def test_a_failure_or_a_wrong_answer_is_a_row_with_its_reason_and_the_others_are
         ("wrong", lambda: (lambda: x + 1, x)),
         ("right", lambda: (lambda: Relu()(x), torch.relu(x))),
     ]
-    first, second, third = measured(group, 5, lambda: None)
+    first, second, third = measure_group(group, 5, lambda: None)
     assert "no such kernel" in first.reason
     assert "not close" in second.reason
     assert second.median_us is None
@@ -80,7 +89,7 @@ def test_a_contender_that_fails_while_it_is_measured_is_a_row_too():
             raise RuntimeError("tired")
         return x
 
-    (row,) = measured([("tires", lambda: (tires, x))], 5, lambda: None)
+    (row,) = measure_group([("tires", lambda: (tires, x))], 5, lambda: None)
     assert "tired" in row.reason
 
 
@@ -91,7 +100,7 @@ def test_who_holds_results_has_as_many_at_a_time():
         made.append(torch.zeros(2))
         return made[-1]
 
-    held, _ = _held((call, torch.zeros(2)), 2)
+    held, _ = _make_holding_call((call, torch.zeros(2)), 2)
     seen = [weakref.ref(held()) for _ in range(4)]
     made.clear()
     assert [one() is not None for one in seen] == [False, False, True, True]
@@ -99,12 +108,12 @@ def test_who_holds_results_has_as_many_at_a_time():
 
 def test_conclusions_come_from_the_rows():
     rows = [
-        Row("accelerated: launches, 1", 4.0),
-        Row("accelerated: launches, 8", 11.0),
-        Row("accelerated: three operators", 3.0, 2.0),
+        OverheadRow("accelerated: launches, 1", 4.0),
+        OverheadRow("accelerated: launches, 8", 11.0),
+        OverheadRow("accelerated: three operators", 3.0, 2.0),
     ]
-    assert conclusions(rows) == {"further_launch_us": 1.0}
-    found = conclusions([*rows, Row("eager: nn.Module, three operators", 6.0, 5.0)])
+    assert summarise_rows(rows) == {"further_launch_us": 1.0}
+    found = summarise_rows([*rows, OverheadRow("eager: nn.Module, three operators", 6.0, 5.0)])
     assert (found["three_operators_over_eager"], found["three_operators_over_eager_p10"]) == (
         0.5,
         0.4,
@@ -116,7 +125,7 @@ def test_the_executor_on_the_cpu_costs_no_more_than_eager_in_the_committed_resul
         Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu-overhead.json"
     )
     assert found["environment"]["extension"] == "used"
-    assert found["summary"] == conclusions([Row(**row) for row in found["rows"]])
+    assert found["summary"] == summarise_rows([OverheadRow(**row) for row in found["rows"]])
     assert found["summary"]["three_operators_over_eager"] <= 1.0
     assert found["summary"]["three_operators_over_eager_p10"] <= 1.0
 

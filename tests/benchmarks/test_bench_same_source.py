@@ -60,7 +60,7 @@ def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(
 
 def test_speed_is_told_over_eager_whatever_won(evaluator: list[Any]) -> None:
     evaluator += [judged(0.8, baseline="inductor")]
-    *_, row = bench_same_source.of_source(
+    *_, row = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1
     )
     assert row["speedups"] == [1.0]
@@ -68,12 +68,12 @@ def test_speed_is_told_over_eager_whatever_won(evaluator: list[Any]) -> None:
 
 def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(evaluator: list[Any]) -> None:
     evaluator += [judged(1.0), judged(0.9), judged(1.1)]
-    first, second = bench_same_source.of_source(
+    first, second = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 3, 2
     )
     assert (first["status"], first["reason"], first["trials"]) == ("not done", "2 of 3 trials", 2)
     assert (second["status"], second["trials"]) == ("ok", 3)
-    assert bench_same_source._summary([first])["failed"] == 1
+    assert bench_same_source._summarise([first])["failed"] == 1
 
 
 def test_a_refusal_is_a_failed_row(evaluator: list[Any]) -> None:
@@ -81,7 +81,7 @@ def test_a_refusal_is_a_failed_row(evaluator: list[Any]) -> None:
         timing=None, baselines=None, verdict=SimpleNamespace(failure="numerics")
     )
     evaluator += [judged(1.0), refused]
-    *_, row = bench_same_source.of_source(
+    *_, row = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1
     )
     assert (row["status"], row["trials"], row["reason"]) == ("failed", 1, "refused: numerics")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.bench_training import main
 from benchmarks.report import load
-from benchmarks.training_tables import evaluated, experiment, landscapes
+from benchmarks.training_tables import tabulate_evaluator, tabulate_experiment, tabulate_landscapes
 from torch_cudal1.training.experiments.plan import read_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def test_comparisons_arms_stages_and_cheats_are_in_the_file_the_tables_and_the_f
     }
     (primary,) = [row for row in found["rows"] if row.get("primary")]
     assert primary["value"] == pytest.approx(0.6931, abs=1e-4)
-    text = "\n".join(experiment(found))
+    text = "\n".join(tabulate_experiment(found))
     assert (
         "| A6 - A4, held-out shape (primary) | +0.693 | [+0.693, +0.693] | 2 x 1 | A6 is better |"
         in text
@@ -158,11 +158,11 @@ def test_a_rate_is_shown_with_what_it_counts() -> None:
         "outcomes": {"ok": 60, "wrong": 30},
         "seconds": {"timing": 0.08},
     }
-    assert "| 8 | own | 90 | 9.50 | - | ok 60, wrong 30 | timing 0.080 |" in evaluated(
+    assert "| 8 | own | 90 | 9.50 | - | ok 60, wrong 30 | timing 0.080 |" in tabulate_evaluator(
         {"rows": [row], "goal": 10.0}
     )
     row["batches"] = [[8, 30.0], [40, 36.0], [42, 40.0]]
-    assert "| 8 | own | 90 | 9.50 | 10.50 | ok 60, wrong 30 | timing 0.080 |" in evaluated(
+    assert "| 8 | own | 90 | 9.50 | 10.50 | ok 60, wrong 30 | timing 0.080 |" in tabulate_evaluator(
         {"rows": [row], "goal": 10.0}
     )
 
@@ -201,6 +201,8 @@ def test_seeds_may_be_of_different_gpus_and_a_seed_may_not(
 
 
 def test_the_landscape_of_the_package_has_a_line_for_each_operation() -> None:
-    text = landscapes([ROOT / "torch_cudal1" / "training" / "data" / "cpu-landscape.json.gz"])
+    text = tabulate_landscapes(
+        [ROOT / "torch_cudal1" / "training" / "data" / "cpu-landscape.json.gz"]
+    )
     assert sum(line.startswith("| ") for line in text) == 1 + 9
     assert any(line.startswith("| avg_pool1d | 3, 1 | 96 |") for line in text)

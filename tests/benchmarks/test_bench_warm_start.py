@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bench_warm_start
-from benchmarks.bench_warm_start import judge_counters, main
+from benchmarks.bench_warm_start import check_counters, main
 from benchmarks.report import load
 
 # (counters of the cold process, of the warm ones, a word of the complaint or "")
@@ -28,7 +28,7 @@ COUNTERS: list[tuple[Mapping[str, int], Sequence[Mapping[str, int]], str]] = [
 def test_a_warm_process_must_not_search(
     cold: Mapping[str, int], warm: Sequence[Mapping[str, int]], complaint: str
 ) -> None:
-    found = judge_counters(cold, warm)
+    found = check_counters(cold, warm)
     assert complaint in found
     assert bool(found) == bool(complaint)
 
@@ -99,7 +99,7 @@ def test_a_round_that_would_pass_the_total_limit_is_left_out_for_everybody(
         }
         return {**answer, "verified": True, "error_ratio": 1.0, "reason": ""}
 
-    monkeypatch.setattr(bench_warm_start, "_spawn", spawn)
+    monkeypatch.setattr(bench_warm_start, "_run_process", spawn)
     out = tmp_path / "warm.json"
     options = [
         "--contenders",
@@ -130,7 +130,7 @@ def test_goals_compare_first_answers_with_those_of_torch_compile() -> None:
         start("cudal1.accelerate", 40.0, 3.0),
         start("cudal1 backend", 40.0, 8.0),
     ]
-    ours, backend = bench_warm_start.goals(rows)
+    ours, backend = bench_warm_start.compare_with_compile(rows)
     assert ours["not_later_than_warm_compile"]
     assert ours["sooner_than_cold_compile"] == pytest.approx(19 / 3)
     assert ours["sooner_than_cold_compile_after_import"] == pytest.approx(9.0)
@@ -143,36 +143,41 @@ def test_a_process_that_fell_back_was_not_served_from_its_cache() -> None:
         "counters": {"fallbacks": 1},
         "decisions": ["judge baselines {}", "bind fallback {'reason': 'no compiler'}"],
     }
-    assert bench_warm_start.fallen_back([served, failed]).endswith(
+    assert bench_warm_start.find_fallback([served, failed]).endswith(
         "1 times: bind fallback {'reason': 'no compiler'}"
     )
-    assert not bench_warm_start.fallen_back([served])
+    assert not bench_warm_start.find_fallback([served])
 
 
 def test_a_process_that_compiled_did_not_start_on_its_cache() -> None:
     found = {"inductor": {"fxgraph_cache_hit": 2}, "started": ["ptxas", "ldconfig"]}
-    assert not bench_warm_start.compiled_again([found, found], offline=True)
+    assert not bench_warm_start.find_recompilation([found, found], offline=True)
     missed = found | {"inductor": {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 1}}
     assert (
-        bench_warm_start.compiled_again([found, missed], offline=False)
+        bench_warm_start.find_recompilation([found, missed], offline=False)
         == "a warm process had Inductor compile 1 graphs again"
     )
     started = found | {"started": ["g++"]}
-    assert bench_warm_start.compiled_again([started], offline=True) == "a warm process started g++"
-    assert not bench_warm_start.compiled_again([started], offline=False)
+    assert (
+        bench_warm_start.find_recompilation([started], offline=True) == "a warm process started g++"
+    )
+    assert not bench_warm_start.find_recompilation([started], offline=False)
 
 
 def test_what_ended_a_process_is_told_rather_than_the_advice_behind_it() -> None:
     errors = "Traceback\n  File x\ntorch._dynamo.exc.BackendCompilerFailed: no compiler\n\nSet TORCHDYNAMO_VERBOSE=1 for more"
-    assert bench_warm_start._gist(errors) == "torch._dynamo.exc.BackendCompilerFailed: no compiler"
-    assert bench_warm_start._gist("killed\n") == "killed"
+    assert (
+        bench_warm_start._find_error_line(errors)
+        == "torch._dynamo.exc.BackendCompilerFailed: no compiler"
+    )
+    assert bench_warm_start._find_error_line("killed\n") == "killed"
 
 
-SHUT_OFF = """
+RECORD_STARTED = """
 import socket, subprocess, sys
-from benchmarks.start_child import shut_off
+from benchmarks.start_child import record_started_programs
 started = []
-shut_off(started, offline=sys.argv[1] == "offline")
+record_started_programs(started, offline=sys.argv[1] == "offline")
 try:
     socket.create_connection(("127.0.0.1", 9), timeout=0.1)
 except ConnectionError as error:
@@ -186,7 +191,7 @@ print(len(started))
 def test_an_offline_process_has_no_network_and_tells_what_it_starts(mode: str, told: str) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", SHUT_OFF, mode],
+        [sys.executable, "-c", RECORD_STARTED, mode],
         cwd=root,
         capture_output=True,
         text=True,

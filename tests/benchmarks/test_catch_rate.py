@@ -42,7 +42,9 @@ CPU = torch.device("cpu")
     ],
 )
 def test_the_rule_is_allclose_on_random_inputs(result: str, accepted: list[bool]) -> None:
-    found = catch_rate.kernelbench(REFERENCE, CANDIDATE.replace("self.linear(x)", result), CPU)
+    found = catch_rate.apply_kernelbench_rule(
+        REFERENCE, CANDIDATE.replace("self.linear(x)", result), CPU
+    )
     assert found["accepted"] == accepted
     assert ("no_such_name" in found["reason"]) == (result == "no_such_name")
 
@@ -74,7 +76,9 @@ ENVIRONMENT = {"gpu": "", "cpu": "a CPU", "torch": "2.13.0"}
 
 
 def test_the_table_counts_and_names_what_went_wrong() -> None:
-    text = catch_rate.table({"rows": ROWS, "environment": ENVIRONMENT, "command": "python -m it"})
+    text = catch_rate.make_table(
+        {"rows": ROWS, "environment": ENVIRONMENT, "command": "python -m it"}
+    )
     assert "| state | 2 | 1 of 2 | 1 of 2 | 0 of 2 | 1 of 2 |" in text
     assert "| memory | 1 | 1 of 1 | - | - | - |" in text
     assert "| **all** | 3 | 2 of 3 | 1 of 2 | 0 of 2 | 1 of 2 |" in text
@@ -92,7 +96,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
             made = row(task.case, task.side, task.side == "cheat", [True, True])
             yield task, {**made, "sha256": task.sha256}
 
-    monkeypatch.setattr(catch_rate, "_judged_all", judged)
+    monkeypatch.setattr(catch_rate, "_evaluate_tasks", judged)
     command = ["--out", str(tmp_path / "out.json")]
     assert catch_rate.main([*command, "--only", "numerics/"]) == 0
     before = len(asked)

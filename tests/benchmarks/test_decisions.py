@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.decisions import decisions, explained
+from benchmarks.decisions import collect_decisions, describe_explanation
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.report import Explanation, RegionReport
 
@@ -25,7 +25,7 @@ def test_races_are_told_in_order_and_long_reasons_keep_their_ends() -> None:
     )
     telemetry.record("judge", "timed", "key", details="not told")
     telemetry.record("judge", "in_place", runs="inductor", speedup=0.9, low=0.8, high=float("inf"))
-    race, gate = decisions(telemetry.report())
+    race, gate = collect_decisions(telemetry.report())
     assert (race["what"], race["best"], race["medians_us"]) == (
         "baselines",
         "eager",
@@ -62,7 +62,7 @@ def test_a_region_names_baselines_and_candidates() -> None:
         raced=raced,
         tried=tried,
     )
-    told, whole = explained(
+    told, whole = describe_explanation(
         Explanation(target="Net", device="cuda", regions=(region,), gate=("end to end 1.1x",))
     )
     assert told["runs"] == "eager+graph"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.models import MODELS, bert_base, build, fresh, resnet50
+from benchmarks.models import MODELS, bert_base, build, draw_inputs, resnet50
 
 OUTPUT_SHAPES = {
     "lstm": (2, 8),
@@ -137,7 +137,7 @@ def test_batch_and_dtype_are_the_callers_to_choose() -> None:
 
 def test_fresh_inputs_differ_from_the_given_ones_and_stay_valid() -> None:
     module, inputs = bert_base("small", "cpu")
-    drawn, again, other = fresh(inputs, 1), fresh(inputs, 1), fresh(inputs, 2)
+    drawn, again, other = draw_inputs(inputs, 1), draw_inputs(inputs, 1), draw_inputs(inputs, 2)
     assert torch.equal(drawn[0], again[0])
     assert not torch.equal(drawn[0], inputs[0])
     assert not torch.equal(drawn[0], other[0])

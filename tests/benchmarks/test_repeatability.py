@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.repeatability import Kernel, Row, kernels, run, summary
+from benchmarks.repeatability import (
+    Kernel,
+    RepeatabilityRow,
+    list_kernels,
+    run_trials,
+    summarise_rows,
+)
 from torch_cudal1.judge.benchmark.protocol import Measurement
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
@@ -19,8 +25,8 @@ def measurement(ratio: float) -> Measurement:
     return Measurement(FAST, {"hot": summarise([(100.0 * ratio, 100.0)] * 56)}, (1.0, 1.0), 1, 0.1)
 
 
-def rows(ratios: list[float], twice: float) -> list[Row]:
-    row = Row("kernel", twice={"hot": twice})
+def rows(ratios: list[float], twice: float) -> list[RepeatabilityRow]:
+    row = RepeatabilityRow("kernel", twice={"hot": twice})
     for ratio in ratios:
         row.add(measurement(ratio))
     return [row]
@@ -40,8 +46,8 @@ def rows(ratios: list[float], twice: float) -> list[Row]:
 def test_under_one_percent_called_faster_and_under_two_percent_apart(
     ratios: list[float], twice: float, passed: bool
 ) -> None:
-    assert summary(rows(ratios, twice), judged=True)["passed"] is passed
-    assert summary(rows(ratios, twice), judged=False)["passed"] is None
+    assert summarise_rows(rows(ratios, twice), judged=True)["passed"] is passed
+    assert summarise_rows(rows(ratios, twice), judged=False)["passed"] is None
 
 
 def test_a_row_tells_the_spread_of_its_trials() -> None:
@@ -60,7 +66,7 @@ def test_each_side_has_inputs_of_its_own() -> None:
         made.append(x.data_ptr())
         return lambda: x + x
 
-    (row,) = run(
+    (row,) = run_trials(
         torch.device("cpu"), 2, replace(FAST, side_us=800.0, rounds=1), [Kernel("add", make)]
     )
     assert row.trials == 2
@@ -69,5 +75,5 @@ def test_each_side_has_inputs_of_its_own() -> None:
 
 
 def test_sizes_span_orders_of_magnitude() -> None:
-    names = [kernel.name for kernel in kernels(torch.device("cpu"))]
+    names = [kernel.name for kernel in list_kernels(torch.device("cpu"))]
     assert len(set(names)) == len(names) >= 10

@@ -10,15 +10,15 @@ import pytest
 
 from benchmarks.report import (
     SCHEMA,
-    document,
     environment,
+    format_table,
     load,
+    make_document,
     rows_as_json,
     save,
     summarise,
-    table,
 )
-from benchmarks.runner import Row, failed_row
+from benchmarks.runner import Row, make_failed_row
 
 OURS = "cudal1.accelerate"
 
@@ -44,7 +44,7 @@ ROWS = [
     _row("faster", 2.0, 1.5),
     _row("slower_than_compile", 1.4, 0.9),
     _row("even", 1.0, 1.2),
-    failed_row("crashed", "inference", OURS, "time limit of 90 s"),
+    make_failed_row("crashed", "inference", OURS, "time limit of 90 s"),
     Row("bad", "train", OURS, "wrong", reason="output: error"),
     _row("another", 9.0, 9.0, "eager"),
 ]
@@ -73,11 +73,11 @@ def test_noise_is_told_apart_from_a_regression() -> None:
     found = summarise([row], OURS)
     assert (found["slower"], found["slower_beyond_noise"]) == (["noisy/train"], [])
     assert found["unsteady"] == found["fell_back"] == ["noisy/train"]
-    assert "not served: judge: timed out" in table([row])
+    assert "not served: judge: timed out" in format_table([row])
 
 
 def test_a_document_has_the_environment_before_the_rows_and_survives_json(tmp_path: Path) -> None:
-    value = document(
+    value = make_document(
         "models",
         {"rounds": 14},
         rows_as_json(ROWS),
@@ -118,7 +118,7 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_failures_with_their_reason() -> None:
-    text = table(ROWS)
+    text = format_table(ROWS)
     assert len(text.splitlines()) == 1 + len(ROWS)
     assert "failed: time limit of 90 s" in text
     assert "2.000 [1.990, 2.010]" in text

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import Inputs, build
-from benchmarks.runner import Case, Contender, Live, Phase, Row, measure, references, start
+from benchmarks.runner import (
+    Case,
+    Contender,
+    Phase,
+    Row,
+    StartedContender,
+    compute_references,
+    measure_contenders,
+    start_contender,
+)
 
 
 def _case(phase: Phase = "inference", name: str = "lstm") -> Case:
@@ -69,10 +78,10 @@ def _crashes_later(module: nn.Module, inputs: Inputs) -> Callable[..., Any]:
 
 
 def _rows(case: Case, *contenders: Contender) -> dict[str, Row]:
-    refs = references(case)
-    started = [start(case, contender, refs) for contender in contenders]
-    lives = [found for found in started if isinstance(found, Live)]
-    rows = measure(case, lives, refs, rounds=14, eager="eager", compiled="torch.compile")
+    refs = compute_references(case)
+    started = [start_contender(case, contender, refs) for contender in contenders]
+    lives = [found for found in started if isinstance(found, StartedContender)]
+    rows = measure_contenders(case, lives, refs, rounds=14, eager="eager", compiled="torch.compile")
     return {
         row.contender: row
         for row in [*rows, *(found for found in started if isinstance(found, Row))]

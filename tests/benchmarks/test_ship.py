@@ -61,7 +61,7 @@ def test_more_than_40_mib_is_refused_and_nothing_is_written(
 ) -> None:
     large = replace(KERNEL, payloads={"k": torch.zeros(1 << 20, dtype=torch.uint8)})
     source = filled(tmp_path / "searched", entry(1, choice=replace(WITH_KERNEL, program=large)))
-    monkeypatch.setattr(ship, "LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(ship, "MAX_SHIPPED_BYTES", 1 << 20)
     assert ship.main([str(source), "--into", str(tmp_path / "shipped")]) == 1
     assert "at most 1 may" in capsys.readouterr().err
     assert not (tmp_path / "shipped").exists()
@@ -88,7 +88,7 @@ def test_what_the_package_holds_can_be_read_and_is_for_hopper() -> None:
     assert found.broken == ()
     assert found.records == ()
     assert len(found.entries) > 100
-    assert sum(held.size_bytes for held in found.entries) <= ship.LIMIT_BYTES
+    assert sum(held.size_bytes for held in found.entries) <= ship.MAX_SHIPPED_BYTES
     for held in found.entries:
         assert isinstance(held.content, Entry)
         assert held.content.target.family == "cuda-sm_90"

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.report import load
-from benchmarks.tables import main, render, summary
+from benchmarks.tables import main, render_pages, summarise
 from tests.benchmarks.kernelbench.test_tables import row as measured
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -37,7 +37,7 @@ NAMED_BY = {
 
 
 def test_no_row_is_left_out():
-    text = "\n".join(render(RESULTS).values())
+    text = "\n".join(render_pages(RESULTS).values())
     for path in RESULTS.glob("*.json"):
         found = load(path)
         assert found["command"] in text
@@ -64,9 +64,9 @@ def test_kernelbench_has_a_headline_only_where_every_task_was_measured(tmp_path:
     for one, tasks in zip(rows, ("1", "2"), strict=True):
         one["task"]["sha256"] = tasks
     out.write_text(json.dumps(rows[0]) + "\n")
-    assert "| 1/1 Task <1/1> |" in render(results)["kernelbench-today.md"]
-    assert "vs the best |" not in summary(results).replace("| vs the better |", "")
+    assert "| 1/1 Task <1/1> |" in render_pages(results)["kernelbench-today.md"]
+    assert "vs the best |" not in summarise(results).replace("| vs the better |", "")
     out.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    (line,) = [line for line in summary(results).splitlines() if line.startswith("| KernelBench")]
+    (line,) = [line for line in summarise(results).splitlines() if line.startswith("| KernelBench")]
     assert line.endswith("| 2 | 2.00x | 2.00x | 2.50x |")
     assert "TF32 in convolutions only (PyTorch's default), for everyone" in line

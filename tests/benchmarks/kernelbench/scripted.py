@@ -11,7 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.kernelbench.line import Line
+from benchmarks.kernelbench.line import TaskChannel
 from benchmarks.kernelbench.processes import die_with_parent
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         }
 
     names = {
-        "line": Line(Connection(args.line)),
+        "line": TaskChannel(Connection(args.line)),
         "spec": spec,
         "folder": folder,
         "note": note,

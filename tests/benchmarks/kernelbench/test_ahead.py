@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernelbench.__main__ import main
-from benchmarks.kernelbench.planning import captured
+from benchmarks.kernelbench.planning import capture_task
 from benchmarks.kernelbench.tasks import Task
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.search import build_cache
@@ -41,7 +41,7 @@ def test_what_a_search_will_ask_for_is_there(
     (folder / "1_Softmax.py").write_text(SOFTMAX)
     (folder / "2_Broken.py").write_text("raise OSError('no such thing')")
     asked = ["compile", str(tmp_path), "--work", str(tmp_path / "work"), "--processes", "1"]
-    region = list_fusion_groups(captured(Task(1, 1, "Softmax", SOFTMAX, "today")))[0].region
+    region = list_fusion_groups(capture_task(Task(1, 1, "Softmax", SOFTMAX, "today")))[0].region
     wanted = list_proposals(region, 90, ())
     for compiled in (len(wanted), 0):
         assert main(asked) == 0

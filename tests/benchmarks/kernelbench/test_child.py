@@ -21,8 +21,8 @@ from benchmarks.kernelbench.child import Bench
 from benchmarks.kernelbench.job import COMPILE, EAGER, OURS, PROFILES, RELEASE, Job
 from benchmarks.kernelbench.loading import (
     Demand,
-    Made,
-    demand,
+    TaskSource,
+    estimate_demand,
     import_source,
     make_inputs,
     make_module,
@@ -47,7 +47,7 @@ JOB = Job("cpu", replace(PROFILES["quick"], tune_s=120.0, measure_s=0.05))
 CPU = torch.device("cpu")
 
 
-class Line:
+class RecordingChannel:
     """Keeps what was told, and grants everything."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Line:
         self.stages.append("loud")
 
 
-def made(tmp_path: Path, source: str = DIAGONAL) -> Made:
+def made(tmp_path: Path, source: str = DIAGONAL) -> TaskSource:
     path = tmp_path / "task.py"
     path.write_text(source)
     return import_source(path)
@@ -77,7 +77,7 @@ def bench(tmp_path: Path, source: str = DIAGONAL, job: Job = JOB, **spec: Any) -
     return Bench(
         made(tmp_path, source),
         job,
-        Line(),
+        RecordingChannel(),
         {"cache": str(tmp_path / "cudal1"), "source": source, **spec},
     )  # type: ignore[arg-type]
 
@@ -85,7 +85,7 @@ def bench(tmp_path: Path, source: str = DIAGONAL, job: Job = JOB, **spec: Any) -
 def rowed(given: Bench) -> dict[str, Any]:
     with torch.no_grad():
         child._prepare(given, 1000)
-        found = child._measured(given, Demand(1_000, 500, 0, 300))
+        found = child._measure_task(given, Demand(1_000, 500, 0, 300))
     json.dumps(found, allow_nan=False)
     return found
 
@@ -99,14 +99,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def served(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def tuned(
         name: str, module: nn.Module, inputs: object, job: Job, cache: Path, say: Any
-    ) -> contenders.Tuned:
+    ) -> contenders.TunedModule:
         say("judging", 0.5)
-        return contenders.Tuned(
+        return contenders.TunedModule(
             lambda *given: call(module, *given),
             {"tune_s": 1.0, "swapped": True, "techniques": ["t"]},
         )
 
-    monkeypatch.setattr(contenders, "tuned", tuned)
+    monkeypatch.setattr(contenders, "tune_module", tuned)
 
 
 def test_a_search_wins_a_task_and_the_row_tells_all_of_it(tmp_path: Path, fast: None) -> None:
@@ -231,7 +231,7 @@ def test_a_release_candidates_judged_ratio_is_carried_over_to_every_baseline(
     paired = {"over": EAGER, "speedup": 2.0, "low": 1.9, "high": 2.1}
     monkeypatch.setattr(
         contenders,
-        "judged",
+        "judge_candidate",
         lambda *given: {"status": "ok", "reason": "", "paired": paired, "error_ratio": 1.0},
     )
     row = rowed(bench(tmp_path, job=replace(JOB, ours=False, judged="h100 0123"), candidate="code"))
@@ -260,7 +260,7 @@ def test_a_release_candidate_that_is_refused_or_withdrawn_has_no_ratio(
     candidate: str | None,
     status: str,
 ) -> None:
-    monkeypatch.setattr(contenders, "judged", lambda *given: dict(told))
+    monkeypatch.setattr(contenders, "judge_candidate", lambda *given: dict(told))
     row = rowed(
         bench(tmp_path, job=replace(JOB, ours=False, judged="h100 0123"), candidate=candidate)
     )
@@ -270,7 +270,7 @@ def test_a_release_candidate_that_is_refused_or_withdrawn_has_no_ratio(
 
 def test_the_judge_itself_judges_a_candidate_and_its_refusal_is_told(tmp_path: Path) -> None:
     wrong = DIAGONAL.replace("class Model(", "class ModelNew(").replace("torch.diag(a) @ b", "b")
-    found = contenders.judged(DIAGONAL, wrong, JOB, tmp_path)
+    found = contenders.judge_candidate(DIAGONAL, wrong, JOB, tmp_path)
     assert found["status"] == "refused"
     assert found["reason"]
 
@@ -293,12 +293,12 @@ def test_weights_are_the_same_every_time_and_inputs_only_for_one_seed(tmp_path: 
 
 
 def test_demand_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
-    large = demand(
+    large = estimate_demand(
         made(tmp_path, DIAGONAL.replace("512", "1_000_000")), "eval"
     )  # 1 GB of inputs, a diagonal matrix of 4 TB
     assert large is not None
     assert 4e12 < large.memory_bytes < 5e12
-    small = demand(made(tmp_path), "eval")
+    small = estimate_demand(made(tmp_path), "eval")
     assert small is not None
     assert small.memory_bytes == 4 * (
         512 + 512 * 256 + 512 * 512 + 512 * 256
@@ -318,7 +318,7 @@ def test_who_measures_waits_until_the_gpu_answers_at_once() -> None:
 
 def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
     assert (
-        demand(
+        estimate_demand(
             made(tmp_path, DIAGONAL.replace("torch.diag(a) @ b", "b if a.tolist() else a")), "eval"
         )
         is None
@@ -328,11 +328,11 @@ def test_a_task_that_needs_values_has_no_estimate(tmp_path: Path) -> None:
 def test_a_constructor_that_needs_values_has_one(tmp_path: Path) -> None:
     """As that of a Swin transformer, which reads its rates of stochastic depth from a tensor."""
     constructor = "    def __init__(self):\n        super().__init__()\n        self.rate = torch.linspace(0, 1, 3)[1].item()\n"
-    found = demand(
+    found = estimate_demand(
         made(tmp_path, DIAGONAL.replace("    def forward", constructor + "    def forward")), "eval"
     )
     assert found is not None
-    assert found == demand(made(tmp_path), "eval")
+    assert found == estimate_demand(made(tmp_path), "eval")
 
 
 @pytest.mark.parametrize(
@@ -344,11 +344,11 @@ def test_the_floor_is_the_larger_of_bytes_and_products(
     monkeypatch.setattr(
         measuring, "find_device_peaks", lambda device: DevicePeaks({4: 5e14}, 4e12, 0.0)
     )
-    assert measuring.floor_us(needs, torch.device("cuda")) == pytest.approx(floor)
-    assert measuring.floor_us(needs, CPU) is None
+    assert measuring.compute_lower_bound_us(needs, torch.device("cuda")) == pytest.approx(floor)
+    assert measuring.compute_lower_bound_us(needs, CPU) is None
     refusal = Refusal("no peak rates known for it")
     monkeypatch.setattr(measuring, "find_device_peaks", lambda device: refusal)
-    assert measuring.floor_us(needs, torch.device("cuda")) is None
+    assert measuring.compute_lower_bound_us(needs, torch.device("cuda")) is None
 
 
 def test_a_file_without_the_three_names_is_refused(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_the_best_baseline_is_the_fastest_that_is_right() -> None:
     columns: dict[str, dict[str, Any]] = {
         name: {"status": "ok", "us": values[0]} for name, values in samples.items()
     }
-    best, ratios = measuring.against(found, JOB, columns, None)
+    best, ratios = measuring.compute_ratios(found, JOB, columns, None)
     assert (best, ratios[OURS]["best"]["speedup"], ratios[OURS][EAGER]["speedup"]) == (
         COMPILE,
         1.25,
@@ -373,18 +373,18 @@ def test_the_best_baseline_is_the_fastest_that_is_right() -> None:
     )
     assert ratios[COMPILE]["best"]["speedup"] == 1.0
     columns[COMPILE]["status"] = "wrong"
-    best, ratios = measuring.against(found, JOB, columns, None)
+    best, ratios = measuring.compute_ratios(found, JOB, columns, None)
     assert (best, ratios[OURS]["best"]["speedup"], COMPILE in ratios[OURS]) == (EAGER, 2.5, False)
 
 
 def test_a_window_is_filled_and_otherwise_seven_rounds_are_enough() -> None:
     runs = {"a": lambda: None, "b": lambda: None}
-    short = measuring._sampled(
+    short = measuring._collect_samples(
         runs, CPU, replace(JOB, profile=replace(JOB.profile, measure_s=1e-6))
     )
     assert min(map(len, short.values())) >= 7
     window = replace(JOB, profile=replace(JOB.profile, measure_s=1.0, window=True))
-    assert min(map(len, measuring._sampled(runs, CPU, window).values())) > 30
+    assert min(map(len, measuring._collect_samples(runs, CPU, window).values())) > 30
 
 
 class Remembers(nn.Module):
@@ -403,9 +403,9 @@ class Remembers(nn.Module):
 
 def test_tensors_that_a_module_puts_into_itself_are_seen() -> None:
     module = nn.Sequential(Remembers(), nn.BatchNorm1d(4))
-    before = baselines.own_tensors(module)
+    before = baselines.list_state_tensors(module)
     module[0](torch.ones(4))
-    after = baselines.own_tensors(module)
+    after = baselines.list_state_tensors(module)
     assert [name for name in after if after[name] is not before[name]] == ["0.hidden"]
 
 
@@ -419,12 +419,13 @@ def test_a_module_that_puts_tensors_into_itself_is_not_captured() -> None:
 def test_what_is_not_swapped_is_looked_at_as_a_baseline_is(tmp_path: Path) -> None:
     module = make_module(made(tmp_path), CPU, "eval")
     with torch.no_grad():
-        wanted = verify.expected(module, make_inputs(made(tmp_path), CPU, 1))
+        wanted = verify.compute_expected(module, make_inputs(made(tmp_path), CPU, 1))
         coarse = lambda *inputs: module(*inputs) * 1.0005
-        assert "error" in verify.check(coarse, wanted).reason
-        assert verify.check(coarse, wanted, swapped=False).reason == ""
+        assert "error" in verify.check_column(coarse, wanted).reason
+        assert verify.check_column(coarse, wanted, swapped=False).reason == ""
         assert (
-            verify.check(lambda *inputs: module(*inputs) * 1.1, wanted, swapped=False).reason != ""
+            verify.check_column(lambda *inputs: module(*inputs) * 1.1, wanted, swapped=False).reason
+            != ""
         )
 
 
@@ -446,9 +447,9 @@ class Remembering(torch.nn.Module):
 def test_a_task_with_a_tensor_of_its_own_is_compared_with_float64() -> None:
     module, inputs = Remembering().eval(), (torch.randn(3, 2, 4),)
     with torch.no_grad():
-        wanted = verify.expected(module, inputs)
+        wanted = verify.compute_expected(module, inputs)
         assert wanted.why == ""
-        assert verify.check(module, wanted).by == "float64"
+        assert verify.check_column(module, wanted).by == "float64"
     assert module.h0.dtype == torch.float32
 
 
@@ -465,14 +466,14 @@ def test_a_graph_hands_out_eagers_result_for_new_inputs(tmp_path: Path) -> None:
         )
         call = baselines.STARTS["CUDA graph"](module, inputs)
         assert (
-            baselines.gross_error(
-                baselines.tensors_of(call(*others)), baselines.tensors_of(module(*others))
+            baselines.find_gross_error(
+                baselines.copy_tensors(call(*others)), baselines.copy_tensors(module(*others))
             )
             == ""
         )
         assert (
-            baselines.gross_error(
-                baselines.tensors_of(call(*inputs)), baselines.tensors_of(module(*others))
+            baselines.find_gross_error(
+                baselines.copy_tensors(call(*inputs)), baselines.copy_tensors(module(*others))
             )
             != ""
         )

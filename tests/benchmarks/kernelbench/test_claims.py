@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.kernelbench.claims import Claims, dealt
+from benchmarks.kernelbench.claims import Claims, order_tasks
 from benchmarks.kernelbench.tasks import Task
 from tests.benchmarks.kernelbench.test_crew import GOOD, run, task
 
@@ -78,8 +78,8 @@ def test_every_run_deals_all_tasks_in_one_order_with_the_levels_mixed() -> None:
         for level in (1, 2, 3)
         for number in range(20)
     ]
-    order = dealt(tasks)
-    assert order == dealt(tasks[::-1])
+    order = order_tasks(tasks)
+    assert order == order_tasks(tasks[::-1])
     assert {one.key for one in order} == {one.key for one in tasks}
     assert all(one.level == 3 or index for index, one in enumerate(order) if one.level == 3)
     assert max(index for index, one in enumerate(order) if one.level == 3) < max(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kernelbench.crew import Broken, Crew, Plan, Result
+from benchmarks.kernelbench.crew import NothingRunsError, PoolPlan, Result, TaskPool
 from benchmarks.kernelbench.job import PROFILES, Job
 from benchmarks.kernelbench.tasks import Task
 
@@ -28,10 +28,10 @@ def task(number: int, source: str) -> Task:
     return Task(1, number, f"T{number}", source, "today")
 
 
-def plan(folder: Path, **changes: Any) -> Plan:
+def plan(folder: Path, **changes: Any) -> PoolPlan:
     command = (sys.executable, "-m", "tests.benchmarks.kernelbench.scripted")
     return replace(
-        Plan(
+        PoolPlan(
             folder,
             workers=3,
             threads=1,
@@ -49,7 +49,7 @@ def run(
 ) -> tuple[dict[str, Mapping[str, Any]], int]:
     """Rows by key, and how many tasks are left."""
     found: list[Result] = []
-    left = Crew(job, plan(folder, **changes), {}, found.append).run(
+    left = TaskPool(job, plan(folder, **changes), {}, found.append).run(
         [task(n, source) for n, source in enumerate(sources, 1)]
     )
     assert len({one.task.key for one in found}) == len(found)
@@ -330,6 +330,6 @@ def test_nothing_is_started_that_cannot_end_in_time(tmp_path: Path) -> None:
 def test_where_nothing_runs_at_all_the_run_ends_early_and_keeps_no_row(tmp_path: Path) -> None:
     broken = "line.stage('load'); print('libcuda is missing', flush=True); os._exit(1)"
     found: list[Result] = []
-    with pytest.raises(Broken, match=r"first 6 tasks failed whole.*libcuda is missing"):
-        Crew(JOB, plan(tmp_path), {}, found.append).run([task(n, broken) for n in range(1, 20)])
+    with pytest.raises(NothingRunsError, match=r"first 6 tasks failed whole.*libcuda is missing"):
+        TaskPool(JOB, plan(tmp_path), {}, found.append).run([task(n, broken) for n in range(1, 20)])
     assert found == []

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.kernelbench import __main__ as command
 from benchmarks.kernelbench import rows
-from benchmarks.kernelbench.crew import Plan
+from benchmarks.kernelbench.crew import PoolPlan
 from tests.benchmarks.kernelbench.test_child import DIAGONAL
 
 SCRIPTED = (sys.executable, "-m", "tests.benchmarks.kernelbench.scripted")
@@ -57,11 +57,11 @@ def options(tmp_path: Path, *more: str) -> list[str]:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "Plan", functools.partial(Plan, command=SCRIPTED))
+    monkeypatch.setattr(command, "Plan", functools.partial(PoolPlan, command=SCRIPTED))
 
 
 def done(tmp_path: Path) -> list[str]:
-    return [row["task"]["key"] for row in rows.read(tmp_path / "rows.jsonl")]
+    return [row["task"]["key"] for row in rows.read_rows(tmp_path / "rows.jsonl")]
 
 
 def test_a_run_that_is_killed_leaves_no_process_and_the_next_one_goes_on(
@@ -113,7 +113,7 @@ def test_candidates_of_another_release_are_another_column(tmp_path: Path, script
         line = {"level_id": 1, "task_id": "1", "ref_code": "r", "custom_code": code}
         (tmp_path / name).write_text(json.dumps(line))
         assert command.main(options(tmp_path, "--candidates", str(tmp_path / name))) == 0
-    found = rows.read(tmp_path / "rows.jsonl")
+    found = rows.read_rows(tmp_path / "rows.jsonl")
     assert [row["job"]["judged"].split()[0] for row in found] == ["a", "b"]
 
 
@@ -140,7 +140,7 @@ def test_a_real_task_goes_from_its_file_to_a_report(
     assert command.main(options(tmp_path, "--no-ours", "--limit-s", "120")) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["rows"], summary["left"]) == (2, 0)
-    first, second = rows.read(tmp_path / "rows.jsonl")
+    first, second = rows.read_rows(tmp_path / "rows.jsonl")
     assert {name: column["status"] for name, column in first["columns"].items()} == {
         "eager": "ok",
         "torch.compile": "ok",

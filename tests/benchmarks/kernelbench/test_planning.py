@@ -40,7 +40,7 @@ def task(source: str = LINEAR) -> Task:
 
 
 def test_products_are_found_with_what_follows_them_and_several_kernels_each() -> None:
-    first, second = planning.plan(task())
+    first, second = planning.plan_products(task())
     assert (first.sizes, first.tail) == (
         "2048 x 4096 x 1024",
         ("mul", "add", "relu"),
@@ -55,15 +55,17 @@ def test_products_are_found_with_what_follows_them_and_several_kernels_each() ->
 def test_what_another_architecture_has_no_kernel_for_is_not_proposed() -> None:
     assert all(
         not label.startswith("packed")
-        for one in planning.plan(task(), sm=80)
+        for one in planning.plan_products(task(), sm=80)
         for label, _ in one.proposals
     )
 
 
 def test_a_task_that_cannot_be_captured_says_why() -> None:
-    (one,) = planning.plan(task(LINEAR.replace("torch.relu(", "(1 / len(str(x.item()))) * (")))
+    (one,) = planning.plan_products(
+        task(LINEAR.replace("torch.relu(", "(1 / len(str(x.item()))) * ("))
+    )
     assert one.reason.startswith("not captured")
-    assert "not captured" in planning.table([one])
+    assert "not captured" in planning.format_plan([one])
 
 
 SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace(
@@ -87,11 +89,11 @@ SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace(
 def test_coverage_tells_what_there_is_or_why_nothing(
     source: str, families: set[str], left: str
 ) -> None:
-    found = planning.covered(task(source))
+    found = planning.find_coverage(task(source))
     assert {name for name, _ in found.families} == families
     assert found.left.startswith(left)
     assert bool(found.left) == bool(left)
-    assert planning.coverage_table([found]).endswith(
+    assert planning.format_coverage([found]).endswith(
         f"{int(bool(left))} of 1 have nothing beyond baselines"
     )
 

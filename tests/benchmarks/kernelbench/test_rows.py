@@ -18,13 +18,13 @@ ROW: dict[str, Any] = {"columns": {}, "against": {}}
 
 
 def put(out: Path, task: Task = TASK, job: Job = JOB, **row: Any) -> None:
-    rows.append(out, task, {**ROW, **row}, job, {"gpu": ""}, of=250)
+    rows.append_row(out, task, {**ROW, **row}, job, {"gpu": ""}, of=250)
 
 
 def test_a_row_says_its_precision_its_sizes_and_how_many_tasks_there_are(tmp_path: Path) -> None:
     out = tmp_path / "new" / "rows.jsonl"
     put(out)
-    (row,) = rows.read(out)
+    (row,) = rows.read_rows(out)
     assert (
         row["precision"] == "float32; TF32 in convolutions only (PyTorch's default), for everyone"
     )
@@ -40,35 +40,35 @@ def test_a_row_says_its_precision_its_sizes_and_how_many_tasks_there_are(tmp_pat
 def test_a_task_is_done_only_for_this_source_and_this_job(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     put(out)
-    assert rows.finished([out], JOB, [TASK]) == {("1/1", TASK.digest)}
-    assert rows.finished([out], JOB, [replace(TASK, source="other")]) == set()
+    assert rows.list_finished([out], JOB, [TASK]) == {("1/1", TASK.digest)}
+    assert rows.list_finished([out], JOB, [replace(TASK, source="other")]) == set()
     for other in (
         replace(JOB, rights="tf32"),
         replace(JOB, scale=2),
         replace(JOB, arms=("only kernels",)),
         replace(JOB, device="cuda:0"),
     ):
-        assert rows.finished([out], other, [TASK]) == set()
+        assert rows.list_finished([out], other, [TASK]) == set()
 
 
 def test_a_line_cut_off_by_a_kill_is_no_result_and_the_next_row_is_whole(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     put(out)
     out.write_bytes(out.read_bytes()[:-20])
-    assert rows.read(out) == []
+    assert rows.read_rows(out) == []
     put(out, replace(TASK, number=2))
-    assert [row["task"]["key"] for row in rows.read(out)] == ["1/2"]
+    assert [row["task"]["key"] for row in rows.read_rows(out)] == ["1/2"]
 
 
 def test_the_newest_row_of_a_task_counts(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     put(first, best="eager")
     put(second, best="torch.compile")
-    assert [row["best"] for row in rows.read(first, second)] == ["torch.compile"]
+    assert [row["best"] for row in rows.read_rows(first, second)] == ["torch.compile"]
 
 
 def test_failed_rows_can_be_asked_for_again(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     put(out, columns={"cudal1": {"status": "failed", "reason": "time limit"}})
-    assert rows.finished([out], JOB, [TASK]) == {("1/1", TASK.digest)}
-    assert rows.finished([out], JOB, [TASK], without_failed=True) == set()
+    assert rows.list_finished([out], JOB, [TASK]) == {("1/1", TASK.digest)}
+    assert rows.list_finished([out], JOB, [TASK], without_failed=True) == set()

@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks.kernelbench.statistics import (
     Ratio,
-    fast_p,
-    geomean,
-    quartiles,
-    ratios,
+    compute_fast_p,
+    compute_geomean,
+    compute_quartiles,
+    compute_ratios,
+    compute_tuning_curve,
     summarise,
-    tuning_curve,
 )
 
 
@@ -64,40 +64,40 @@ def test_the_statistics_are_those_of_the_papers_tables() -> None:
 def test_quartiles_are_those_of_the_published_file_of_scores() -> None:
     # Of 1..5 the middle is 3 and the quarters 2 and 4; of two values the quarters lie a quarter of
     # the way in (numpy's rule).
-    assert quartiles([5.0, 1.0, 4.0, 2.0, 3.0]) == (2.0, 3.0, 4.0)
-    assert quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
-    assert quartiles([7.0]) == (7.0, 7.0, 7.0)
-    assert quartiles([]) == (None, None, None)
+    assert compute_quartiles([5.0, 1.0, 4.0, 2.0, 3.0]) == (2.0, 3.0, 4.0)
+    assert compute_quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
+    assert compute_quartiles([7.0]) == (7.0, 7.0, 7.0)
+    assert compute_quartiles([]) == (None, None, None)
 
 
 @pytest.mark.parametrize("status", ["failed", "wrong", "refused", "withdrawn"])
 def test_what_has_no_right_answer_counts_as_one_and_is_never_dropped(status: str) -> None:
     rows = [row("1/1", {"best": 4.0}), row("1/2", None, status=status)]
-    found = summarise(ratios(rows, "cudal1"))
+    found = summarise(compute_ratios(rows, "cudal1"))
     assert (found.tasks, found.success, found.mean, found.geomean) == (2, 1, 2.5, 2.0)
     assert found.failed == ("1/2",)
     assert found.clamped == 2.0
 
 
 def test_a_wrong_answer_keeps_no_speed_even_if_it_was_timed() -> None:
-    assert [r.speedup for r in ratios([row("1/1", {"best": 9.0}, status="wrong")], "cudal1")] == [
-        1.0
-    ]
+    assert [
+        r.speedup for r in compute_ratios([row("1/1", {"best": 9.0}, status="wrong")], "cudal1")
+    ] == [1.0]
 
 
 def test_a_task_whose_process_died_counts_as_one_against_every_baseline() -> None:
     died = {**row("1/2", None), "columns": {}, "best": None}
     for base in ("best", "eager", "torch.compile"):
-        assert [r.speedup for r in ratios([died], "cudal1", base)] == [1.0]
+        assert [r.speedup for r in compute_ratios([died], "cudal1", base)] == [1.0]
 
 
 def test_a_baseline_that_does_not_run_is_no_denominator_for_that_task_alone() -> None:
     rows = [row("1/1", {"best": 2.0, "CUDA graph": 3.0}), row("1/2", {"best": 2.0})]
-    assert [r.key for r in ratios(rows, "cudal1", "CUDA graph")] == ["1/1"]
-    assert [r.key for r in ratios(rows, "cudal1")] == ["1/1", "1/2"]
+    assert [r.key for r in compute_ratios(rows, "cudal1", "CUDA graph")] == ["1/1"]
+    assert [r.key for r in compute_ratios(rows, "cudal1")] == ["1/1", "1/2"]
     lost = row("1/3", None, status="failed")
     assert (
-        ratios([lost], "cudal1", "CUDA graph") == []
+        compute_ratios([lost], "cudal1", "CUDA graph") == []
     )  # nor does a failure get a ratio to what is not there
 
 
@@ -119,14 +119,18 @@ def test_fast_p_is_a_share_of_all_tasks_and_failures_are_never_fast() -> None:
         Ratio("1/2", 1, 1.0, 1.0, False),
         Ratio("1/3", 1, 0.9, 0.9, True),
     ]
-    assert fast_p(found, (0.5, 1.0, 2.0)) == [(0.5, 2 / 3), (1.0, 1 / 3), (2.0, 0.0)]
+    assert compute_fast_p(found, (0.5, 1.0, 2.0)) == [(0.5, 2 / 3), (1.0, 1 / 3), (2.0, 0.0)]
 
 
 def test_before_its_search_has_ended_a_task_counts_as_one() -> None:
     rows = [row("1/1", {"best": 4.0}, tune_s=10.0), row("1/2", {"best": 0.5}, tune_s=2.0)]
-    assert tuning_curve(rows, "cudal1") == [(0.0, 1.0), (2.0, 1.0), (10.0, pytest.approx(2.0))]
+    assert compute_tuning_curve(rows, "cudal1") == [
+        (0.0, 1.0),
+        (2.0, 1.0),
+        (10.0, pytest.approx(2.0)),
+    ]
 
 
 def test_there_is_no_mean_of_nothing() -> None:
-    assert geomean([]) is None
+    assert compute_geomean([]) is None
     assert summarise([]).geomean is None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.kernelbench.job import PROFILES, Job
-from benchmarks.kernelbench.pages import html_page, markdown
-from benchmarks.kernelbench.tables import groups, headline
+from benchmarks.kernelbench.pages import render_html, render_markdown
+from benchmarks.kernelbench.tables import compute_headline, group_rows
 
 JOB = Job("cuda:0", PROFILES["quick"])
 WHERE = {
@@ -103,7 +103,7 @@ def cells(text: str, start: str) -> list[str]:
 
 
 def test_the_first_table_has_every_level_against_every_baseline() -> None:
-    text = markdown(ROWS)
+    text = render_markdown(ROWS)
     # 2.0, 0.9 and a wrong one as 1.0: mean 1.3, geometric mean 1.8^(1/3), clamped 2^(1/3)
     expected = ["1.300", "2.000", "1.500", "1.000", "0.950", "2/3", "1/3", "1.216", "1.260"]
     assert cells(text, "| best of all | all |") == ["best of all", "all", *expected]
@@ -123,7 +123,7 @@ def test_the_first_table_has_every_level_against_every_baseline() -> None:
 
 
 def test_regressions_failures_and_wrong_results_are_listed_with_their_reasons() -> None:
-    text = markdown(ROWS)
+    text = render_markdown(ROWS)
     trouble = text[text.index("### Slower than") : text.index("### Every task")]
     assert "| 1/2 Task <1/2> | cudal1 | slower | 0.900 [0.891, 0.909] of torch.compile |" in trouble
     assert "| 2/1 Task <2/1> | cudal1 | wrong | far off |" in trouble
@@ -134,7 +134,7 @@ def test_regressions_failures_and_wrong_results_are_listed_with_their_reasons() 
 
 def test_kernels_that_cost_a_process_its_gpu_are_told_whatever_runs_in_the_end() -> None:
     died = [[1, "AcceleratorError: CUDA error: an illegal memory access was encountered\nmore"]]
-    text = markdown(
+    text = render_markdown(
         [
             row("1/1", 2.0, heats=[{"failures": died}]),
             row("1/2", 2.0, heats=[{"failures": [[0, "not eager's"]]}]),
@@ -149,7 +149,7 @@ def test_kernels_that_cost_a_process_its_gpu_are_told_whatever_runs_in_the_end()
 
 
 def test_what_won_and_what_the_search_cost_is_told() -> None:
-    text = markdown(ROWS)
+    text = render_markdown(ROWS)
     assert cells(text, "| softmax |") == [
         "softmax",
         "2",
@@ -157,7 +157,7 @@ def test_what_won_and_what_the_search_cost_is_told() -> None:
     ]  # the wrong one was swapped too, and is worth 1.0
     assert "median 12.0, longest 12.0" in text
     assert "clock" not in text[text.index("if each search had stopped") :][:400]
-    timed = markdown([{**one, "gpu_s": {"waited": 4.5, "held": 2.0}} for one in ROWS])
+    timed = render_markdown([{**one, "gpu_s": {"waited": 4.5, "held": 2.0}} for one in ROWS])
     assert (
         "Without waiting for the GPU's clock median 7.5 (3 tasks that tell); that clock was held for 2.0"
         in timed
@@ -169,16 +169,16 @@ def test_what_won_and_what_the_search_cost_is_told() -> None:
 def test_clocks_are_told_apart() -> None:
     # device: 2.0, 0.9 and 4.0 (each clock alone counts what was timed); host: 5.0 over 2.5
     # throughout
-    assert cells(markdown(ROWS), "| cudal1 | 1.931 |") == ["cudal1", "1.931", "2.000"]
+    assert cells(render_markdown(ROWS), "| cudal1 | 1.931 |") == ["cudal1", "1.931", "2.000"]
 
 
 def test_how_far_the_floor_is_away_is_told_for_every_level() -> None:
     # device times over 20 us: ours 40, 88.9 and 20 us, the best baseline's 80 us throughout
-    assert cells(markdown(ROWS), "| cudal1 | all | 3 |")[3:] == [
+    assert cells(render_markdown(ROWS), "| cudal1 | all | 3 |")[3:] == [
         f"{(2 * 4.4444444 * 1) ** (1 / 3):.3f}",
         "4.444",
     ]
-    assert cells(markdown(ROWS), "| best baseline | 2 | 1 |")[3:] == ["4.000", "4.000"]
+    assert cells(render_markdown(ROWS), "| best baseline | 2 | 1 |")[3:] == ["4.000", "4.000"]
 
 
 def test_rows_of_another_precision_or_size_never_share_a_table() -> None:
@@ -186,26 +186,26 @@ def test_rows_of_another_precision_or_size_never_share_a_table() -> None:
         row("1/1", 2.0, job=replace(JOB, rights="tf32")),
         row("1/1", 2.0, job=replace(JOB, scale=8)),
     ]
-    found = groups([*ROWS, *other])
+    found = group_rows([*ROWS, *other])
     assert [len(group.rows) for group in found] == [3, 1, 1]
     assert "TF32 allowed everywhere, for everyone" in found[1].title
     assert "SIZES CUT DOWN by 8: no result" in found[2].title
-    assert all(group.title in markdown([*ROWS, *other]) for group in found)
+    assert all(group.title in render_markdown([*ROWS, *other]) for group in found)
 
 
 def test_a_headline_needs_every_task_at_its_own_size() -> None:
-    (whole,) = groups(ROWS)
-    assert headline(whole)["best"] == pytest.approx(1.8 ** (1 / 3))
-    (part,) = groups(ROWS[:2])
+    (whole,) = group_rows(ROWS)
+    assert compute_headline(whole)["best"] == pytest.approx(1.8 ** (1 / 3))
+    (part,) = group_rows(ROWS[:2])
     assert "INCOMPLETE: 1 tasks have no row yet" in part.about
     with pytest.raises(ValueError, match="1 of 3 tasks have no row"):
-        headline(part)
-    (small,) = groups([row(f"1/{n}", 2.0, job=replace(JOB, scale=4)) for n in (1, 2, 3)])
+        compute_headline(part)
+    (small,) = group_rows([row(f"1/{n}", 2.0, job=replace(JOB, scale=4)) for n in (1, 2, 3)])
     with pytest.raises(ValueError, match="cut down by 4: that is no result"):
-        headline(small)
-    (bare,) = groups([row(f"1/{n}", 2.0, job=replace(JOB, ours=False)) for n in (1, 2, 3)])
+        compute_headline(small)
+    (bare,) = group_rows([row(f"1/{n}", 2.0, job=replace(JOB, ours=False)) for n in (1, 2, 3)])
     with pytest.raises(ValueError, match="own column was not measured"):
-        headline(bare)
+        compute_headline(bare)
 
 
 class _Page(HTMLParser):
@@ -231,7 +231,7 @@ class _Page(HTMLParser):
 
 
 def test_the_page_stands_by_itself_and_has_a_plot_for_every_level() -> None:
-    text = html_page(ROWS)
+    text = render_html(ROWS)
     page = _Page()
     page.feed(text)
     assert (page.open, page.outside, page.seen.count("script")) == ([], [], 0)
@@ -243,5 +243,5 @@ def test_the_page_stands_by_itself_and_has_a_plot_for_every_level() -> None:
 
 
 def test_a_cell_with_a_bar_does_not_break_its_table() -> None:
-    line = next(line for line in markdown(ROWS).splitlines() if "capture" in line)
+    line = next(line for line in render_markdown(ROWS).splitlines() if "capture" in line)
     assert len(re.split(r"(?<!\\)\|", line)) == 6

@@ -13,10 +13,10 @@ from benchmarks.kernelbench.tasks import (
     Choice,
     Task,
     TaskError,
-    cut_down,
+    read_release_candidates,
     read_tasks,
-    release_candidates,
-    selected,
+    select_tasks,
+    shrink_task,
 )
 
 SOURCE = """import torch
@@ -79,7 +79,7 @@ def test_a_release_files_references_are_tasks_of_their_own_sizes(tmp_path: Path)
         ("1/7", "release"),
         ("2/3", "release"),
     ]
-    assert release_candidates(path) == {"2/3": "code", "1/7": None, "1/5": None}
+    assert read_release_candidates(path) == {"2/3": "code", "1/7": None, "1/5": None}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_damaged_line_is_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="line 2"):
         read_tasks(str(path))
     with pytest.raises(TaskError, match="line 2"):
-        release_candidates(path)
+        read_release_candidates(path)
 
 
 def test_a_folder_without_tasks_says_what_was_expected(tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_shards_are_disjoint_and_together_everything(tmp_path: Path) -> None:
             checkout(tmp_path, *(f"level{level}/{n}_T.py" for level in (1, 2) for n in range(1, 6)))
         )
     )
-    parts = [keys(selected(tasks, Choice(shard=(at, 3)))) for at in range(3)]
+    parts = [keys(select_tasks(tasks, Choice(shard=(at, 3)))) for at in range(3)]
     assert sorted(key for part in parts for key in part) == sorted(keys(tasks))
-    assert keys(selected(tasks, Choice(levels=(2,)))) == ["2/1", "2/2", "2/3", "2/4", "2/5"]
-    assert keys(selected(tasks, Choice(only=("2/4", "1/1")))) == ["1/1", "2/4"]
+    assert keys(select_tasks(tasks, Choice(levels=(2,)))) == ["2/1", "2/2", "2/3", "2/4", "2/5"]
+    assert keys(select_tasks(tasks, Choice(only=("2/4", "1/1")))) == ["1/1", "2/4"]
 
 
 @pytest.mark.parametrize(
@@ -145,16 +145,16 @@ def test_shards_are_disjoint_and_together_everything(tmp_path: Path) -> None:
 )
 def test_a_choice_that_leaves_nothing_is_an_error(tmp_path: Path, choice: Choice) -> None:
     with pytest.raises(TaskError):
-        selected(read_tasks(str(checkout(tmp_path, "level1/1_T.py"))), choice)
+        select_tasks(read_tasks(str(checkout(tmp_path, "level1/1_T.py"))), choice)
 
 
 def test_cutting_down_divides_sizes_and_marks_the_task_for_ever() -> None:
     task = Task(1, 1, "T", SOURCE, "today")
-    small = cut_down(task, 16)
+    small = shrink_task(task, 16)
     made: dict[str, object] = {}
     exec(small.source, made)
     assert (made["batch_size"], made["features"], made["groups"]) == (4, 512, 8)
     assert small.scale == 16
     assert "* 1000" in small.source  # what a forward computes is not a size
     assert small.digest != task.digest
-    assert cut_down(task, 1) == task
+    assert shrink_task(task, 1) == task

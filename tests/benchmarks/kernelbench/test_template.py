@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kernelbench import crew
-from benchmarks.kernelbench.crew import Crew, Plan, Result
+from benchmarks.kernelbench.crew import PoolPlan, Result, TaskPool
 from benchmarks.kernelbench.job import PROFILES, Job
 from benchmarks.kernelbench.template import NoTemplate, Template
 from tests.benchmarks.kernelbench.test_child import DIAGONAL
@@ -27,11 +27,11 @@ SMALL = DIAGONAL.replace("512", "64").replace("256", "64")
 
 def rows(folder: Path, *sources: str) -> list[Result]:
     found: list[Result] = []
-    plan = Plan(
+    plan = PoolPlan(
         folder, workers=1, threads=1, memory_bytes=1 << 40, budget_s=300.0, reserve_s=0.0, fork=True
     )
     assert (
-        Crew(JOB, plan, {}, found.append).run(
+        TaskPool(JOB, plan, {}, found.append).run(
             [task(number, source) for number, source in enumerate(sources, 1)]
         )
         == 0
