@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.api.scripted_trial import CLEAR_GAIN, summary
 from tests.entries import entry_for, same
 from torch_cudal1.api import end_to_end
 from torch_cudal1.api.backend import cudal1
@@ -360,3 +361,30 @@ def test_a_backward_that_is_compiled_late_may_be_compiled_on_trial(
     net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
     assert answers(net, torch.randn(3, 2, 4), decided, on_miss="tune")["judge.in_place"] == 1
     assert [len(gradients) for gradients in called] == [4, 4]
+
+
+DISTURBED, ONE_SIDED = (0.85, 0.94, 1.31), (1.33, 1.73, 1.98)
+
+
+# what is measured one time after the other, whether steady; how many of them are made, the last one
+# counting
+MEASURED = [
+    ([(DISTURBED, False), (CLEAR_GAIN, True)], 2),
+    ([(DISTURBED, True)], 1),  # a small difference, well measured
+    ([(ONE_SIDED, False)], 1),
+    ([(DISTURBED, False)] * 3 + [(CLEAR_GAIN, True)], 3),
+]
+
+
+@pytest.mark.parametrize(("results", "made"), MEASURED)
+def test_a_disturbed_measurement_is_made_again(
+    results: list[tuple[tuple[float, float, float], bool]],
+    made: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = [summary(*numbers, steady=steady) for numbers, steady in results]
+    monkeypatch.setattr(end_to_end, "sample_pairs", lambda *_, **__: [])
+    monkeypatch.setattr(end_to_end, "summarise", lambda _: waiting.pop(0))
+    found = end_to_end.end_to_end_benchmark(lambda: None, lambda: None, CPU, margin=1.0)
+    assert (found.low, found.speedup, found.high) == results[made - 1][0]
+    assert len(waiting) == len(results) - made

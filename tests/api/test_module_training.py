@@ -16,46 +16,21 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_cudal1
+from tests.api.training_pairs import (
+    Net,
+    assert_same_gradients,
+    gradients,
+    pair,
+    shorten_measurements,
+    x_of,
+)
 from tests.entries import plant
 from torch_cudal1.core import telemetry
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x)
-
-
 @pytest.fixture(autouse=True)
-def quick_gate(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "torch_cudal1.api.end_to_end._BUDGET_S", 0.1
-    )  # what is measured is of no interest here
-
-
-def pair(module: nn.Module, args: Any, tmp_path: Path) -> tuple[nn.Module, nn.Module]:
-    """An accelerated module with planted swaps, and a plain twin."""
-    twin = copy.deepcopy(module)
-    plant(module, args, tmp_path)
-    return torch_cudal1.accelerate(module, args, cache_dir=tmp_path, strictness="error"), twin
-
-
-def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    return {name: parameter.grad for name, parameter in module.named_parameters()}
-
-
-def assert_same_gradients(ours: nn.Module, own: nn.Module) -> None:
-    for name, expected in gradients(own).items():
-        torch.testing.assert_close(
-            gradients(ours)[name], expected, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-def x_of(rows: int = 5, *, grad: bool = False) -> torch.Tensor:
-    return torch.randn(rows, 8, requires_grad=grad)
+def quick_measurement(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_measurements(monkeypatch)
 
 
 def test_forward_and_backward_are_both_served_and_give_eager_s_gradients(runs, tmp_path):
@@ -157,43 +132,6 @@ def test_a_graph_is_retained_after_one_that_was_not(winner, tmp_path, monkeypatc
     assert_same_gradients(ours, own)
 
 
-def test_gradients_with_a_graph_of_a_forward_that_writes_what_it_reads(runs, tmp_path):
-    """A second run could not begin where the first one did: there is no second derivative, and the
-    first is eager's.
-    """
-
-    class Doubling(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.eye(4))
-            self.register_buffer("gain", torch.ones(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.gain.mul_(2)
-            return torch.sin(x @ self.weight * self.gain)
-
-    ours, own = pair(Doubling(), torch.ones(1, 4), tmp_path)
-    for _ in range(3):
-        found = [
-            torch.autograd.grad(kind(torch.ones(1, 4)).sum(), kind.weight, create_graph=True)[0]
-            for kind in (ours, own)
-        ]
-        torch.testing.assert_close(*found)
-    assert runs.backward == 3
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(found[0].sum(), ours.weight)
-
-
-def test_second_derivatives_through_a_batch_norm_that_learns(tmp_path):
-    ours, own = pair(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Tanh()), x_of(), tmp_path)
-    x = x_of()
-    for kind in (ours, own):
-        (gradient,) = torch.autograd.grad(kind(x).square().sum(), kind[0].weight, create_graph=True)
-        gradient.square().sum().backward()
-    torch.testing.assert_close(ours[0].weight.grad, own[0].weight.grad, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(dict(ours.named_buffers()), dict(own.named_buffers()))
-
-
 def test_backward_twice_without_retaining_fails_as_in_eager(tmp_path):
     for module in pair(Net(), x_of(), tmp_path):
         loss = module(x_of()).sum()
@@ -257,79 +195,6 @@ def test_only_one_of_two_outputs_is_used(runs, tmp_path):
     assert runs.backward == 1
 
 
-# --- second derivatives
-
-
-def test_a_gradient_penalty_trains_as_in_eager(runs, tmp_path):
-    ours, own = pair(Net(), x_of(grad=True), tmp_path)
-    x = x_of(grad=True)
-    for module in (ours, own):
-        (slope,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
-        (slope.square().sum() + module(x).sum()).backward()
-    assert_same_gradients(ours, own)
-    assert runs.forward == 2
-
-
-def test_a_hessian_vector_product_is_that_of_eager(tmp_path):
-    ours, own = pair(Net(), x_of(), tmp_path)
-    x, found = x_of(), []
-    for module in (ours, own):
-        parameters = list(module.parameters())
-        grads = torch.autograd.grad(module(x).square().sum(), parameters, create_graph=True)
-        found.append(
-            torch.autograd.grad(sum(g.sum() for g in grads), parameters, allow_unused=True)
-        )
-    for mine, expected in zip(*found, strict=True):
-        torch.testing.assert_close(mine, expected)
-
-
-def test_a_third_derivative_too(tmp_path):
-    module = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
-    x = torch.randn(3, 1, requires_grad=True)
-    for found, call in zip(([], []), pair(module, x, tmp_path), strict=True):
-        y = call(x)
-        for _ in range(3):
-            (y,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        found.append(y)
-        expected = y if call is not module else y.detach()
-        torch.testing.assert_close(y, expected)
-
-
-def test_a_second_derivative_of_a_batch_norm_updates_its_statistics_once(tmp_path):
-    ours, own = pair(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), x_of(grad=True), tmp_path)
-    x = x_of(grad=True)
-    for module in (ours, own):
-        (slope,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-        slope.square().sum().backward()
-    assert_same_gradients(ours, own)
-    torch.testing.assert_close(dict(ours.named_buffers()), dict(own.named_buffers()))
-
-
-def test_a_module_that_changed_before_the_second_derivative_says_so(tmp_path):
-    ours, _ = pair(Net(), x_of(grad=True), tmp_path)
-    x = x_of(grad=True)
-    y = ours(x).sum()
-    ours.body[1] = nn.ReLU()
-    with pytest.raises(RuntimeError, match="changed since its forward"):
-        torch.autograd.grad(y, x, create_graph=True)
-
-
-def test_a_graph_of_gradients_is_freed_with_its_output(tmp_path):
-    import gc
-    import weakref
-
-    ours, _ = pair(Net(), x_of(), tmp_path)
-    gc.collect()
-    gc.disable()
-    try:
-        y = ours(x_of())
-        node = weakref.ref(y.grad_fn)
-        del y
-        assert node() is None  # the hook must not keep its node in a circle
-    finally:
-        gc.enable()
-
-
 # --- random numbers
 
 
@@ -361,16 +226,6 @@ def test_gradients_through_dropout_use_the_forward_s_mask(tmp_path):
         torch.manual_seed(7)
         module(x).sum().backward()
     assert_same_gradients(ours, own)
-
-
-def test_a_second_derivative_through_dropout_fails_loudly(tmp_path):
-    ours, _ = pair(
-        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.5)), x_of(grad=True), tmp_path
-    )
-    x = x_of(grad=True)
-    (slope,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        slope.sum().backward()
 
 
 # --- what wraps a module
