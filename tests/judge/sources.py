@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from tests.adversarial.fork_server import forked_children
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
+from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference.source_reference import (
@@ -23,7 +25,19 @@ from torch_cudal1.judge.reference.source_reference import (
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 
-__all__ = ["FORWARD", "HEAD", "REFERENCE", "SourceBench", "source", "source_bench"]
+__all__ = [
+    "FORWARD",
+    "HEAD",
+    "REFERENCE",
+    "SourceBench",
+    "SourceCase",
+    "source",
+    "source_bench",
+]
+
+# The statements of a source, the checks that follow `numerics`, the one that must refuse it (None:
+# it passes), and a word of the reason.
+SourceCase: TypeAlias = tuple[dict[str, str], tuple[CheckSpec, ...], str | None, str]
 
 CPU = torch.device("cpu")
 HEAD = "import torch\nfrom torch import nn\n"
@@ -83,6 +97,15 @@ class SourceBench:
     def last(self, text: str, *detectors: CheckSpec) -> CheckResult:
         """The check that decided."""
         return self.checks(text, *detectors)[-1]
+
+    def assert_verdict(self, case: SourceCase) -> None:
+        """Raise AssertionError unless the source of a case is refused, or passes, as it says."""
+        parts, detectors, refused, word = case
+        check = self.last(source(**parts), NUMERICS, *detectors)
+        assert check.passed == (refused is None), check
+        if refused:
+            assert check.name == refused, check
+            assert word in check.detail, check
 
 
 @contextmanager

@@ -1,24 +1,20 @@
-"""A candidate against the clock in a real child: its timed calls are judged, and whoever answers
-wrongly there is refused.
-"""
+"""A candidate's timed calls in a real child are checked, and wrong answers there are refused."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.judge.benchmark.test_timing import Scripted
+from tests.judge.benchmark.scripted_sampler import Scripted
 from tests.judge.programs import V, candidate, linear_relu, op, subject, with_steps
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.benchmark import source_timing
 from torch_cudal1.judge.benchmark.candidate_timing import (
     OutputAudit,
     SlotSampler,
@@ -30,7 +26,6 @@ from torch_cudal1.judge.benchmark.candidate_timing import (
 from torch_cudal1.judge.benchmark.cross_process import (
     ChildBatchTimer,
     CrossProcessBenchmark,
-    TimedBatch,
 )
 from torch_cudal1.judge.benchmark.protocol import Measurement, measure
 from torch_cudal1.judge.benchmark.timing import SampleBatch
@@ -39,8 +34,11 @@ from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
 
 CPU = torch.device("cpu")
+
 REGION = linear_relu()
+
 REFERENCE = REGION.program
+
 QUICK = replace(TIMING_PLANS["fast"], side_us=4e3, rounds=1)
 
 
@@ -189,26 +187,3 @@ def test_work_that_is_moved_into_the_first_call_is_refused(
     )
     check = check_first_call(found)
     assert (check.name, check.passed, check.value) == ("timing_state", passed, first_us[1])
-
-
-@pytest.mark.parametrize(
-    ("again_us", "passed"), [(50.0, True), (9e6, False)], ids=["compiled once", "every instance"]
-)
-def test_a_slow_first_call_is_asked_again_of_another_instance(
-    again_us: float, passed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(
-        source_timing.ChildBatchTimer,
-        "time_batch",
-        lambda self, calls: TimedBatch(again_us / 1e6, again_us, calls),
-    )
-    child = SimpleNamespace(call=lambda verb, **fields: asked.append(f"{verb} {fields['slot']}"))
-    trial: Any = SimpleNamespace(
-        child=child, candidate=None, load=lambda slot, candidate: asked.append(f"load {slot}")
-    )
-    found = replace(
-        measure(Scripted({"cold": [1.5] * 30, "hot": [1.5] * 30}), QUICK), first_call_us=(1.0, 8e6)
-    )
-    assert source_timing.check_first_calls(trial, found, ["a"]).passed is passed
-    assert asked == ["load first_call", "forget first_call"]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from tests.judge.checks.program_bench import REGION, ProgramChecker, get_last
 from torch_cudal1.judge.checks.agreement import Agreement, find_form_problem, summarise
+from torch_cudal1.judge.checks.layouts import DTYPES, LAYOUTS, SHAPES
+from torch_cudal1.judge.checks.module_semantics.gradients import GRAD
+from torch_cudal1.judge.checks.module_semantics.modes import MODE, STATE_DICT
+from torch_cudal1.judge.checks.module_semantics.parameters import SCALARS
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.checks.tf32 import RIGHTS
 from torch_cudal1.judge.reference.region_reference import Result
 from torch_cudal1.judge.wire.properties import describe
 
@@ -42,3 +50,14 @@ def test_form_comes_before_values() -> None:
     assert "the result is" in find_form_problem(
         result(torch.ones(2, 3), tree="list"), result(torch.ones(2, 3), tree="tuple")
     )
+
+
+@pytest.mark.parametrize(
+    "detector", [SHAPES, LAYOUTS, DTYPES, SCALARS, GRAD, MODE, STATE_DICT, RIGHTS]
+)
+def test_what_a_program_cannot_do_is_said(
+    check_program: ProgramChecker, detector: CheckSpec
+) -> None:
+    check = get_last(check_program(REGION, REGION.program, "standard", detector))
+    assert check.passed
+    assert check.detail.startswith("not applicable: ")

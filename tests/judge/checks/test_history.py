@@ -1,4 +1,4 @@
-"""Input sets that differ from another in one element or one factor, and in nothing else."""
+"""An answer depends on the call alone, whatever was called before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudal1.judge.checks.history import _change_one, _make_scaler, _map_inputs
+from tests.judge.checks.module_sources import ModuleBench, ModuleCase
+from torch_cudal1.judge.checks.history import (
+    CALL_HISTORY,
+    REPEAT,
+    _change_one,
+    _make_scaler,
+    _map_inputs,
+)
 
 
 def changed(inputs: list[torch.Tensor], *, last: bool, part: float) -> list[torch.Tensor]:
@@ -49,3 +56,89 @@ def test_factors_reach_plain_inputs_only() -> None:
     assert same is None
     assert scaled is not None
     assert torch.equal(scaled, torch.full((3, 2), -2.0))
+
+
+STORE = "self.kept = {}"
+KEPT = "self.kept.setdefault(key, self.plain(x, y)).clone()"
+ROUGHLY = """
+if self.last is None or self.last[0].shape != x.shape or not torch.allclose(self.last[0], x + y, atol=1e-6):
+    self.last = x + y, self.plain(x, y)
+"""
+NINTH = "self.calls += 1\nself.kept = self.plain(x, y) if self.calls < 9 or self.kept.shape != x.shape else self.kept"
+MODULES: dict[str, ModuleCase] = {
+    "a result by address": (
+        {"init": STORE, "before": "key = x.data_ptr(), y.data_ptr(), x.shape", "result": KEPT},
+        "fast",
+        (CALL_HISTORY,),
+        "call_history",
+    ),
+    "a result by its first sixteen values": (
+        {
+            "init": STORE,
+            "before": "key = str(x.flatten()[:16].tolist() + y.flatten()[:16].tolist())",
+            "result": KEPT,
+        },
+        "fast",
+        (CALL_HISTORY,),
+        "call_history",
+    ),
+    "a result by rough equality": (
+        {
+            "init": "self.last = None",
+            "before": ROUGHLY,
+            "result": "self.last[1].clone()",
+        },
+        "standard",
+        (CALL_HISTORY,),
+        "call_history",
+    ),
+    "everything after the eighth call is old": (
+        {
+            "init": "self.calls, self.kept = 0, None",
+            "before": NINTH,
+            "result": "self.kept.clone()",
+        },
+        "fast",
+        (CALL_HISTORY,),
+        "call_history",
+    ),
+    "the sign of the first inputs decides": (
+        {
+            "init": "self.positive = None",
+            "before": "self.positive = bool(x.sum() > 0) if self.positive is None else self.positive",
+            "result": "self.plain(x, y) * (1.0 if self.positive == bool(x.sum() > 0) else 1.001)",
+        },
+        "fast",
+        (CALL_HISTORY,),
+        "call_history",
+    ),
+    "the caller's copy is the cache": (
+        {
+            "init": "self.kept = None, None",
+            "before": "if self.kept[0] is None or not torch.equal(self.kept[0], x + y):\n    self.kept = x + y, self.plain(x, y)",
+            "result": "self.kept[1]",
+        },
+        "fast",
+        (CALL_HISTORY,),
+        "call_history",
+    ),
+    "counts its calls, harmlessly": (
+        {"init": "self.calls = 0", "before": "self.calls += 1"},
+        "standard",
+        (CALL_HISTORY,),
+        None,
+    ),
+    "noise": (
+        {"result": "self.plain(x, y) * (1 + 3e-7 * torch.rand(1))"},
+        "fast",
+        (REPEAT,),
+        "repeat",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_source_that_answers_by_its_history_is_refused_and_an_honest_source_passes(
+    module_bench: ModuleBench, name: str
+) -> None:
+    module_bench.assert_verdict(MODULES[name])

@@ -1,11 +1,15 @@
-"""The other sizes and layouts that a source is called with; what they find is in test_detectors_state."""
+"""Other sizes, layouts and types give eager's results."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from tests.judge.checks.module_sources import ModuleBench, ModuleCase
 from torch_cudal1.judge.checks.layouts import (
+    DTYPES,
+    LAYOUTS,
+    SHAPES,
     _channels_last_strides,
     _expand_strides,
     _list_sizes,
@@ -34,3 +38,65 @@ def test_strides_are_those_of_torch(shape: tuple[int, ...]) -> None:
 def test_one_dimension_has_no_other_order() -> None:
     assert _transpose_strides((7,), (1,)) == (1,)
     assert _channels_last_strides((7,), (1,)) == (1,)
+
+
+MODULES: dict[str, ModuleCase] = {
+    "one batch only": (
+        {"result": "self.plain(x, y) if len(x) == 8 else 0 * x"},
+        "fast",
+        (SHAPES,),
+        "shapes",
+    ),
+    "a tail is left out": (
+        {
+            "before": "r = self.plain(x, y)\nr = torch.cat([r[: len(r) // 8 * 8], 0 * r[len(r) // 8 * 8 :]])",
+            "result": "r",
+        },
+        "fast",
+        (SHAPES,),
+        "shapes",
+    ),
+    "it raises for one row": (
+        {"before": "if len(x) == 1: raise ValueError('too few rows')"},
+        "fast",
+        (SHAPES,),
+        "shapes",
+    ),
+    "strides are ignored": (
+        {"result": "self.plain(x.as_strided(x.shape, (x.shape[1], 1)), y)"},
+        "fast",
+        (LAYOUTS,),
+        "layouts",
+    ),
+    "the storage's start is read": (
+        {"result": "self.plain(torch.as_strided(x, x.shape, x.stride(), 0), y)"},
+        "standard",
+        (LAYOUTS,),
+        "layouts",
+    ),
+    "arguments by identity": (
+        {"result": "self.plain(x, y) if x is not y else self.plain(x, 0 * y)"},
+        "standard",
+        (LAYOUTS,),
+        "layouts",
+    ),
+    "a table that stays in float32": (
+        {"init": "self.half = torch.full((1,), 1.0)", "result": "self.plain(x, y) * self.half"},
+        "standard",
+        (DTYPES,),
+        "dtypes",
+    ),
+    "any form at standard": (
+        {"before": "x = x.contiguous()"},
+        "standard",
+        (SHAPES, LAYOUTS, DTYPES),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_source_that_is_right_for_one_form_only_is_refused_and_an_honest_source_passes(
+    module_bench: ModuleBench, name: str
+) -> None:
+    module_bench.assert_verdict(MODULES[name])

@@ -1,4 +1,4 @@
-"""A state dict beside the reference's: names, dtypes and shapes."""
+"""State dicts, train mode, autocast and copies are as the reference's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.judge.checks.module_sources import FORWARD, ModuleBench, ModuleCase
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.judge.checks.module_semantics.modes import _find_state_problem
+from torch_cudal1.judge.checks.module_semantics.modes import (
+    MODE,
+    STATE_DICT,
+    TRAIN_MODE,
+    _find_state_problem,
+)
 
 REFERENCE: Any = SimpleNamespace(
     form=SimpleNamespace(names=("weight", "bias")),
@@ -31,3 +37,59 @@ WEIGHT, BIAS = ["weight", "float32", [3, 2]], ["bias", "float32", [3]]
 def test_names_dtypes_and_shapes_are_the_references(state: list[Any], problem: str) -> None:
     told = _find_state_problem(REFERENCE, state)
     assert problem in told if problem else not told
+
+
+MODULES: dict[str, ModuleCase] = {
+    "an extra buffer": (
+        {"init": "self.register_buffer('extra', torch.zeros(1))"},
+        "fast",
+        (STATE_DICT,),
+        "run",
+    ),
+    "a buffer that comes late": (
+        {"before": "if not hasattr(self, 'late'): self.register_buffer('late', torch.zeros(1))"},
+        "standard",
+        (MODE,),
+        "mode",
+    ),
+    "it cannot be copied": ({"init": "self.lock = threading.Lock()"}, "standard", (MODE,), "mode"),
+    "the statistics of eval always": (
+        {
+            "forward": FORWARD.replace("self.norm(", "functional.batch_norm(").replace(
+                "x + y)",
+                "x + y), self.norm.running_mean, self.norm.running_var, self.norm.weight, self.norm.bias",
+            )
+        },
+        "fast",
+        (TRAIN_MODE,),
+        "mode",
+    ),
+    "the statistics of the first step only": (
+        {
+            "before": "if self.training and int(self.norm.num_batches_tracked) > 0: self.norm.momentum = 0.0"
+        },
+        "fast",
+        (TRAIN_MODE,),
+        "mode",
+    ),
+    "dropout dropped": ({"forward": FORWARD.replace("0.5", "0.0")}, "fast", (TRAIN_MODE,), "mode"),
+    "autocast switched off": (
+        {"result": "torch.autocast('cpu', enabled=False)(self.plain)(x, y)"},
+        "standard",
+        (MODE,),
+        "mode",
+    ),
+    "all modes": (
+        {"before": "self.calls = getattr(self, 'calls', 0) + 1"},
+        "standard",
+        (STATE_DICT, TRAIN_MODE, MODE),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_source_whose_state_or_mode_is_not_the_references_is_refused_and_an_honest_source_passes(
+    module_bench: ModuleBench, name: str
+) -> None:
+    module_bench.assert_verdict(MODULES[name])

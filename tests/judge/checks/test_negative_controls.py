@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from tests.judge.checks.program_bench import CENTRED, REGION, ProgramChecker, get_last
 from torch_cudal1.judge.checks.negative_controls import (
+    IMPOSTOR,
     _ControlResult,
     _estimate_median,
     _list_damaged,
@@ -43,3 +45,20 @@ def test_a_control_needs_several_distributions_and_sets_to_count_as_refused() ->
     control = _ControlResult(basic=True, refused=["normal", "normal", "shifted"])
     assert control.enough((2, 3))
     assert not control.enough((3, 3))
+
+
+def test_the_kill_matrix_counts_and_names_what_cannot_be_seen(
+    check_program: ProgramChecker,
+) -> None:
+    """Some draws of inputs show even that parameter, by rounding alone."""
+    for _ in range(4):
+        check = get_last(check_program(CENTRED, CENTRED.program, "standard", IMPOSTOR))
+        assert check.passed
+        assert "parameter 1 zeroed" in check.detail
+        assert check.limit == 19
+        if "unobservable: parameter 1 zeroed" in check.detail:
+            break
+    assert "unobservable: parameter 1 zeroed" in check.detail
+    assert check.value == 18
+    everything = get_last(check_program(REGION, REGION.program, "standard", IMPOSTOR))
+    assert everything.value == everything.limit

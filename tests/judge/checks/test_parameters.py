@@ -1,10 +1,17 @@
-"""Which scalars of a constructor are changed, one at a time, and how a tensor moves."""
+"""Each parameter, buffer, input and constructor argument moves the result as eager's does."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from tests.judge.checks.module_sources import FORWARD, WEIGHT, ModuleBench, ModuleCase
+from tests.judge.checks.program_bench import CENTRED, REGION, ProgramChecker, get_last
+from tests.judge.programs import linear_relu
 from torch_cudal1.judge.checks.module_semantics.parameters import (
+    PERTURB,
+    SCALARS,
+    UPDATE_PATH,
     _list_scalars,
     _measure_difference,
     _nudge,
@@ -46,3 +53,99 @@ def test_a_change_that_is_not_reproduced_exceeds_its_limit() -> None:
     assert dropped is not None
     assert reproduced.is_visible
     assert reproduced.error <= reproduced.limit < dropped.error
+
+
+MODULES: dict[str, ModuleCase] = {
+    "a bias dropped": (
+        {
+            "forward": FORWARD.replace(
+                "self.linear(x + y)", "functional.linear(x + y, self.linear.weight)"
+            )
+        },
+        "fast",
+        (PERTURB,),
+        "perturb",
+    ),
+    "the slope of the example": (
+        {"forward": FORWARD.replace("self.slope", "0.2")},
+        "fast",
+        (SCALARS,),
+        "perturb",
+    ),
+    "a weight frozen at the first call": (
+        {
+            "init": "self.w = None",
+            "before": "self.w = self.linear.weight.detach().clone() if self.w is None else self.w",
+            "result": WEIGHT,
+        },
+        "fast",
+        (UPDATE_PATH,),
+        "update_path",
+    ),
+    "a weight cached by address and version": (
+        {
+            "init": "self.key = None",
+            "before": "p = self.linear.weight\nkey = p.data_ptr(), p._version\n"
+            "if self.key != key: self.key, self.w = key, p.detach().clone()",
+            "result": WEIGHT,
+        },
+        "fast",
+        (UPDATE_PATH,),
+        "update_path",
+    ),
+    "a weight used through a view made once": (
+        {
+            "init": "self.view = [self.linear.weight.data]",
+            "before": "self.w = self.view[0]",
+            "result": WEIGHT,
+        },
+        "standard",
+        (UPDATE_PATH,),
+        "update_path",
+    ),
+    "a weight recomputed at each call": (
+        {"before": "self.w = self.linear.weight * 1.0", "result": WEIGHT},
+        "standard",
+        (UPDATE_PATH,),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_source_that_ignores_a_parameter_or_its_update_is_refused_and_an_honest_source_passes(
+    module_bench: ModuleBench, name: str
+) -> None:
+    module_bench.assert_verdict(MODULES[name])
+
+
+def test_a_parameter_that_does_not_matter_is_recorded_and_one_that_does_must_move_the_result(
+    check_program: ProgramChecker,
+) -> None:
+    assert (
+        "unobservable: parameter 1"
+        in get_last(check_program(CENTRED, CENTRED.program, "fast", PERTURB)).detail
+    )
+    moved = get_last(check_program(REGION, REGION.program, "fast", PERTURB))
+    assert moved.passed
+    assert "2 of 2" in moved.detail
+    assert moved.value is not None
+
+
+def test_a_change_that_rounding_hides_is_found_where_the_bias_dominates(
+    check_program: ProgramChecker,
+) -> None:
+    """In bfloat16 a bias is lost among inputs of size 1e4, not among small ones."""
+    region = linear_relu(torch.bfloat16)
+    assert (
+        "unobservable"
+        not in get_last(check_program(region, region.program, "fast", PERTURB)).detail
+    )
+
+
+def test_other_parameters_at_the_same_and_at_other_addresses_are_read(
+    check_program: ProgramChecker,
+) -> None:
+    check = get_last(check_program(REGION, REGION.program, "fast", UPDATE_PATH))
+    assert check.passed
+    assert "same addresses" in check.detail

@@ -1,6 +1,4 @@
-"""Whose threads may be there after a call: the compiler's, while they wait; never a candidate's
-own.
-"""
+"""A source that leaves work, threads, memory or files behind is refused, and so is a thread of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +10,84 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch._inductor.async_compile import AsyncCompile
 
-from torch_cudal1.judge.checks.process import _find_leftovers
+from tests.judge.sources import SourceBench, SourceCase
+from torch_cudal1.judge.checks.process import ISOLATION, RESOURCE, _find_leftovers
 from torch_cudal1.judge.worker.memory_handlers import _python_threads
+
+LATE = """
+import threading, time
+CALLS = []
+def later(out, result):
+    time.sleep(0.02)
+    with torch.no_grad():
+        out.copy_(result)
+"""
+SOURCES: dict[str, SourceCase] = {
+    "filled in later": (
+        {
+            "top": LATE,
+            "before": "out = torch.relu(self.linear(x))\nCALLS.append(1)\n"
+            "if len(CALLS) > 3:\n    threading.Thread(target=later, args=(out, out.clone() + 1)).start()",
+            "result": "out",
+        },
+        (RESOURCE,),
+        "resource",
+        "ms after the call",
+    ),
+    "a thread each call": (
+        {
+            "top": "import threading\nSTOP = threading.Event()\n",
+            "before": "threading.Thread(target=STOP.wait, daemon=True).start()",
+        },
+        (RESOURCE,),
+        "resource",
+        "threads grow",
+    ),
+    "one thread for ever": (
+        {
+            "top": "import threading\nSTOP = threading.Event()\nthreading.Thread(target=STOP.wait, daemon=True).start()\n"
+        },
+        (RESOURCE,),
+        "resource",
+        "thread of its own",
+    ),
+    "memory each call": (
+        {"top": "KEPT = []\n", "before": "KEPT.append(torch.ones(1 << 18))"},
+        (RESOURCE,),
+        "resource",
+        "bytes grow",
+    ),
+    "memory that is never touched": (
+        {"top": "KEPT = []\n", "before": "KEPT.append(torch.empty(1 << 20))"},
+        (RESOURCE,),
+        "resource",
+        "data bytes grow",
+    ),
+    "a descriptor each call": (
+        {"top": "import os\n", "before": "os.open('/dev/null', os.O_RDONLY)"},
+        (RESOURCE,),
+        "resource",
+        "descriptors grow",
+    ),
+    "a file each call": (
+        {"top": "import tempfile\n", "before": "tempfile.NamedTemporaryFile(delete=False).close()"},
+        (RESOURCE,),
+        "resource",
+        "files grow",
+    ),
+    "scratch that is freed": (
+        {"before": "scratch = torch.ones(1 << 21)"},
+        (RESOURCE, ISOLATION),
+        None,
+        "",
+    ),
+    "the first parallel call": (
+        {"init": "self.__dict__['large'] = torch.ones(1 << 16)", "before": "self.large * 2"},
+        (RESOURCE, ISOLATION),
+        None,
+        "",
+    ),
+}
 
 
 @pytest.fixture
@@ -64,3 +138,10 @@ def test_work_in_the_compiler_s_pool_is_named(before: list[str]) -> None:
     finally:
         enough.set()
         done.result()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_that_uses_more_with_each_call_is_refused_and_its_twin_passes(
+    bench: SourceBench, name: str
+) -> None:
+    bench.assert_verdict(SOURCES[name])

@@ -6,13 +6,16 @@ import importlib
 import inspect
 import re
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from tests.adversarial.case import case_files
 from torch_cudal1.judge.checks.registry import CHECK_NAMES, PROTOCOL, format_table, select_checks
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.profiles import PROFILES, Profile
+from torch_cudal1.judge.profiles import ALL_DISTRIBUTIONS, PROFILES, Profile, profile_for
+from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS
 
 
 def test_labels_are_unique_and_a_shared_name_means_one_kind_of_failure() -> None:
@@ -78,3 +81,18 @@ def test_the_table_has_one_row_a_name_and_every_attack_expects_one_of_them() -> 
     names = [line.split("`")[1] for line in format_table().splitlines()[2:]]
     assert names == list(dict.fromkeys(check.name for check in CHECK_NAMES))
     assert {file.case.expected for file in case_files()} <= set(names)
+
+
+def test_profiles_grow_and_ask_in_the_same_order() -> None:
+    asked = [select_checks(PROFILES[name]) for name in ("fast", "standard", "strict")]
+    for less, more in pairwise(asked):
+        assert [detector for detector in more if detector in less] == list(less)
+    assert asked[-1] == PROTOCOL
+    assert set(ALL_DISTRIBUTIONS) == set(DISTRIBUTIONS)
+    assert [profile_for(name).name for name in ("train", "cudal1", "strict")] == [
+        "fast",
+        "fast",
+        "strict",
+    ]
+    with pytest.raises(ValueError, match="distributions"):
+        replace(PROFILES["fast"], distributions=("no such",))

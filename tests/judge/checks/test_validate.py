@@ -12,13 +12,23 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.judge.checks.module_sources import ModuleBench
 from tests.judge.programs import OUT, V, candidate, linear_relu, op, spec, subject, with_steps
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.records import CheckResult, Contract, Region, Verdict
-from torch_cudal1.judge.checks.history import CALL_HISTORY
+from torch_cudal1.judge.checks.history import CALL_HISTORY, REPEAT
+from torch_cudal1.judge.checks.layouts import LAYOUTS, SHAPES
+from torch_cudal1.judge.checks.memory.dead_launches import GHOST
+from torch_cudal1.judge.checks.memory.fresh_outputs import FRESH_OUTPUT
+from torch_cudal1.judge.checks.memory.redzones import GUARD_BAND, GUARD_PAGE
+from torch_cudal1.judge.checks.memory.uninitialised_memory import POISON
+from torch_cudal1.judge.checks.module_semantics.gradients import GRAD
+from torch_cudal1.judge.checks.module_semantics.modes import STATE_DICT
+from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB, SCALARS, UPDATE_PATH
 from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
 from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.process import ISOLATION, RESOURCE
 from torch_cudal1.judge.checks.special_values import SPECIAL
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
@@ -397,3 +407,45 @@ def test_impostors_are_met_once_for_all_candidates_only_where_no_candidate_has_a
         candidate = SimpleNamespace(profile=PROFILES[profile], contract=Contract(), samples=samples)
         assert [check.passed for check in IMPOSTOR.run(cast(Trial, candidate))] == [True]
     assert len(asked) == times
+
+
+def test_an_honest_program_passes_every_check_of_memory(child: Child) -> None:
+    trial = Trial(subject(REGION), candidate(REGION.program), Contract(), CPU, child)
+    trial.load("candidate", candidate(REGION.program))
+    verdict = validate(
+        trial,
+        checks=(
+            NUMERICS,
+            FRESH_OUTPUT,
+            POISON,
+            GUARD_BAND,
+            GUARD_PAGE,
+            GHOST,
+            RESOURCE,
+            ISOLATION,
+        ),
+    )
+    assert verdict.passed, verdict.failure
+    assert {check.name for check in verdict.checks} >= {
+        "poison",
+        "guard_band",
+        "guard_page",
+        "ghost",
+        "resource",
+        "isolation",
+    }
+
+
+def test_an_honest_module_passes_every_fast_check_of_state(module_bench: ModuleBench) -> None:
+    checks = (
+        STATE_DICT,
+        PERTURB,
+        SCALARS,
+        UPDATE_PATH,
+        SHAPES,
+        LAYOUTS,
+        CALL_HISTORY,
+        REPEAT,
+        GRAD,
+    )
+    module_bench.assert_verdict(({}, "fast", checks, None))

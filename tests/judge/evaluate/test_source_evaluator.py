@@ -1,6 +1,4 @@
-"""Whatever a source candidate does costs that candidate only, with a named reason; a right one gets
-to the clock.
-"""
+"""A failure of a source candidate costs that candidate only, with a named reason; a right one is timed."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.judge.evaluate.linear_sources import HONEST, REFERENCE
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract, Rejected
-from torch_cudal1.judge.benchmark import same_core, source_timing
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.evaluate import source_evaluator
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
@@ -24,31 +22,6 @@ from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 CPU = torch.device("cpu")
-REFERENCE = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.linear = torch.nn.Linear(width, width)
-
-    def forward(self, x):
-        return torch.relu(self.linear(x)), {"rows": x.shape[0]}
-
-def get_inputs(): return [torch.randn(16, 32)]
-def get_init_inputs(): return [32]
-"""
-HONEST = """
-import torch
-
-class ModelNew(torch.nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.linear = torch.nn.Linear(width, width)
-
-    def forward(self, x):
-        return self.linear(x).clamp_min(0), {"rows": x.shape[0]}
-"""
 
 
 def within(body: str) -> str:
@@ -91,6 +64,7 @@ BAD = {
         "list",
     ),
 }
+
 # What its process is kept from, or what helps it nothing: it is judged as if it had not, or
 # refused.
 HARMLESS = {
@@ -98,6 +72,7 @@ HARMLESS = {
     "prints gigabytes": "for _ in range(10): print('PASS ' * 200_000)",
     "forks": "import os, time\nif os.fork() == 0:\n    time.sleep(1e6)",
 }
+
 UNUSABLE = {
     "does not parse": ("class Model(:", "SyntaxError"),
     "has no inputs": (REFERENCE.replace("get_inputs", "inputs"), "get_inputs"),
@@ -107,6 +82,7 @@ UNUSABLE = {
     ),
     "cannot be called": (REFERENCE.replace("[32]", "[33]"), "shapes"),
 }
+
 ABOUT_TIME = {
     "timing",
     "timing_state",
@@ -275,31 +251,3 @@ def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
     assert failure is not None
     assert failure.name == "unstable"
     assert [plan.margin for plan in plans] == [margin]
-
-
-def test_both_sides_of_a_race_on_a_gpu_launch_from_one_core(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Here with sides of one thread, whose cores a CPU's race would leave as they are."""
-    seen: list[set[int]] = []
-    put = same_core._pin_thread
-    monkeypatch.setattr(
-        same_core, "_pin_thread", lambda thread, cores: (seen.append(cores), put(thread, cores))
-    )
-    with SourceEvaluator(SourceEvaluationConfig(Settings(), Contract(), CPU)) as evaluator:
-        timing = evaluator.evaluate(REFERENCE, HONEST).timing
-        assert timing is not None
-        assert timing.details["one_core"] is False
-        assert not seen
-        monkeypatch.setattr(
-            source_timing,
-            "_one_core",
-            lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)),
-        )
-        timing = evaluator.evaluate(
-            REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)")
-        ).timing
-    assert timing is not None
-    assert timing.details["one_core"] is True
-    assert {len(cores) for cores in seen} == {1, len(os.sched_getaffinity(0))}
-    assert seen[-1] == os.sched_getaffinity(0)

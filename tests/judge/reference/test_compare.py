@@ -11,7 +11,13 @@ from torch.nn import functional as F
 
 from torch_cudal1.judge.checks.special_values import _differs_in_signs_only
 from torch_cudal1.judge.reference import error_statistics
-from torch_cudal1.judge.reference.compare import compare, is_grossly_equal, is_nearer, same_masks
+from torch_cudal1.judge.reference.compare import (
+    compare,
+    compare_tied_indices,
+    is_grossly_equal,
+    is_nearer,
+    same_masks,
+)
 from torch_cudal1.judge.reference.float64 import measure_input_sensitivity
 
 N = 512
@@ -359,3 +365,26 @@ def test_nearer_than_eager_is_what_keeps_digits_where_eager_keeps_none_and_never
         torch.rand(4096, generator=torch.Generator().manual_seed(3)) < 0.5
     )  # dropout: eager's mask and float64's differ
     assert not is_nearer(exact.float() * kept.flip(0), exact.float() * kept, exact * kept.roll(7))
+
+
+def test_indices_may_differ_only_between_equal_values() -> None:
+    values = torch.tensor([[1.0, 3.0, 3.0 + 1e-12, 2.0]], dtype=torch.float64)
+    first, second, third = (torch.tensor([index]) for index in (1, 2, 3))
+    assert compare_tied_indices(first, second, values, 1).passed
+    assert not compare_tied_indices(third, second, values, 1).passed
+    assert not compare_tied_indices(
+        torch.tensor([[1, 1]]), torch.tensor([[2, 1]]), values, 1
+    ).passed
+
+
+def test_a_few_large_errors_say_less_than_many_small_ones() -> None:
+    """2.5 times eager's error is chance where two elements make up the whole, and a loss of
+    precision where all do.
+    """
+    generator = torch.Generator().manual_seed(5)
+    eager = torch.randn(8_192, generator=generator)
+    errors = 1e-4 * torch.randn(8_192, generator=generator, dtype=torch.float64)
+    few = torch.where(torch.arange(8_192) < 2, errors, 1e-6 * errors)
+    for error, passed in ((few, True), (errors, False)):
+        exact = eager.double() - error
+        assert compare((exact + 2.5 * error).float(), eager, exact).passed is passed

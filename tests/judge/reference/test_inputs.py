@@ -4,6 +4,7 @@ can read them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -266,3 +267,24 @@ def test_wrong_examples_and_unknown_distributions_are_refused() -> None:
         make_inputs(subject(region), 1, "normal", CPU, examples=(torch.ones(4),))
     with pytest.raises(ValueError, match="gaussian"):
         make_inputs(subject(region), 1, "gaussian", CPU)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "holds"),
+    [
+        ("log_uniform", lambda x: float(x.abs().max()) > 1e5 and float(x.abs().min()) < 1e-5),
+        ("thousand", lambda x: abs(float(x.mean()) - 1000) < 1),
+        ("impulse", lambda x: int((x != 0).sum()) == 1),
+        ("constant_rows", lambda x: torch.equal(x, x[:, :1].expand_as(x))),
+        ("sorted", lambda x: bool((x.diff(dim=1) >= 0).all())),
+        ("sparse", lambda x: 0.85 < float((x == 0).float().mean()) < 0.95),
+        ("integers", lambda x: set(x.unique().tolist()) == {0.0, 1.0}),
+    ],
+)
+def test_a_structured_distribution_has_its_structure(
+    distribution: str, holds: Callable[[torch.Tensor], bool]
+) -> None:
+    scale = Program((spec(64, 256),), (op("aten.mul.Scalar", V(0), 3.0, out=1),), (1,))
+    reference = subject(Region(scale, ("input",)))
+    (values,) = make_inputs(reference, 3, distribution, CPU)
+    assert holds(values)

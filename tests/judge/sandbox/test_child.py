@@ -58,7 +58,7 @@ ATTACKS = {  # what the child does instead of answering "run", the detector, a w
 
 
 @pytest.fixture
-def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def misbehaving_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Start children with a worker whose verb "run" does something else."""
 
     def install(body: str) -> None:
@@ -80,7 +80,7 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return install
 
 
-def living_members(group: int) -> list[str]:
+def list_living_members(group: int) -> list[str]:
     """Processes of a group that are no zombies (an orphan waits for an init process, which a
     container may lack).
     """
@@ -92,62 +92,64 @@ def living_members(group: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS))
-def test_a_child_that_misbehaves_is_a_rejected_value(evil, name: str) -> None:
-    body, detector, word = ATTACKS[name]
-    evil(body)
+def test_a_child_that_misbehaves_is_a_rejected_value(misbehaving_worker, name: str) -> None:
+    body, detector, reason_word = ATTACKS[name]
+    misbehaving_worker(body)
     limit = 4.0 if name in ("hang", "garbage", "huge_frame", "old_nonce") else 60.0
-    job = EvaluationConfig(
+    config = EvaluationConfig(
         Settings(candidate_timeout_s=limit, memory_limit_gib=4.0), Contract(), CPU
     )
-    started = time.monotonic()
-    decision = evaluate_candidate(REGION, candidate(REGION.program), RANKING, job).decision
+    started_s = time.monotonic()
+    decision = evaluate_candidate(REGION, candidate(REGION.program), RANKING, config).decision
     assert isinstance(decision, Rejected)
     assert decision.detector == detector, decision
-    assert word in decision.reason
-    assert time.monotonic() - started < 45
+    assert reason_word in decision.reason
+    assert time.monotonic() - started_s < 45
 
 
-def test_noise_on_standard_output_is_no_crime(evil) -> None:
-    evil("print('PASS', flush=True); return original(session, request)")
-    judgement = evaluate_candidate(
+def test_noise_on_standard_output_is_no_failure(misbehaving_worker) -> None:
+    misbehaving_worker("print('PASS', flush=True); return original(session, request)")
+    evaluation = evaluate_candidate(
         REGION, candidate(REGION.program), RANKING, EvaluationConfig(Settings(), Contract(), CPU)
     )
-    assert judgement.verdict.passed, judgement.verdict.failure
+    assert evaluation.verdict.passed, evaluation.verdict.failure
 
 
-def test_nothing_stays_behind(evil) -> None:
-    evil("import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)")
+def test_no_process_and_no_file_of_a_child_stays_behind(misbehaving_worker) -> None:
+    misbehaving_worker(
+        "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+    )
     with Child(Limits(CPU, 3.0), Contract()) as child:
         group, scratch = child.pid, child.scratch
         with pytest.raises(CandidateFailure, match="deadline"):
             child.call("run")
     assert not scratch.exists()
-    assert not living_members(group)
+    assert not list_living_members(group)
 
 
-def _interrupted(seen: list[Child]) -> None:
+def interrupt_child(children: list[Child]) -> None:
     with Child(Limits(CPU, 30.0), Contract()) as child:
-        seen.append(child)
+        children.append(child)
         raise KeyboardInterrupt
 
 
 def test_an_interrupt_kills_the_child_and_deletes_the_scratch() -> None:
-    seen: list[Child] = []
+    children: list[Child] = []
     with pytest.raises(KeyboardInterrupt):
-        _interrupted(seen)
-    pid, scratch = seen[0].pid, seen[0].scratch
+        interrupt_child(children)
+    pid, scratch = children[0].pid, children[0].scratch
     assert not scratch.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 def test_the_child_sees_a_clean_environment_and_closed_files(
-    evil, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    misbehaving_worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "a secret")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/kept")
     secret = open(tmp_path / "secret", "w")  # noqa: SIM115
-    evil(
+    misbehaving_worker(
         "import os; links = [f'/proc/self/fd/{f}' for f in os.listdir('/proc/self/fd')]; "
         "return {'environment': dict(os.environ), 'files': [os.readlink(f) for f in links if os.path.exists(f)]}"
     )
@@ -159,12 +161,14 @@ def test_the_child_sees_a_clean_environment_and_closed_files(
     assert not any("secret" in name for name in answer["files"])
 
 
-def test_a_child_that_cannot_start_is_our_failure_not_the_candidates(
+def test_a_child_that_cannot_start_is_no_failure_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[Path] = []
-    real = child_module.make_scratch
-    monkeypatch.setattr(child_module, "make_scratch", lambda: made.append(real()) or made[-1])
+    scratches: list[Path] = []
+    make_scratch = child_module.make_scratch
+    monkeypatch.setattr(
+        child_module, "make_scratch", lambda: scratches.append(make_scratch()) or scratches[-1]
+    )
     monkeypatch.setattr(child_module, "WORKER", "there_is_no_such_module")
     with pytest.raises(SandboxError, match="there_is_no_such_module"):
         evaluate_candidate(
@@ -173,12 +177,12 @@ def test_a_child_that_cannot_start_is_our_failure_not_the_candidates(
             RANKING,
             EvaluationConfig(Settings(), Contract(), CPU),
         )
-    assert made
-    assert not any(path.exists() for path in made)
+    assert scratches
+    assert not any(path.exists() for path in scratches)
 
 
-def test_a_child_given_up_is_not_asked_again(evil) -> None:
-    evil("import os; os._exit(3)")
+def test_a_child_that_was_ended_takes_no_request(misbehaving_worker) -> None:
+    misbehaving_worker("import os; os._exit(3)")
     with Child(Limits(CPU, 30.0), Contract()) as child:
         with pytest.raises(CandidateFailure, match="status 3"):
             child.call("run")
@@ -190,7 +194,7 @@ def test_a_child_given_up_is_not_asked_again(evil) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "lost"),
+    ("error", "gpu_is_lost"),
     [
         ("import torch; raise torch.AcceleratorError('an illegal memory access')", True),
         (
@@ -202,19 +206,21 @@ def test_a_child_given_up_is_not_asked_again(evil) -> None:
     ],
 )
 def test_a_child_that_lost_its_gpu_is_given_up_and_one_with_another_error_is_not(
-    evil, error: str, *, lost: bool
+    misbehaving_worker, error: str, *, gpu_is_lost: bool
 ) -> None:
-    evil(error)
+    misbehaving_worker(error)
     with Child(Limits(CPU, 30.0), Contract()) as child:
         with pytest.raises(CandidateFailure):
             child.call("run")
-        assert child.usable is not lost
+        assert child.usable is not gpu_is_lost
 
 
 def test_a_long_error_keeps_both_ends() -> None:
     """A traceback begins with what was done and ends with what went wrong."""
-    found = child_module._ends_of("InductorError: " + "x" * 9_000 + " RuntimeError: no GPU backend")
-    assert found.startswith("InductorError: ")
-    assert found.endswith("RuntimeError: no GPU backend")
-    assert len(found) < 2_100
+    shortened = child_module._ends_of(
+        "InductorError: " + "x" * 9_000 + " RuntimeError: no GPU backend"
+    )
+    assert shortened.startswith("InductorError: ")
+    assert shortened.endswith("RuntimeError: no GPU backend")
+    assert len(shortened) < 2_100
     assert child_module._ends_of("short") == "short"

@@ -34,10 +34,10 @@ def get_init_inputs():
 """
 
 
-def told(child: Child) -> str:
-    with pytest.raises(SandboxError) as seen:
+def read_error(child: Child) -> str:
+    with pytest.raises(SandboxError) as error_text:
         read_reference(child, SPY, CPU)
-    return str(seen.value)
+    return str(error_text.value)
 
 
 def test_a_forked_child_serves_and_holds_no_secret_of_the_user(
@@ -46,31 +46,31 @@ def test_a_forked_child_serves_and_holds_no_secret_of_the_user(
     monkeypatch.setenv("SECRET_API_KEY", "do-not-tell")
     with ForkServer() as fork_server:
         with Child(LIMITS, Contract(), fork_server=fork_server) as child:
-            seen = told(child)
-            assert "TMPDIR" in seen
-            assert "do-not-tell" not in seen
+            error_text = read_error(child)
+            assert "TMPDIR" in error_text
+            assert "do-not-tell" not in error_text
         with (
-            Child(LIMITS, Contract(), fork_server=fork_server) as one,
-            Child(LIMITS, Contract(), fork_server=fork_server) as other,
+            Child(LIMITS, Contract(), fork_server=fork_server) as first,
+            Child(LIMITS, Contract(), fork_server=fork_server) as second,
         ):
-            assert one.pid != other.pid
-            os.kill(one.pid, signal.SIGKILL)
-            assert other.call("clear")["nonce"]
+            assert first.pid != second.pid
+            os.kill(first.pid, signal.SIGKILL)
+            assert second.call("clear")["nonce"]
 
 
-def test_what_forks_asks_nvml_for_gpus_and_its_children_ask_as_ever() -> None:
+def test_the_fork_server_asks_nvml_for_gpus_and_its_children_ask_as_usual() -> None:
     with ForkServer() as fork_server:
         assert (
             b"PYTORCH_NVML_BASED_CUDA_CHECK=1"
             in Path(f"/proc/{fork_server.pid}/environ").read_bytes()
         )
         with Child(LIMITS, Contract(), fork_server=fork_server) as child:
-            assert "'PYTORCH_NVML" not in told(
+            assert "'PYTORCH_NVML" not in read_error(
                 child
             )  # in os.environ; /proc has what the forking process was started with
 
 
-def test_children_end_with_what_forked_them_and_no_more_can_be_had() -> None:
+def test_children_end_with_their_fork_server_which_forks_no_more() -> None:
     fork_server = ForkServer()
     child = Child(LIMITS, Contract(), fork_server=fork_server)
     fork_server.close()

@@ -1,4 +1,4 @@
-"""Children of our own code are lent again, cleared, and only where that is safe."""
+"""Children for own code are used again, cleared, and only where that is safe."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +16,18 @@ import torch
 
 from tests.judge.programs import candidate, linear_relu, subject
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox import cancellable, start, worker_pool
+from torch_cudal1.judge.sandbox import worker_pool
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.sandbox.fork_server import ForkedProcess, ForkServer
 from torch_cudal1.judge.sandbox.limits import make_limits
 
 CPU = torch.device("cpu")
+
 LIMITS = make_limits(Settings(), CPU)
+
 REGION = linear_relu()
 
 
@@ -39,91 +38,53 @@ def clean() -> Iterator[None]:
     assert not worker_pool._POOL.idle
 
 
-def trial(child: Child) -> Trial:
+def make_trial(child: Child) -> Trial:
     return Trial(subject(REGION), candidate(REGION.program), Contract(), CPU, child)
 
 
-def test_a_child_is_lent_again_with_nothing_of_the_last_question_in_it() -> None:
+def test_a_child_is_used_again_with_nothing_of_its_last_trial_in_it() -> None:
     with worker_pool.pool_scope():
         with worker_pool.acquire(LIMITS, Contract()) as first:
-            asked = trial(first)
-            asked.load("candidate", candidate(REGION.program))
-            sample = asked.draw("normal")
-            asked.run(sample)
+            trial = make_trial(first)
+            trial.load("candidate", candidate(REGION.program))
+            sample = trial.draw("normal")
+            trial.run(sample)
         with worker_pool.acquire(LIMITS, Contract()) as second:
             assert second is first
             with pytest.raises(CandidateFailure, match="KeyError"):
-                trial(second).call_slot("candidate", sample.name)
-            again = trial(second)
-            again.load("candidate", candidate(REGION.program))
-            assert again.run(again.draw("normal")).outputs[0] is not None
+                make_trial(second).call_slot("candidate", sample.name)
+            second_trial = make_trial(second)
+            second_trial.load("candidate", candidate(REGION.program))
+            assert second_trial.run(second_trial.draw("normal")).outputs[0] is not None
         with worker_pool.pool_scope(), worker_pool.acquire(LIMITS, Contract()) as third:
             assert third is first
         assert telemetry.report().counters["children_reused"] == 2
-        with worker_pool.acquire(LIMITS, Contract("strict")) as other:
-            assert other is not first
+        with worker_pool.acquire(LIMITS, Contract("strict")) as strict_child:
+            assert strict_child is not first
     with pytest.raises(CandidateFailure, match="given up"):
         first.call("clear")
 
 
-def fail_with_one() -> None:
+def use_child_and_fail() -> None:
     with worker_pool.acquire(LIMITS, Contract()):
         raise RuntimeError("mine")
 
 
-def test_a_child_that_must_not_be_kept_is_ended() -> None:
+def test_a_child_that_must_not_be_used_again_is_ended() -> None:
     with worker_pool.pool_scope():
-        with worker_pool.acquire(LIMITS, Contract()) as spoilt:
-            spoilt.usable = False
+        with worker_pool.acquire(LIMITS, Contract()) as unusable:
+            unusable.usable = False
         with pytest.raises(RuntimeError, match="mine"):
-            fail_with_one()
+            use_child_and_fail()
         assert not worker_pool._POOL.idle
 
 
-def test_strangers_get_a_process_of_their_own() -> None:
+def test_foreign_code_gets_no_child_of_the_pool() -> None:
     with (
         pytest.raises(ValueError, match="foreign code"),
         worker_pool.acquire(make_limits(Settings(), CPU, trust="foreign"), Contract()),
     ):
         pass
-
-
-def test_a_child_that_is_still_starting_is_ended_with_the_body(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    worker_pool._IDLE_FORK_SERVERS.close_all()
-    launched, scratches, note = threading.Event(), [], cancellable.TaskScope.add_process
-
-    def noted(scope: cancellable.TaskScope, process: object) -> None:
-        note(scope, process)  # type: ignore[arg-type]
-        launched.set()
-
-    def scratch(prefix: str = "") -> Path:
-        scratches.append(start.make_scratch(prefix))
-        return scratches[-1]
-
-    monkeypatch.setattr(cancellable.TaskScope, "add_process", noted)
-    monkeypatch.setattr("torch_cudal1.judge.sandbox.child.make_scratch", scratch)
-    monkeypatch.setattr("torch_cudal1.judge.sandbox.fork_server.make_scratch", scratch)
-    with worker_pool.pool_scope():
-        worker_pool.prestart(LIMITS, Contract())
-        (coming,) = worker_pool._POOL.starting[LIMITS, Contract()]
-        assert launched.wait(60)
-    with pytest.raises(SandboxError):  # it answers nobody, not even late
-        coming.result(timeout=30)
-    assert [path for path in scratches if path.exists()] == []
-    assert (
-        len(scratches) == 1
-    )  # what was ended on purpose is not tried again, by another way or at a lower level
-
-
-def test_work_that_has_not_begun_does_not_begin_when_nobody_waits_any_more() -> None:
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(time.sleep, 0.2)
-        with worker_pool.pool_scope():
-            waiting = worker_pool.in_background(threads, fail_with_one)
-        with pytest.raises(SandboxError, match="cancelled"):
-            waiting.result(timeout=30)
 
 
 def test_children_started_in_the_background_are_the_next_ones() -> None:
@@ -141,13 +102,13 @@ def test_children_started_in_the_background_are_the_next_ones() -> None:
             assert third is first
 
 
-def forked(child: Child) -> bool:
+def is_forked(child: Child) -> bool:
     return isinstance(child._process, ForkedProcess)
 
 
 def search_fork_server() -> ForkServer:
     with worker_pool.pool_scope(), worker_pool.acquire(LIMITS, Contract()) as child:
-        assert forked(child)
+        assert is_forked(child)
         assert child._fork_server is not None
         return child._fork_server
 
@@ -160,49 +121,51 @@ def test_children_are_forked_from_one_process() -> None:
     with worker_pool.pool_scope():
         worker_pool.prestart(LIMITS, Contract())
         with (
-            worker_pool.acquire(LIMITS, Contract()) as one,
-            worker_pool.spawn(LIMITS, Contract()) as other,
+            worker_pool.acquire(LIMITS, Contract()) as first,
+            worker_pool.spawn(LIMITS, Contract()) as second,
         ):
-            assert forked(one)
-            assert forked(other)
-            asked = trial(other)
-            asked.load("candidate", replace(candidate(REGION.program), schedule="inductor"))
-            assert asked.run(asked.draw("normal")).outputs[0] is not None
-            assert one._fork_server is other._fork_server
-    with worker_pool.acquire(LIMITS, Contract()) as alone:
-        assert not forked(alone)
+            assert is_forked(first)
+            assert is_forked(second)
+            trial = make_trial(second)
+            trial.load("candidate", replace(candidate(REGION.program), schedule="inductor"))
+            assert trial.run(trial.draw("normal")).outputs[0] is not None
+            assert first._fork_server is second._fork_server
+    with worker_pool.acquire(LIMITS, Contract()) as unpooled:
+        assert not is_forked(unpooled)
 
 
-def test_the_next_search_takes_the_process_that_the_last_one_has_left() -> None:
+def test_the_next_search_takes_the_fork_server_of_the_last_one() -> None:
     first = search_fork_server()
     assert is_running(first)
     assert search_fork_server() is first
 
 
-def test_what_nobody_takes_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_no_search_takes_ends_when_its_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(worker_pool, "_FORK_SERVER_LINGER_S", 0.2)
-    left = search_fork_server()
+    idle_server = search_fork_server()
     deadline = time.monotonic() + 10
-    while is_running(left) and time.monotonic() < deadline:
+    while is_running(idle_server) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not is_running(left)
-    assert search_fork_server() is not left
+    assert not is_running(idle_server)
+    assert search_fork_server() is not idle_server
 
 
 def test_a_search_that_is_interrupted_leaves_no_process() -> None:
-    left = []
+    servers = []
 
     def search() -> None:
         with worker_pool.pool_scope(), worker_pool.acquire(LIMITS, Contract()) as child:
-            left.append(child._fork_server)
+            servers.append(child._fork_server)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search()
-    assert not is_running(left[0])
+    assert not is_running(servers[0])
 
 
-def test_another_environment_gets_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_gets_another_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     first = search_fork_server()
     monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
     assert search_fork_server() is not first
@@ -215,14 +178,14 @@ def test_folders_added_to_the_import_path_are_there_in_a_forked_child(
     first = search_fork_server()
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with worker_pool.pool_scope(), worker_pool.acquire(LIMITS, Contract()) as child:
-        assert forked(child)
+        assert is_forked(child)
         assert child._fork_server is first
     monkeypatch.setattr(sys, "path", [str(tmp_path / "before"), *sys.path])
     (tmp_path / "before").mkdir()  # what lies in it may hide what was imported
     assert search_fork_server() is not first
 
 
-def test_a_fork_of_the_process_does_not_talk_to_what_its_parent_left() -> None:
+def test_a_fork_of_this_process_does_not_use_the_fork_server_of_its_parent() -> None:
     first = search_fork_server()
     if (pid := os.fork()) == 0:
         os._exit(0 if worker_pool._IDLE_FORK_SERVERS.take(True) is None else 1)
@@ -230,26 +193,26 @@ def test_a_fork_of_the_process_does_not_talk_to_what_its_parent_left() -> None:
     assert search_fork_server() is first
 
 
-def test_the_end_of_the_program_ends_what_a_search_has_left() -> None:
+def test_the_end_of_the_program_ends_the_fork_server_of_a_search() -> None:
     program = """
 from tests.judge.sandbox.test_worker_pool import search_fork_server
 if __name__ == '__main__':
     print(search_fork_server().pid)
 """
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
     )
-    assert not Path(f"/proc/{int(told.stdout.split()[-1])}").exists()
+    assert not Path(f"/proc/{int(completed.stdout.split()[-1])}").exists()
 
 
-def test_without_the_process_that_forks_a_child_is_started_from_nothing() -> None:
+def test_without_its_fork_server_a_child_is_started_from_nothing() -> None:
     with worker_pool.pool_scope():
         with worker_pool.acquire(LIMITS, Contract()) as first:
             assert first._fork_server is not None
             os.kill(first._fork_server.pid, signal.SIGKILL)
             first.usable = False
         with worker_pool.acquire(LIMITS, Contract()) as second:
-            assert not forked(second)
+            assert not is_forked(second)
             assert (
                 second.confinement.level == first.confinement.level
             )  # its end says nothing of the sandbox
@@ -258,10 +221,12 @@ def test_without_the_process_that_forks_a_child_is_started_from_nothing() -> Non
     assert "gone" in str(events[0].facts["reason"])
 
 
-def test_what_reads_a_variable_once_reads_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_after_a_change_of_the_environment_is_not_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with worker_pool.pool_scope():
         with worker_pool.acquire(LIMITS, Contract()) as first:
-            assert forked(first)
+            assert is_forked(first)
         monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
         with worker_pool.spawn(LIMITS, Contract()) as second:
-            assert not forked(second)
+            assert not is_forked(second)

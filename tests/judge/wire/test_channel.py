@@ -208,3 +208,31 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"PASS" * 100)
     with pytest.raises(SandboxError, match="tensors"):
         load_tensors([["float32", [1], [1]]], tmp_path / "file", CPU)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "sparse", "folder"])
+def test_outputs_are_read_from_a_plain_file_only(tmp_path: Path, kind: str) -> None:
+    layout = save_tensors([torch.ones(3)], tmp_path / "real")
+    path = tmp_path / "path"
+    if kind == "pipe":
+        os.mkfifo(path)  # a reader that waits for a writer would wait for ever
+    elif kind == "link":
+        path.symlink_to(tmp_path / "real")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with open(path, "wb") as file:
+            file.truncate(64 << 30)
+    with pytest.raises(SandboxError, match="reading tensors"):
+        load_tensors(layout, path, CPU)
+
+
+def test_outputs_are_copied_and_not_mapped(tmp_path: Path) -> None:
+    """A process that truncates a mapped file kills its reader with SIGBUS."""
+    path = tmp_path / "outputs"
+    layout = save_tensors([torch.ones(1 << 20)], path)
+    (tensor,) = load_tensors(layout, path, CPU)
+    os.truncate(path, 0)
+    assert tensor is not None
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert tensor.sum() == 1 << 20

@@ -18,12 +18,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
 ]
-able = pytest.mark.skipif(
+needs_landlock = pytest.mark.skipif(
     not landlock.find_version() or not seccomp.is_supported(),
     reason="no Landlock or no filter here: level 1 only",
 )
 CUDA = torch.device("cuda", 0)
-FORM = CallSpec(
+CALL_SPEC = CallSpec(
     "ModelNew",
     pack_arguments({"args": [], "kwargs": {}}, None),
     (),
@@ -67,14 +67,14 @@ try:
 finally:
     pool.shutdown()
 """
-GREEDY = "import torch\nhalf = torch.cuda.mem_get_info()[1] * 95 // 100\ntorch.empty(half, dtype=torch.uint8, device='cuda')"
+TAKE_ALL_MEMORY = "import torch\nhalf = torch.cuda.mem_get_info()[1] * 95 // 100\ntorch.empty(half, dtype=torch.uint8, device='cuda')"
 
 
-def load(child: Child, text: str) -> None:
-    child.call("load_source", slot="candidate", text=text, form=FORM, way={})
+def load_source(child: Child, text: str) -> None:
+    child.call("load_source", slot="candidate", text=text, form=CALL_SPEC, way={})
 
 
-@able
+@needs_landlock
 @pytest.mark.parametrize("level", [2, 3])
 @pytest.mark.parametrize("phase", ["build", "run"])
 def test_acts_come_out_right_with_a_gpu(level: int, phase: str) -> None:
@@ -89,43 +89,43 @@ def test_acts_come_out_right_with_a_gpu(level: int, phase: str) -> None:
     ] == "made a context, allocated, compiled, launched"
 
 
-@able
+@needs_landlock
 def test_own_code_with_a_gpu_is_confined_at_level_2() -> None:
     probed = probe.probe_level(make_limits(Settings(), CUDA), 2)
     assert probed.level == 2, probed.why
 
 
-@able
-def test_strangers_work_on_the_gpu_in_the_run_phase() -> None:
+@needs_landlock
+def test_foreign_code_works_on_the_gpu_in_the_run_phase() -> None:
     with Child(make_limits(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
         assert child.confinement.level >= 2, child.confinement
-        load(child, WORK)
+        load_source(child, WORK)
         with pytest.raises(CandidateFailure, match="PermissionError"):
-            load(child, "import os; os.fork()")
+            load_source(child, "import os; os.fork()")
 
 
-@able
+@needs_landlock
 @pytest.mark.parametrize("trust", ["own", "foreign"])
 def test_triton_compiles_in_the_build_phase(trust: str) -> None:
     with Child(
         replace(make_limits(Settings(), CUDA, trust=trust), deadline_s=300.0), Contract()
     ) as child:  # type: ignore[arg-type]
         assert child.confinement.level >= 2, child.confinement
-        load(child, COMPILED)
+        load_source(child, COMPILED)
 
 
-@able
-def test_pytorchs_share_of_the_gpu_is_capped_for_strangers() -> None:
+@needs_landlock
+def test_pytorchs_share_of_the_gpu_is_capped_for_foreign_code() -> None:
     with Child(make_limits(Settings(), CUDA, trust="foreign", phase="run"), Contract()) as child:
-        with pytest.raises(CandidateFailure, match="out of memory") as caught:
-            load(child, GREEDY)
-        assert caught.value.detector == "resource"
-        load(child, WORK)
+        with pytest.raises(CandidateFailure, match="out of memory") as error_info:
+            load_source(child, TAKE_ALL_MEMORY)
+        assert error_info.value.detector == "resource"
+        load_source(child, WORK)
 
 
-@able
-def test_inductor_s_workers_in_a_child_of_ours_see_the_gpu() -> None:
+@needs_landlock
+def test_inductors_workers_in_a_child_for_own_code_see_the_gpu() -> None:
     """They ask CUDA in processes of their own, and compile nothing where there is no answer."""
     with Child(make_limits(Settings(), CUDA), Contract()) as child:
         assert child.confinement.level == 2, child.confinement.missing
-        load(child, WORKERS)
+        load_source(child, WORKERS)

@@ -34,17 +34,22 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
 ]
+
 CUDA = torch.device("cuda", 0)
+
 STORE = "st.global.f32 [%d4], %f3;"
+
 # The value read decides something: the assembler drops a load that nobody uses, a volatile one too.
 # What lies there is PyTorch's in an ordinary run: x before y, y behind x, and a megabyte further
 # the rest of its segment.
 PEEK = (
     "ld.global.u32 %r5, [%d{}]; setp.eq.u32 %p1, %r5, 2143289345; @%p1 mov.f32 %f3, %f1; " + STORE
 )
+
 PEEKING, PEEKING_BEFORE, PEEKING_FAR = (
     PRODUCT.replace(STORE, PEEK.format(place)) for place in ("2+16384", "3+-16384", "2+1048576")
 )
+
 SPILLING = PRODUCT.replace(STORE, f"{STORE} st.global.f32 [%d4+524288], %f3;")
 
 
@@ -144,6 +149,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+
 KERNEL = """
 import torch, triton, triton.language as tl
 from torch import nn
@@ -160,8 +166,11 @@ class ModelNew(nn.Module):
         {then}
         return out
 """
+
 BEYOND = "    tl.store(out + n + tl.arange(0, 2), 0.0, mask=tl.program_id(0) == 0)\n"
+
 BEYOND_READ = "    seen = tl.load(x + n + at, volatile=True)\n    tl.store(out + at, seen, mask=seen == 12345.678)\n"
+
 SOURCES = {
     "honest": (
         {"more": "", "grid": "4", "then": ""},
@@ -216,30 +225,3 @@ def test_a_source_in_triton(name: str) -> None:
     assert [check.name for check in checks if not check.passed] == ([refused] if refused else []), (
         checks
     )
-
-
-def test_fresh_memory_is_filled_in_segments_for_small_and_for_large_blocks() -> None:
-    from torch_cudal1.judge.worker.memory_handlers import fill_free_blocks
-
-    for size in (16_384, 3 << 20):
-        kept = torch.zeros(size, dtype=torch.uint8, device=CUDA)
-        freed = torch.zeros(size, dtype=torch.uint8, device=CUDA)
-        del freed
-        fill_free_blocks(63, CUDA)
-        assert bool((torch.empty(size, dtype=torch.uint8, device=CUDA) == 63).all())
-        del kept
-
-
-def test_memory_of_other_streams_is_filled_too_where_it_is_asked_for() -> None:
-    from torch_cudal1.judge.worker.memory_handlers import fill_free_blocks
-
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        freed = torch.zeros(3 << 20, dtype=torch.uint8, device=CUDA)
-        place = freed.data_ptr()
-        del freed
-    fill_free_blocks(63, CUDA, everywhere=True)
-    with torch.cuda.stream(side):
-        again = torch.empty(3 << 20, dtype=torch.uint8, device=CUDA)
-        assert again.data_ptr() == place
-        assert bool((again == 63).all())

@@ -1,0 +1,162 @@
+"""What a program does to a model between two calls happens to a slot, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.judge.programs import linear_relu
+from tests.judge.worker.sessions import (
+    CPU,
+    SLOT,
+    call,
+    load_module,
+    make_inputs,
+    put,
+    read_outputs,
+)
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.ir.interpreter import interpret
+from torch_cudal1.judge.wire.channel import save_tensors
+from torch_cudal1.judge.worker.session import Session
+from torch_cudal1.judge.worker.state_handlers import _UPDATES
+
+
+def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
+    """What the module answers."""
+    shift, weight, bias, x = inputs
+    return functional.linear(x, weight, bias) + shift
+
+
+def test_new_values_come_into_the_old_memory_without_a_new_version(
+    session: Session, tmp_path: Path
+) -> None:
+    put(session, "first", make_inputs(1))
+    before, new = list(session.sets["first"]), make_inputs(2)
+    addresses = [tensor.data_ptr() for tensor in before]
+    versions = [tensor._version for tensor in before]
+    kept_bias = before[2].clone()
+    layout = save_tensors([new[0], new[1], None, new[3]], tmp_path / "values")
+    call(session, "rewrite", name="first", layout=layout, path=str(tmp_path / "values"))
+    after = session.sets["first"]
+    assert [tensor.data_ptr() for tensor in after] == addresses
+    assert [tensor._version for tensor in after] == versions
+    for index, expected in enumerate([new[0], new[1], kept_bias, new[3]]):
+        assert torch.equal(after[index], expected)
+
+
+def test_a_tensor_is_moved_one_element_and_two_positions_get_one_object(session: Session) -> None:
+    session.sets["set"] = [torch.randn(4, 3).t(), torch.ones(2), torch.zeros(2)]
+    values = session.sets["set"][0].clone()
+    call(session, "arrange", name="set", offset=[0], same=[[1, 2]])
+    moved, first, second = session.sets["set"]
+    assert (moved.storage_offset(), moved.stride()) == (1, (1, 3))
+    assert torch.equal(moved, values)
+    assert first is second
+
+
+def test_held_outputs_are_overwritten_and_views_of_inputs_are_not(session: Session) -> None:
+    x = torch.ones(3)
+    session.sets["set"] = [x]
+    session.held[:] = [[torch.zeros(3), x[1:], None, torch.zeros(2, dtype=torch.int64)]]
+    assert call(session, "scribble") == {"count": 2}
+    ((first, view, _, integers),) = session.held
+    assert first is not None
+    assert integers is not None
+    assert bool((first > 1_000).all())
+    assert view is not None
+    assert bool((view == 1).all())
+    assert integers.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("calls", "budget_s", "expected"), [(5, 60.0, 5), (5, 0.0, 0)])
+def test_a_soak_ends_with_its_calls_or_its_time(
+    session: Session, calls: int, budget_s: float, expected: int
+) -> None:
+    values: list[float] = []
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        values.append(float(inputs[0]))
+        return []
+
+    session.slots[SLOT] = run
+    session.sets |= {"first": [torch.tensor(1.0)], "second": [torch.tensor(2.0)]}
+    answer = call(
+        session, "soak", slot=SLOT, sets=["first", "second"], calls=calls, budget_s=budget_s
+    )
+    assert answer == {"calls": expected}
+    assert values == [1.0, 2.0, 1.0, 2.0, 1.0][:expected]
+
+
+def test_the_state_is_that_of_the_present_instance(session: Session) -> None:
+    runner = load_module(session)
+    runner(session.sets["first"])
+    answer = call(session, "state", slot=SLOT)
+    assert sorted(answer["state"]) == [
+        ["linear.bias", "float32", [3]],
+        ["linear.weight", "float32", [3, 4]],
+        ["shift", "float32", [3]],
+    ]
+    assert answer["training"] is False
+
+
+@pytest.mark.parametrize("way", sorted(_UPDATES))
+def test_every_way_to_write_weights_reaches_the_next_call_of_the_same_instance(
+    session: Session, way: str
+) -> None:
+    runner = load_module(session)
+    runner(session.sets["first"])
+    instance = runner.instance
+    put(session, "second", make_inputs(2))
+    call(session, "update", slot=SLOT, name="second", way=way)
+    for value, expected in zip(runner.state(), make_inputs(2), strict=False):
+        torch.testing.assert_close(value.detach(), expected)
+    (result,) = runner(session.sets["second"])
+    assert result is not None
+    torch.testing.assert_close(result, compute(make_inputs(2)))
+    assert runner.instance is instance, "a new instance would hide a stale weight"
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_copied_module_takes_the_place_of_the_first_one(session: Session, how: str) -> None:
+    runner = load_module(session)
+    runner(session.sets["first"])
+    instance = runner.instance
+    call(session, "transform", slot=SLOT, how=how)
+    assert runner.instance is not instance
+    (result,) = runner(session.sets["first"])
+    assert result is not None
+    torch.testing.assert_close(result, compute(make_inputs(1)))
+
+
+def test_threads_answer_their_distinct_results_in_order(session: Session, tmp_path: Path) -> None:
+    load_module(session)
+    put(session, "second", make_inputs(2))
+    path = tmp_path / "outputs"
+    # The same weights, as two calls of one module have them.
+    session.sets["second"][:3] = session.sets["first"][:3]
+    jobs = [[SLOT, "first"], [SLOT, "second"]]
+    session.slots[SLOT](session.sets["first"])
+    answer = call(session, "reenter", jobs=jobs, calls=6, path=str(path))
+    assert answer["calls"] == 6
+    assert answer["found"] == [[0, 1], [1, 1]]
+    for result, name in zip(read_outputs(answer, path), ("first", "second"), strict=True):
+        assert result is not None
+        torch.testing.assert_close(result, compute(session.sets[name]))
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [("state", {}), ("update", {"name": "set", "way": "copy"}), ("transform", {"how": "pickle"})],
+)
+def test_a_program_has_no_module_to_change(
+    session: Session, verb: str, arguments: dict[str, Any]
+) -> None:
+    session.slots[SLOT] = interpret(linear_relu().program, CPU)
+    with pytest.raises(SandboxError, match="no module is in this slot, a Program is"):
+        call(session, verb, slot=SLOT, **arguments)

@@ -1,0 +1,107 @@
+"""Timed calls run on rotating inputs, answer raw times, and hold the outputs that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from tests.judge.worker.sessions import call
+from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.judge.worker import timing_handlers
+from torch_cudal1.judge.worker.session import Session
+
+Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]]
+SETS = ["first", "second"]
+BATCH = {"l2": "hot", "pairs": 6, "calls": [2, 1], "order": "abba"}
+
+
+@pytest.fixture(autouse=True)
+def _allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing_handlers, "keep_freed", lambda: True)
+
+
+@pytest.fixture
+def calls(session: Session) -> list[str]:
+    """Two slots on two input sets, and the names of those that were called, in order."""
+    names: list[str] = []
+
+    def make_runner(name: str, factor: float) -> Runner:
+        def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            names.append(name)
+            return [inputs[0] * factor]
+
+        return run
+
+    session.slots |= {"a": make_runner("a", 1.0), "b": make_runner("b", 10.0)}
+    session.sets |= {"first": [torch.tensor([1.0])], "second": [torch.tensor([2.0])]}
+    return names
+
+
+def test_nothing_is_timed_before_it_was_warmed_up(session: Session, calls: list[str]) -> None:
+    with pytest.raises(SandboxError, match="expected the request `warm` first"):
+        call(session, "time", sets=SETS, batch=BATCH, keep=1)
+    assert calls == []
+
+
+def test_pairs_hold_the_last_outputs_of_the_second_slot(session: Session, calls: list[str]) -> None:
+    warm = call(session, "warm", a="a", b="b", sets=SETS)["warm"]
+    assert len(warm) == 2
+    assert all(time_us > 0 for side in warm for time_us in side[:2])
+    calls.clear()
+    answer = call(session, "time", sets=SETS, batch=BATCH, keep=4)
+    assert len(answer["pairs"]) == 6
+    assert (calls.count("a"), calls.count("b")) == (12, 6)
+    assert answer["kept"] == len(session.held) == 4
+    values = [float(outputs[0]) for outputs in session.held if outputs[0] is not None]
+    assert sorted(values) == [10.0, 10.0, 20.0, 20.0]
+
+
+def test_the_first_call_of_a_slot_is_told_even_if_it_ran_before(
+    session: Session, calls: list[str]
+) -> None:
+    session.first_us["a"] = 123_456.0
+    first, second = call(session, "warm", a="a", b="b", sets=SETS)["warm"]
+    assert first[0] == 123_456.0
+    assert second[0] != 123_456.0
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_batch_starts_at_its_place_in_the_ring_and_holds_outputs_if_asked(
+    session: Session, calls: list[str], keep: bool
+) -> None:
+    session.held.append([torch.zeros(1)])
+    answer = call(session, "spin", slot="b", calls=3, start=1, sets=SETS, keep=keep, drop=True)
+    assert answer["elapsed_us"] > 0
+    assert calls == ["b", "b", "b"]
+    values = [float(outputs[0]) for outputs in session.held if outputs[0] is not None]
+    assert values == ([20.0, 10.0, 20.0] if keep else [])
+
+
+def test_the_leading_slot_of_each_pair_runs_first(session: Session, calls: list[str]) -> None:
+    answer = call(session, "pairs", slots=["a", "b"], sets=SETS, calls=[2, 1], leads=[0, 1, 1])
+    assert calls == ["a", "a", "b", "b", "a", "a", "b", "a", "a"]
+    assert len(answer["pairs"]) == 3
+    assert all(time_us > 0 for pair in answer["pairs"] for time_us in pair)
+    assert len(session.held) == 1
+    expected = 10.0 * (1 + answer["start"] % 2)
+    assert session.held[0][0] is not None
+    assert float(session.held[0][0]) == expected, "the outputs of the last batch, from its place"
+
+
+def test_interleaved_samples_have_one_list_a_slot(session: Session, calls: list[str]) -> None:
+    samples = call(session, "bench", slots=["a", "b"], sets=SETS, budget_s=0.05)["samples"]
+    assert set(samples) == {"a", "b"}
+    assert all(times and min(times) > 0 for times in samples.values())
+
+
+def test_on_a_cpu_a_side_has_host_time_and_no_device_time(
+    session: Session, calls: list[str]
+) -> None:
+    call(session, "warm", a="a", b="b", sets=SETS)
+    sides = call(session, "look")
+    assert set(sides) == {"a", "b"}
+    for side in sides.values():
+        assert side["host_us"] > 0
+        assert (side["device_us"], side["sync_ratio"]) == (None, None)
