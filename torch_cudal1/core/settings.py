@@ -45,6 +45,29 @@ HUB_REPOSITORY = re.compile(
     re.ASCII,
 )
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_NUMBER_RANGES = {
+    "budget_s": (0.0, 1e6),
+    "margin": (1.0, 10.0),
+    "min_saving_us": (0.0, 1e6),
+    "candidate_timeout_s": (1.0, 1e5),
+    "hub_timeout_s": (0.1, 1e4),
+    "memory_limit_gib": (0.0, 1e5),
+    "shadow_rate": (0.0, 1.0),
+    "ranks_timeout_s": (0.0, 1e5),
+    "ranks_heartbeat_s": (0.1, 1e5),
+    "ranks_deciding_s": (0.1, 1e5),
+}
+_CHOICES = ("on_miss", "strictness", "precision", "trust")
+_SWITCHES = (
+    "enabled",
+    "assume_finite",
+    "autotune",
+    "offline",
+    "unsafe_sandbox",
+    "ranks_agree",
+    "shipped",
+    "inductor_files",
+)
 _WORDS = {
     "true": True,
     "1": True,
@@ -157,44 +180,35 @@ class Settings:
     llm_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("budget_s", 0.0, 1e6),
-            ("margin", 1.0, 10.0),
-            ("min_saving_us", 0.0, 1e6),
-            ("candidate_timeout_s", 1.0, 1e5),
-            ("hub_timeout_s", 0.1, 1e4),
-            ("memory_limit_gib", 0.0, 1e5),
-            ("shadow_rate", 0.0, 1.0),
-            ("ranks_timeout_s", 0.0, 1e5),
-            ("ranks_heartbeat_s", 0.1, 1e5),
-            ("ranks_deciding_s", 0.1, 1e5),
-        ):
-            # True is an int in Python, but `budget_s=True` is a mistake and no second.
+        self._check_numbers()
+        self._check_choices()
+        self._check_names()
+        self._expand_paths()
+
+    def _check_numbers(self) -> None:
+        for name, (low, high) in _NUMBER_RANGES.items():
             value = getattr(self, name)
             if (
                 not isinstance(value, (int, float))
+                # True is an int in Python, but `budget_s=True` is a mistake and no second.
                 or isinstance(value, bool)
                 or not low <= value <= high
             ):
                 raise SettingError(name, value, f"a number from {low:g} to {high:g}")
-        for name in ("on_miss", "strictness", "precision", "trust"):
+
+    def _check_choices(self) -> None:
+        for name in _CHOICES:
             allowed = get_args(_literal(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(
                     name, getattr(self, name), "one of " + ", ".join(map(repr, allowed))
                 )
-        for name in (
-            "enabled",
-            "assume_finite",
-            "autotune",
-            "offline",
-            "unsafe_sandbox",
-            "ranks_agree",
-            "shipped",
-            "inductor_files",
-        ):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(name, getattr(self, name), "True or False")
+
+    def _check_names(self) -> None:
+        """Technique families, the callback, and the Hub's repository."""
         if unknown := [name for name in self.without if name not in FAMILIES]:
             raise SettingError("without", unknown[0], "some of " + ", ".join(FAMILIES))
         callback = self.on_mismatch
@@ -206,22 +220,26 @@ class Settings:
             raise SettingError(
                 "on_mismatch", callback, "a function, or the name of one as 'package.module:name'"
             )
-        # Frozen fields are set by object.__setattr__; from here on every path is a Path without
-        # "~".
-        if self.record is not None:
-            object.__setattr__(self, "record", Path(self.record).expanduser())
         if not isinstance(self.hub, str) or (self.hub and not HUB_REPOSITORY.fullmatch(self.hub)):
             raise SettingError("hub", self.hub, "owner/name or owner/name@revision")
-        object.__setattr__(self, "cache_dir", Path(self.cache_dir).expanduser())
+
+    def _expand_paths(self) -> None:
+        """Make every path a Path without "~"."""
+        changes: dict[str, object] = {
+            "cache_dir": Path(self.cache_dir).expanduser(),
+            "read_only_caches": tuple(Path(path).expanduser() for path in self.read_only_caches),
+        }
+        if self.record is not None:
+            changes["record"] = Path(self.record).expanduser()
         for name in ("publishers", "revoked"):
             if (path := getattr(self, name)) is not None:
                 # Path("") is the current folder, which the user did not name.
                 if not str(path):
                     raise SettingError(name, path, "the path of a TOML file, or None")
-                object.__setattr__(self, name, Path(path).expanduser())
-        object.__setattr__(
-            self, "read_only_caches", tuple(Path(p).expanduser() for p in self.read_only_caches)
-        )
+                changes[name] = Path(path).expanduser()
+        for name, value in changes.items():
+            # A frozen field is set by object.__setattr__ only.
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:

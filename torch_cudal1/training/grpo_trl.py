@@ -60,27 +60,8 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
     """Translate the settings into TRL's GRPOConfig. Raises SettingError for settings that TRL has
     no equivalent of.
     """
-    # Settings that TRL would drop are refused: a run must not be reported with an objective that it
-    # did not use.
-    if config.objective != "mean":
-        raise SettingError(
-            "objective", config.objective, "'mean' with TRL; max@k is the native loop's"
-        )
-    if config.smoothing.clip_advantage is not None:
-        raise SettingError(
-            "clip_advantage",
-            config.smoothing.clip_advantage,
-            "None with TRL; the native loop has it",
-        )
-    # TRL takes samples per process and minibatch: the integer division below would otherwise change
-    # the number of samples of a step.
-    samples = config.group * config.groups
-    if samples % (trl.processes * config.minibatches):
-        raise SettingError(
-            "group x groups",
-            samples,
-            f"a multiple of {trl.processes} processes times {config.minibatches} minibatches",
-        )
+    _refuse_native_only(config)
+    batch = _count_process_samples(config, trl.processes)
     config_class = require_extra("trl").GRPOConfig
     options: dict[str, Any] = (
         {"vllm_mode": "server", "vllm_server_base_url": trl.vllm_server} if trl.vllm_server else {}
@@ -104,7 +85,7 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
         # product of generations, epochs and minibatches.
         num_iterations=config.epochs,
         steps_per_generation=config.minibatches,
-        per_device_train_batch_size=samples // trl.processes // config.minibatches,
+        per_device_train_batch_size=batch,
         max_steps=config.steps * config.epochs * config.minibatches,
         learning_rate=config.learning_rate,
         # TRL's default decays to 0 over the run, the native loop does not; arms and loops must be
@@ -131,6 +112,35 @@ def build_trl_config(config: GrpoConfig, trl: TrlConfig, *, folder: Path, seed: 
         seed=seed,
         **options,
     )
+
+
+def _refuse_native_only(config: GrpoConfig) -> None:
+    """Raises SettingError for settings that TRL would drop."""
+    # A run must not be reported with an objective that it did not use.
+    if config.objective != "mean":
+        raise SettingError(
+            "objective", config.objective, "'mean' with TRL; max@k is the native loop's"
+        )
+    if config.smoothing.clip_advantage is not None:
+        raise SettingError(
+            "clip_advantage",
+            config.smoothing.clip_advantage,
+            "None with TRL; the native loop has it",
+        )
+
+
+def _count_process_samples(config: GrpoConfig, processes: int) -> int:
+    """Samples of one process in a minibatch. Raises SettingError where they do not come out even."""
+    # TRL takes samples per process and minibatch: rounding would change the number of samples of a
+    # step.
+    samples = config.group * config.groups
+    if samples % (processes * config.minibatches):
+        raise SettingError(
+            "group x groups",
+            samples,
+            f"a multiple of {processes} processes times {config.minibatches} minibatches",
+        )
+    return samples // processes // config.minibatches
 
 
 def _get_checkpointing_option(config_class: type) -> str:

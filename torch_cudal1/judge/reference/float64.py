@@ -182,65 +182,79 @@ def _widen_strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
+    """The step's results in float64: by a formula where PyTorch's kernel is no reference, else by
+    PyTorch's kernel.
+    """
     name = step.target.split(".")[1]
     # The program would read the bits of a float64 that was a float32.
     if step.target in _REINTERPRETING and any(isinstance(a, torch.dtype) for a in step.args):
         raise NotImplementedError(f"{step.target} reads the bits of its argument")
     if name in _ATTENTION:
-        bound = {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
-        scores, value = _attention_scores(bound)
-        # PyTorch's operators yield 0 where a bias hides all keys from a row; the plain softmax
-        # yields NaN.
-        weights = (
-            scores.softmax(-1)
-            if _attention_bias(bound) is None
-            else torch.ops.aten._safe_softmax(scores, -1)
-        )
-        results = {step.outs[0]: _weigh_values(weights, value, _causal_mask(bound, scores))}
-        return results | (
-            {step.outs[1]: _log_sum_exp(name, scores)}
-            if name in _LOG_SUM_EXPS and bound.get(_ASKED, True)
-            else {}
-        )
+        return _run_attention(name, step, _bind(step, values))
     if name in _ATTENTION_BACKWARD:
-        bound = {
-            key.removesuffix("_"): fill(arg, values) for key, arg in bound_arguments(step).items()
-        }
+        bound = {key.removesuffix("_"): value for key, value in _bind(step, values).items()}
         return dict(zip(step.outs, _attention_backward(bound), strict=False))
     if name in ("_grouped_mm", "grouped_mm"):
-        return {
-            step.outs[0]: _multiply_groups(
-                {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
-            )
-        }
+        return {step.outs[0]: _multiply_groups(_bind(step, values))}
     if name == "native_group_norm":
-        bound = {
-            # PyTorch's kernels fold mean, rstd and weight into a factor and an addend, which turns
-            # an infinite weight into a difference of infinities: NaN where the formula has an
-            # infinity.
-            key: _widen_argument(arg, values, device)
-            for key, arg in bound_arguments(step).items()
-        }
-        return dict(zip(step.outs, _group_norm(bound), strict=True))
+        # PyTorch's kernels fold mean, rstd and weight into a factor and an addend, which turns an
+        # infinite weight into a difference of infinities: NaN where the formula has an infinity.
+        return dict(zip(step.outs, _group_norm(_bind_wide(step, values, device)), strict=True))
     if name == "convolution":
-        bound = {
-            key: _widen_argument(arg, values, device) for key, arg in bound_arguments(step).items()
-        }
-        # PyTorch's transposed convolution in float64 takes 2 to 14 times as long on a GPU as the
-        # products (bench_float64).
-        if (
-            bound["transposed"]
-            and bound["groups"] == 1
-            and bound["input"].dim() == bound["weight"].dim()
-        ):
+        bound = _bind_wide(step, values, device)
+        if _is_plain_transposed(bound):
             return {step.outs[0]: _convolve_transposed(bound)}
+    return _run_operator(name, step, values, device)
+
+
+def _bind(step: Aten, values: Mapping[int, Any]) -> dict[str, Any]:
+    return {key: fill(arg, values) for key, arg in bound_arguments(step).items()}
+
+
+def _bind_wide(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[str, Any]:
+    return {key: _widen_argument(arg, values, device) for key, arg in bound_arguments(step).items()}
+
+
+def _run_attention(name: str, step: Aten, bound: Mapping[str, Any]) -> dict[int, Any]:
+    """Weighted values, and the log-sum-exp of the operators that yield it."""
+    scores, value = _attention_scores(bound)
+    # PyTorch's operators yield 0 where a bias hides all keys from a row; the plain softmax yields
+    # NaN.
+    weights = (
+        scores.softmax(-1)
+        if _attention_bias(bound) is None
+        else torch.ops.aten._safe_softmax(scores, -1)
+    )
+    results = {step.outs[0]: _weigh_values(weights, value, _causal_mask(bound, scores))}
+    if name in _LOG_SUM_EXPS and bound.get(_ASKED, True):
+        results[step.outs[1]] = _log_sum_exp(name, scores)
+    return results
+
+
+def _is_plain_transposed(bound: Mapping[str, Any]) -> bool:
+    """Whether a convolution is one that `_convolve_transposed` computes."""
+    # PyTorch's transposed convolution in float64 takes 2 to 14 times as long on a GPU as the
+    # products (bench_float64).
+    return (
+        bool(bound["transposed"])
+        and bound["groups"] == 1
+        and bound["input"].dim() == bound["weight"].dim()
+    )
+
+
+def _run_operator(
+    name: str, step: Aten, values: Mapping[int, Any], device: torch.device
+) -> dict[int, Any]:
+    """The results of PyTorch's own kernel on float64 arguments."""
     args = [_widen_argument(arg, values, device) for arg in step.args]
     kwargs = {key: _widen_argument(arg, values, device) for key, arg in step.kwargs}
     if name in ("_softmax", "_log_softmax"):
         args[2:3] = [False]  # "half to float" asks for a half input
     # A view by strides fails where a float64 step left its result in another layout.
-    run: Callable[..., Any] = torch.reshape if step.target in _VIEWS else overload(step.target)
-    result = run(*args[:2], **kwargs) if step.target in _VIEWS else run(*args, **kwargs)
+    if step.target in _VIEWS:
+        result = torch.reshape(*args[:2], **kwargs)
+    else:
+        result = overload(step.target)(*args, **kwargs)
     tensors = result if step.many else (result,)
     return {out: to_float64(value) for out, value in zip(step.outs, tensors, strict=True)}
 

@@ -149,7 +149,21 @@ def run_arm(
         step_curve = compute_step_curve(
             appraiser.database, "rl", [task.id for task in environment.train]
         )
-    facts = {
+    return {
+        **_describe_arm(plan, environment, arm, seed),
+        "stages": json.loads((base / "facts.json").read_text(encoding="utf-8")),
+        "exam": exam,
+        "curve": _add_log(step_curve, arm_folder / "rl.log"),
+        "held_out": _test_held_out(plan, environment, arm, seed, base, arm_folder, model, report),
+        "optimum": _find_optima(environment),
+    }
+
+
+def _describe_arm(
+    plan: ExperimentPlan, environment: Environment, arm: Arm, seed: int
+) -> dict[str, Any]:
+    """What was run, and where."""
+    facts: dict[str, Any] = {
         "plan": plan.digest,
         "label": environment.label,
         "arm": arm.name,
@@ -160,15 +174,9 @@ def run_arm(
         },
     }
     # Live seeds may come from different GPUs; each is compared with itself.
-    facts |= {"machine": dict(environment.machine)} if environment.machine else {}
-    return {
-        **facts,
-        "stages": json.loads((base / "facts.json").read_text(encoding="utf-8")),
-        "exam": exam,
-        "curve": _add_log(step_curve, arm_folder / "rl.log"),
-        "held_out": _test_held_out(plan, environment, arm, seed, base, arm_folder, model, report),
-        "optimum": _find_optima(environment),
-    }
+    if environment.machine:
+        facts["machine"] = dict(environment.machine)
+    return facts
 
 
 def _collect_rows(
