@@ -5,7 +5,8 @@ import math
 import pytest
 
 from torch_cudal1.ingest.llm.reward import reward_of
-from torch_cudal1.judge.evaluate.decide import Unstable, is_surprising, round_towards_one
+from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, round_towards_one
+from torch_cudal1.judge.evaluate.decide import is_surprising
 from torch_cudal1.judge.pool.measured import Measured
 from torch_cudal1.judge.pool.score import bucket_means, score_of
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_cudal1.device.gpu_lock import working_s
+    from torch_cudal1.judge.benchmark.quoted_speedup import round_towards_one
     from torch_cudal1.judge.evaluate.baseline_benchmark import rank_baselines
-    from torch_cudal1.judge.evaluate.decide import round_towards_one
     from torch_cudal1.judge.evaluate.evaluator import (
         BaselineRanking,
         Evaluation,
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "round_towards_one": "judge.evaluate.decide",
+    "round_towards_one": "judge.benchmark.quoted_speedup",
     "in_background": "judge.sandbox.worker_pool",
     "pool_scope": "judge.sandbox.worker_pool",
     "rank_baselines": "judge.evaluate.baseline_benchmark",

@@ -17,8 +17,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torch_cudal1.judge.benchmark.quoted_speedup import round_towards_one
 from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
-from torch_cudal1.judge.evaluate.decide import round_towards_one
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.training.ksl.grammar import Device
 from torch_cudal1.training.landscape.landscape_file import LandscapeError, read_landscape

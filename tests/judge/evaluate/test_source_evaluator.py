@@ -24,7 +24,7 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure
 CPU = torch.device("cpu")
 
 
-def within(body: str) -> str:
+def prepend_statements(body: str) -> str:
     """The honest candidate with statements at the head of its forward."""
     lines = "\n        ".join(body.splitlines())
     return HONEST.replace(
@@ -32,40 +32,40 @@ def within(body: str) -> str:
     )
 
 
-def giving(result: str) -> str:
+def replace_result(result: str) -> str:
     """The honest candidate with another result."""
     return HONEST.replace('self.linear(x).clamp_min(0), {"rows": x.shape[0]}', result)
 
 
 # What a candidate does, the detector that refuses it, and a word of the reason.
-BAD = {
+BAD_CANDIDATES = {
     "does not parse": ("class ModelNew(:", "contract", "does not parse"),
     "is nested too deeply": ("x = " + "(" * 100_000, "contract", "does not parse"),
     "has no ModelNew": ("import torch", "contract", "ModelNew"),
     "imports what is missing": ("import no_such_package\n" + HONEST, "contract", "no_such_package"),
     "ends at import": ("import os\nos._exit(0)\n" + HONEST, "protocol", "exited with status 0"),
     "raises on the second call": (
-        within(
+        prepend_statements(
             "type(self).calls = getattr(type(self), 'calls', 0) + 1\nif self.calls == 2: raise ValueError('twice')"
         ),
         "run",
         "twice",
     ),
     "loses its GPU": (
-        within("raise torch.AcceleratorError('an illegal memory access')"),
+        prepend_statements("raise torch.AcceleratorError('an illegal memory access')"),
         "run",
         "illegal memory access",
     ),
-    "sleeps for ever": (within("import time; time.sleep(1e6)"), "resource", "deadline"),
-    "returns no tensor": (giving("7"), "fresh_output", "0 outputs"),
+    "sleeps for ever": (prepend_statements("import time; time.sleep(1e6)"), "resource", "deadline"),
+    "returns no tensor": (replace_result("7"), "fresh_output", "0 outputs"),
     "returns another tree": (
-        giving('[self.linear(x).clamp_min(0), {"rows": x.shape[0]}]'),
+        replace_result('[self.linear(x).clamp_min(0), {"rows": x.shape[0]}]'),
         "fresh_output",
         "list",
     ),
 }
 
-# What its process is kept from, or what helps it nothing: it is judged as if it had not, or
+# What its process is kept from, or what helps it nothing: it is evaluated as if it had not, or
 # refused.
 HARMLESS = {
     "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
@@ -94,61 +94,63 @@ ABOUT_TIME = {
 
 @pytest.fixture(scope="module")
 def evaluator() -> Iterator[SourceEvaluator]:
-    job = SourceEvaluationConfig(Settings(candidate_timeout_s=20.0), Contract(), CPU)
-    with SourceEvaluator(job, ahead=True) as made:
-        yield made
+    config = SourceEvaluationConfig(Settings(candidate_timeout_s=20.0), Contract(), CPU)
+    with SourceEvaluator(config, ahead=True) as running_evaluator:
+        yield running_evaluator
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", BAD_CANDIDATES)
 def test_a_bad_candidate_is_refused_with_a_named_reason(
     evaluator: SourceEvaluator, name: str
 ) -> None:
-    source, detector, word = BAD[name]
-    found = evaluator.evaluate(REFERENCE, source, timed=False)
-    assert isinstance(found.decision, Rejected)
-    assert (found.decision.detector, found.timing) == (detector, None), found.decision
-    assert word in found.decision.reason
+    source, detector, word = BAD_CANDIDATES[name]
+    evaluation = evaluator.evaluate(REFERENCE, source, timed=False)
+    assert isinstance(evaluation.decision, Rejected)
+    assert (evaluation.decision.detector, evaluation.timing) == (detector, None), (
+        evaluation.decision
+    )
+    assert word in evaluation.decision.reason
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_reaches_outside_its_process_does_no_harm(
+def test_a_candidate_that_reaches_outside_its_process_does_no_harm(
     evaluator: SourceEvaluator, name: str
 ) -> None:
-    found = evaluator.evaluate(REFERENCE, within(HARMLESS[name]), timed=False)
-    assert found.confinement is not None
-    assert found.confinement.level >= 2
-    assert isinstance(found.decision, Rejected)
-    assert found.decision.reason
+    evaluation = evaluator.evaluate(REFERENCE, prepend_statements(HARMLESS[name]), timed=False)
+    assert evaluation.confinement is not None
+    assert evaluation.confinement.level >= 2
+    assert isinstance(evaluation.decision, Rejected)
+    assert evaluation.decision.reason
 
 
 def test_the_next_candidate_meets_clean_processes_and_the_same_oracle(
     evaluator: SourceEvaluator,
 ) -> None:
-    found = evaluator.evaluate(REFERENCE, HONEST)
-    refused = {check.name for check in found.verdict.checks if not check.passed}
-    assert refused <= ABOUT_TIME, found.verdict.failure
-    assert found.baselines is not None
-    assert "eager" in found.baselines.medians_us
-    assert "timing" in found.elapsed_s
-    again = evaluator.evaluate(REFERENCE, giving("x, {}"), timed=False)
-    assert "reference" not in again.elapsed_s
-    assert again.verdict.failure is not None
+    evaluation = evaluator.evaluate(REFERENCE, HONEST)
+    refused = {check.name for check in evaluation.verdict.checks if not check.passed}
+    assert refused <= ABOUT_TIME, evaluation.verdict.failure
+    assert evaluation.baselines is not None
+    assert "eager" in evaluation.baselines.medians_us
+    assert "timing" in evaluation.elapsed_s
+    next_evaluation = evaluator.evaluate(REFERENCE, replace_result("x, {}"), timed=False)
+    assert "reference" not in next_evaluation.elapsed_s
+    assert next_evaluation.verdict.failure is not None
 
 
-def test_a_process_that_died_while_it_waited_is_not_the_next_candidates_fault(
+def test_a_process_that_died_while_it_waited_fails_no_candidate(
     evaluator: SourceEvaluator,
 ) -> None:
-    evaluator.evaluate(REFERENCE, giving("x, {}"), timed=False)
-    assert evaluator._next is not None
-    os.kill(evaluator._next.result().pid, signal.SIGKILL)
+    evaluator.evaluate(REFERENCE, replace_result("x, {}"), timed=False)
+    assert evaluator._processes._next is not None
+    os.kill(evaluator._processes._next.result().pid, signal.SIGKILL)
     time.sleep(1.0)  # until what it supervised is gone too
     assert evaluator.evaluate(REFERENCE, HONEST, timed=False).verdict.failure is None
 
 
-def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(
+def test_gradients_are_checked_unless_the_configuration_leaves_them_out(
     evaluator: SourceEvaluator,
 ) -> None:
-    detached = giving('self.linear(x).clamp_min(0).detach(), {"rows": x.shape[0]}')
+    detached = replace_result('self.linear(x).clamp_min(0).detach(), {"rows": x.shape[0]}')
     failure = evaluator.evaluate(REFERENCE, detached, timed=False).verdict.failure
     assert failure is not None
     assert failure.name == "grad"
@@ -157,34 +159,38 @@ def test_gradients_are_asked_for_unless_the_job_says_that_nobody_needs_them(
 
 
 FOR_ITS_FORM_ONLY = {
-    "refuses other layouts": within("if not x.is_contiguous(): raise ValueError('rows only')"),
-    "is wrong in other layouts": within("x = x.as_strided(x.shape, (x.shape[1], 1))"),
-    "is wrong for other rows": within("if x.shape[0] != 16: x = x * 2"),
-    "is wrong in train mode": within("x = x * (2 if self.training else 1)"),
+    "refuses other layouts": prepend_statements(
+        "if not x.is_contiguous(): raise ValueError('rows only')"
+    ),
+    "is wrong in other layouts": prepend_statements("x = x.as_strided(x.shape, (x.shape[1], 1))"),
+    "is wrong for other rows": prepend_statements("if x.shape[0] != 16: x = x * 2"),
+    "is wrong in train mode": prepend_statements("x = x * (2 if self.training else 1)"),
 }
 
 
 @pytest.mark.parametrize("name", FOR_ITS_FORM_ONLY)
-def test_what_will_run_for_inference_on_one_form_is_asked_about_no_other(
+def test_a_candidate_for_inference_on_one_form_is_checked_on_no_other(
     evaluator: SourceEvaluator, name: str
 ) -> None:
     candidate = FOR_ITS_FORM_ONLY[name]
     with SourceEvaluator(replace(evaluator.config, gradients=False, drop_in=False)) as other:
         assert other.evaluate(REFERENCE, candidate, timed=False).verdict.failure is None
     failure = evaluator.evaluate(REFERENCE, candidate, timed=False).verdict.failure
-    if name == "refuses other layouts":  # an error misleads nobody, whoever calls it
+    if name == "refuses other layouts":  # an error misleads no caller
         assert failure is None
     else:
         assert failure is not None
         assert failure.name in ("layouts", "shapes", "mode")
 
 
-def test_a_wrong_result_on_its_own_form_is_refused_whatever_it_will_run_for(
+def test_a_wrong_result_on_its_own_form_is_refused_whatever_its_purpose(
     evaluator: SourceEvaluator,
 ) -> None:
     with SourceEvaluator(replace(evaluator.config, gradients=False, drop_in=False)) as other:
         failure = other.evaluate(
-            REFERENCE, giving('self.linear(x).clamp_min(1e-3), {"rows": x.shape[0]}'), timed=False
+            REFERENCE,
+            replace_result('self.linear(x).clamp_min(1e-3), {"rows": x.shape[0]}'),
+            timed=False,
         ).verdict.failure
     assert failure is not None
     assert failure.name == "numerics"
@@ -222,7 +228,7 @@ def test_special_values_are_right_as_eager_or_as_inductor_has_them(
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(
+def test_a_reference_that_cannot_be_used_fails_no_candidate(
     evaluator: SourceEvaluator, name: str
 ) -> None:
     source, word = UNUSABLE[name]
@@ -231,19 +237,19 @@ def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(
 
 
 @pytest.mark.parametrize(("all_pairs", "margin"), [(False, Settings().margin), (True, None)])
-def test_who_asks_for_all_pairs_has_the_clock_decide_by_no_margin(
+def test_with_all_pairs_the_benchmark_decides_by_no_margin(
     all_pairs: bool, margin: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[TimingPlan] = []
 
-    def timed(trial: object, baseline: object, plan: TimingPlan) -> None:
+    def note_plan(trial: object, baseline: object, plan: TimingPlan) -> None:
         plans.append(plan)
         raise CandidateFailure("timing", "enough is known", "unstable")
 
-    ranked = SimpleNamespace(best="eager", sets=("first",), medians_us={})
-    monkeypatch.setattr(source_evaluator, "time_source", timed)
+    ranking = SimpleNamespace(best="eager", sets=("first",), medians_us={})
+    monkeypatch.setattr(source_evaluator, "time_source", note_plan)
     monkeypatch.setattr(source_evaluator, "name_slot", lambda subject, name: name)
-    monkeypatch.setattr(SourceEvaluator, "_rank_baselines", lambda self, bench: (bench, ranked))
+    monkeypatch.setattr(SourceEvaluator, "_rank_baselines", lambda self, bench: (bench, ranking))
     with SourceEvaluator(
         SourceEvaluationConfig(Settings(), Contract(), CPU, all_pairs=all_pairs)
     ) as evaluator:

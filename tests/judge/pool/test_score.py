@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from torch_cudal1.judge.evaluate.decide import Unstable
+from torch_cudal1.judge.benchmark.quoted_speedup import Unstable
 from torch_cudal1.judge.pool.score import bucket_means, score_of
 
 

@@ -16,9 +16,10 @@ from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference import input_cache
 from torch_cudal1.judge.reference import trial as trials
-from torch_cudal1.judge.reference.input_cache import InputCache, message_bytes
+from torch_cudal1.judge.reference.input_cache import InputCache
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child, make_limits
+from torch_cudal1.judge.wire.channel import message_bytes
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -41,13 +42,13 @@ def memory_is_short(no_room: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "max_cached_bytes", lambda device: 0)
 
 
-def tried(child: Child, program: Program) -> Trial:
-    found = Trial(subject(REGION), candidate(program), Contract(), CPU, child)
-    found.load("candidate", candidate(program))
-    return found
+def make_trial(child: Child, program: Program) -> Trial:
+    trial = Trial(subject(REGION), candidate(program), Contract(), CPU, child)
+    trial.load("candidate", candidate(program))
+    return trial
 
 
-def half_the_batch() -> Program:
+def repeat_half_the_batch() -> Program:
     """Right for the first half of the rows only."""
     transpose, _, relu = REGION.program.steps
     half = op("aten.slice.Tensor", V(0), 0, 0, 16, out=4)
@@ -66,23 +67,23 @@ def half_the_batch() -> Program:
 def test_verdicts_are_the_same_with_room_for_hardly_any_set(
     child: Child, no_room: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, gone, admit = 0, 0, InputCache.admit
+    most_sets, evicted_count, admit = 0, 0, InputCache.admit
 
-    def noted(self: InputCache, *asked: object) -> list[str]:
-        nonlocal most, gone
-        left = admit(self, *asked)  # type: ignore[arg-type]
-        most, gone = max(most, len(self.sizes)), gone + len(left)
-        return left
+    def note_admission(self: InputCache, *arguments: object) -> list[str]:
+        nonlocal most_sets, evicted_count
+        evicted = admit(self, *arguments)  # type: ignore[arg-type]
+        most_sets, evicted_count = max(most_sets, len(self.sizes)), evicted_count + len(evicted)
+        return evicted
 
-    monkeypatch.setattr(InputCache, "admit", noted)
-    honest = tried(child, REGION.program)
+    monkeypatch.setattr(InputCache, "admit", note_admission)
+    honest = make_trial(child, REGION.program)
     assert validate(honest).passed
-    assert gone > 10
-    assert most <= 5  # four threads want a set each, and one comes
-    assert len(honest.samples) <= most
+    assert evicted_count > 10
+    assert most_sets <= 5  # four threads want a set each, and one comes
+    assert len(honest.samples) <= most_sets
     honest.drop(*list(honest.samples.values()))
     assert not honest.input_cache.sizes
-    wrong = tried(child, half_the_batch())
+    wrong = make_trial(child, repeat_half_the_batch())
     assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
     wrong.drop(*list(wrong.samples.values()))
 
@@ -90,44 +91,46 @@ def test_verdicts_are_the_same_with_room_for_hardly_any_set(
 def test_where_memory_is_short_hardly_any_results_stay_and_the_verdicts_are_the_same(
     child: Child, memory_is_short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[int] = []
+    result_counts: list[int] = []
     run = Trial.call_slot
 
-    def counted(self: Trial, *asked: object, **how: object) -> object:
+    def count_results(self: Trial, *arguments: object, **options: object) -> object:
         computed = [
             name
             for sample in self.samples.values()
             for name in ("expected", "exact", "sensitivity")
             if name in sample.__dict__
         ]
-        held.append(len(computed) + len(self.accepted_outputs))
-        return run(self, *asked, **how)  # type: ignore[arg-type]
+        result_counts.append(len(computed) + len(self.accepted_outputs))
+        return run(self, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trial, "call_slot", counted)
-    honest = tried(child, REGION.program)
+    monkeypatch.setattr(Trial, "call_slot", count_results)
+    honest = make_trial(child, REGION.program)
     assert validate(honest).passed
-    assert len(held) > 30
-    assert sum(count > 1 for count in held) <= 6  # 18 where they stay until a detector has ended
+    assert len(result_counts) > 30
+    assert (
+        sum(count > 1 for count in result_counts) <= 6
+    )  # 18 where they stay until a detector has ended
     honest.drop_large_sets()
     assert not honest.samples
     assert not honest.input_cache.sizes
-    wrong = tried(child, half_the_batch())
+    wrong = make_trial(child, repeat_half_the_batch())
     assert [check.name for check in validate(wrong).checks if not check.passed] == ["numerics"]
     wrong.drop_large_sets()
 
 
-def test_sets_that_are_small_stay_when_large_ones_are_let_go_of(child: Child) -> None:
-    trial = tried(child, REGION.program)
+def test_small_sets_stay_when_large_ones_are_dropped(child: Child) -> None:
+    trial = make_trial(child, REGION.program)
     first = trial.draw("normal")
     trial.drop_large_sets()
     assert list(trial.samples) == [first.name]
     trial.drop(first)
 
 
-def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared(
+def test_an_evicted_set_is_sent_again_with_the_memory_it_shared(
     child: Child, no_room: None
 ) -> None:
-    trial = tried(child, REGION.program)
+    trial = make_trial(child, REGION.program)
     first, _ = trial.draw("normal"), trial.draw("shifted")
     sibling = trial.derive_sibling(first)
     before = trial.run(sibling).outputs[0]
@@ -142,7 +145,7 @@ def test_a_set_that_was_let_go_of_is_handed_over_again_with_the_memory_it_shared
     trial.drop(*list(trial.samples.values()))
 
 
-def test_those_not_met_for_longest_go_first_and_none_that_is_needed(
+def test_sets_unused_for_longest_are_evicted_first_and_none_that_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(input_cache, "_HOST_BYTES", 100)

@@ -103,6 +103,24 @@ def test_a_file_of_the_worker_imports_what_it_may(path: Path) -> None:
     assert [name for name in of_judge - packages if not _is_within(name, ALLOWED)] == []
 
 
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("wire", FORBIDDEN),
+        ("sandbox", FORBIDDEN),
+        # It compares what timed calls answered with a reference's outputs, and says no verdict.
+        ("benchmark", ("evaluate", "checks")),
+    ],
+)
+def test_a_folder_below_the_verdict_does_not_import_it(
+    folder: str, forbidden: tuple[str, ...]
+) -> None:
+    files = sorted((ROOT / "judge" / folder).rglob("*.py"))
+    assert files
+    imported = {(path.name, name) for path in files for name in _list_imports(path)}
+    assert [pair for pair in imported if _is_within(pair[1], forbidden)] == []
+
+
 @pytest.mark.parametrize("worker", WORKERS[:1])
 def test_what_the_worker_reaches_is_not_the_judges(worker: str) -> None:
     """Through any number of imports, deferred ones included, as far as the rooms below `judge`."""
@@ -148,7 +166,7 @@ def _serve_requests(child: Child) -> None:
         child.call(verb, **{"slot": "candidate", "inputs": "first", "path": path, **fields})
 
 
-def _loaded_modules(child: Child) -> list[str]:
+def list_loaded_modules(child: Child) -> list[str]:
     """Modules of the judge in a child, as a source sees them there."""
     path = child.new_file()
     answer = child.call("read_source", text=SPY, entry="Model", seed=0, path=str(path))
@@ -164,30 +182,30 @@ def _check_modules(names: list[str]) -> None:
 
 def test_a_child_has_loaded_nothing_of_the_judges() -> None:
     with Child(LIMITS, Contract()) as child:
-        _check_modules(_loaded_modules(child))
+        _check_modules(list_loaded_modules(child))
         _serve_requests(child)
     with Child(LIMITS, Contract()) as child:
         _serve_requests(child)
-        _check_modules(_loaded_modules(child))
+        _check_modules(list_loaded_modules(child))
 
 
 @pytest.mark.parametrize("worker", WORKERS[1:])
-def test_children_that_serve_more_have_not_either(worker: str) -> None:
+def test_children_that_serve_more_have_loaded_none_either(worker: str) -> None:
     with Child(LIMITS, Contract(), worker=worker) as child:
-        _check_modules(_loaded_modules(child))
+        _check_modules(list_loaded_modules(child))
 
 
-def test_a_forked_child_has_not_either() -> None:
+def test_a_forked_child_has_loaded_none_either() -> None:
     with ForkServer() as fork_server, Child(LIMITS, Contract(), fork_server=fork_server) as child:
         assert isinstance(child._process, ForkedProcess)
         _serve_requests(child)
-        _check_modules(_loaded_modules(child))
+        _check_modules(list_loaded_modules(child))
 
 
 @pytest.mark.skipif(
     not landlock.find_version() or not seccomp.is_supported(),
     reason="level 1 only: no foreign code",
 )
-def test_a_child_for_foreign_code_has_not_either() -> None:
+def test_a_child_for_foreign_code_has_loaded_none_either() -> None:
     with Child(replace(LIMITS, trust="foreign"), Contract()) as child:
-        _check_modules(_loaded_modules(child))
+        _check_modules(list_loaded_modules(child))

@@ -2,7 +2,7 @@
 numbers.
 
 Buckets are seven consecutive blocks of runs, not ranges of values. The judge has the rule itself
-(median of bucket means, variance gate, rounding towards 1: `judge.evaluate.decide.score_by_paper`),
+(median of bucket means, variance gate, rounding towards 1: `judge.benchmark.quoted_speedup.score_by_paper`),
 re-verification (`judge.evaluate.confirm`) and the rule which scores need it. A failure has no
 score: only this module turns it into a number.
 """

@@ -23,10 +23,10 @@ from torch_cudal1.judge.benchmark.cross_process import (
     measure_slope,
 )
 from torch_cudal1.judge.benchmark.protocol import Measurement, Pairs, measure
+from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurement
 from torch_cudal1.judge.benchmark.rotating_inputs import plan_rotation
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, temperatures
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
-from torch_cudal1.judge.evaluate.decide import Unstable, score_measurement
 from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs

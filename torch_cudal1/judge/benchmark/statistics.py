@@ -1,7 +1,8 @@
 """What samples mean: the centre and interval of a speed-up, whether its buckets agree, whether two
 measurements do.
 
-Pure functions of numbers: no clock, no device. Rounding and scores are `judge.evaluate.decide`'s.
+Pure functions of numbers: no clock, no device. Rounding and scores are
+`judge.benchmark.quoted_speedup`'s.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ import torch
 
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
+from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurement
 from torch_cudal1.judge.benchmark.statistics import agree
-from torch_cudal1.judge.evaluate.decide import Unstable, is_surprising, score_measurement
+from torch_cudal1.judge.evaluate.decide import is_surprising
 
 __all__ = ["confirm_measurement", "find_other_device"]
 

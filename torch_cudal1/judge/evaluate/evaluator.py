@@ -38,16 +38,16 @@ from torch_cudal1.ir.records import (
 from torch_cudal1.ir.schedule import EAGER, Schedule
 from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult, time_program
+from torch_cudal1.judge.benchmark.quoted_speedup import (
+    Unstable,
+    round_towards_one,
+    score_measurement,
+)
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 from torch_cudal1.judge.checks.static.contract import contract
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.evaluate.confirm import confirm_measurement, find_other_device
-from torch_cudal1.judge.evaluate.decide import (
-    Unstable,
-    decide,
-    round_towards_one,
-    score_measurement,
-)
+from torch_cudal1.judge.evaluate.decide import decide
 from torch_cudal1.judge.profiles import Profile, profile_for
 from torch_cudal1.judge.reference.input_set import ReferenceCache
 from torch_cudal1.judge.reference.region_reference import RegionReference

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from secrets import randbits
@@ -22,7 +21,6 @@ from typing import TypeAlias
 import torch
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.gpu_lock import lock_gpu
 from torch_cudal1.device.gpu_state import read_gpu_state
@@ -37,6 +35,7 @@ from torch_cudal1.ir.records import (
 )
 from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
 from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
+from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurement
 from torch_cudal1.judge.benchmark.source_timing import time_source
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.checks.registry import select_checks
@@ -44,23 +43,22 @@ from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import check_source_contract
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.evaluate.confirm import confirm_measurement
-from torch_cudal1.judge.evaluate.decide import PAPER_SUCCESS, Unstable, decide, score_measurement
+from torch_cudal1.judge.evaluate.decide import PAPER_SUCCESS, decide
 from torch_cudal1.judge.evaluate.source_baselines import (
     Baselines,
     LostReferenceProcess,
     name_slot,
     rank_source_baselines,
 )
+from torch_cudal1.judge.evaluate.source_processes import RunningReference, SourceProcesses
 from torch_cudal1.judge.profiles import ProfileName, profile_for
 from torch_cudal1.judge.reference.inputs import make_inputs
-from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import (
     SourceCandidate,
     SourceReference,
-    read_reference,
 )
 from torch_cudal1.judge.reference.trial import Trial
-from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.sandbox.confinement_level import Confinement
 from torch_cudal1.judge.sandbox.limits import Trust
 
@@ -124,17 +122,6 @@ class SourceEvaluation:
 
 
 @dataclass
-class _LoadedReference:
-    """A reference in its process: what it computes, its examples, and its baselines once they have
-    been benchmarked.
-    """
-
-    reference: SourceReference
-    examples: list[torch.Tensor]
-    baselines: Baselines | None = None
-
-
-@dataclass
 class _Steps:
     """Reports each step as it begins, and keeps how long each took."""
 
@@ -187,13 +174,9 @@ class SourceEvaluator:
     ) -> None:
         self.config = config
         self._progress: Progress = progress or (lambda step, fraction: None)
-        self._ahead = ahead
-        # Linux kills a child with the thread that started it: these threads live as long as this
-        # Two, so that the candidate's and the reference's process start at the same time.
-        self._pool = ThreadPoolExecutor(2, "cudal1-judge")
-        self._next: Future[Child] | None = None
-        self._oracle: Child | None = None
-        self._loaded: _LoadedReference | None = None
+        self._processes = SourceProcesses(
+            config.settings, config.contract, config.device, trust=config.trust, ahead=ahead
+        )
 
     def __enter__(self) -> SourceEvaluator:
         return self
@@ -208,11 +191,7 @@ class SourceEvaluator:
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
-        self._close_reference()
-        if self._next is not None:
-            _close(self._next)
-            self._next = None
-        self._pool.shutdown()
+        self._processes.close()
 
     def evaluate(
         self, reference_text: str, candidate_text: str, *, timed: bool = True
@@ -232,7 +211,7 @@ class SourceEvaluator:
             candidate, decide(verdict, None, self.config.settings), verdict
         )
         if verdict.passed:
-            with self._open_processes(reference_text, steps) as (child, loaded):
+            with self._processes.open(reference_text, steps.step) as (child, loaded):
                 trial = Trial(
                     *(
                         loaded.reference,
@@ -252,56 +231,10 @@ class SourceEvaluator:
         telemetry.record("judge", "pair", candidate.digest[:12], **_summarise(evaluation))
         return replace(evaluation, elapsed_s=dict(steps.seconds))
 
-    @contextmanager
-    def _open_processes(self, text: str, steps: _Steps) -> Iterator[tuple[Child, _LoadedReference]]:
-        """A new child for the candidate, with the process of this reference beside it."""
-        # A stranger's reference could leave something behind for the next one: its process serves
-        # one only.
-        is_loaded = self._loaded is not None and self._loaded.reference.text == text
-        if (
-            self._oracle is None
-            or not self._oracle.usable
-            or (self.config.trust == "foreign" and not is_loaded)
-        ):
-            self._close_reference()
-        with steps.step("start"):
-            # A process that was started ahead is used once: a candidate's process never meets a
-            # second one.
-            starting, self._next = self._next or self._start("foreign"), None
-            try:
-                self._oracle = self._oracle or self._start(self.config.trust).result()
-                # it waited, and what ran meanwhile may have cost it its memory
-                if not _answers(starting.result()):
-                    starting = self._start("foreign")
-                child = starting.result()
-            # Any exception, KeyboardInterrupt included: a process that nothing refers to would stay
-            # alive.
-            except BaseException:
-                _close(starting)
-                raise
-        with child:
-            if self._loaded is None or not is_loaded:
-                with steps.step("reference"):
-                    self._loaded = _read(self._oracle, text, self.config.device)
-            self._next = self._start("foreign") if self._ahead else None
-            yield child, self._loaded
-
-    def _start(self, trust: Trust) -> Future[Child]:
-        return self._pool.submit(
-            Child,
-            make_limits(self.config.settings, self.config.device, trust=trust),
-            self.config.contract,
-        )
-
-    def _close_reference(self) -> None:
-        if self._oracle is not None:
-            self._oracle.close()
-        self._oracle, self._loaded = None, None
-
     def _evaluate_loaded(
         self,
         trial: Trial,
-        loaded: _LoadedReference,
+        loaded: RunningReference,
         steps: _Steps,
         *,
         verdict: Verdict,
@@ -310,8 +243,7 @@ class SourceEvaluator:
         verdict = self._validate(trial, verdict, steps)
         timing = None
         if verdict.passed and timed:
-            if self._next is not None:
-                wait([self._next])  # nothing may start while the clock runs
+            self._processes.wait_for_next()  # nothing may start while the clock runs
             with steps.step("baselines"):
                 loaded, baselines = self._rank_baselines(loaded)
                 # A baseline that ended the reference's process has made a new one necessary.
@@ -375,7 +307,7 @@ class SourceEvaluator:
         )
         return verdict, timing
 
-    def _rank_baselines(self, loaded: _LoadedReference) -> tuple[_LoadedReference, Baselines]:
+    def _rank_baselines(self, loaded: RunningReference) -> tuple[RunningReference, Baselines]:
         """The reference and its benchmarked baselines; where a baseline ended the process, in a new
         one and without that baseline.
         """
@@ -402,12 +334,8 @@ class SourceEvaluator:
                 if error.name == "eager":
                     raise
                 lost[error.name] = error.found
-                self._close_reference()
-                self._oracle = self._start(self.config.trust).result()
                 # The new process knows nothing of the old one's slots and inputs.
-                loaded = self._loaded = _read(
-                    self._oracle, loaded.reference.text, self.config.device
-                )
+                loaded = self._processes.restart_reference(loaded.reference.text)
         return loaded, loaded.baselines
 
     def _time_candidate(self, trial: Trial, baselines: Baselines) -> BenchmarkResult:
@@ -442,19 +370,6 @@ def evaluate_source(
         return evaluator.evaluate(reference_text, candidate_text)
 
 
-def _read(oracle: Child, text: str, device: torch.device) -> _LoadedReference:
-    try:
-        subject, examples = read_reference(oracle, text, device)
-    except SandboxError as error:
-        raise ReferenceFailure(error.stage, error.found) from error
-    # Without a tensor there is nothing to compare.
-    if not any(subject.outputs):
-        raise ReferenceFailure(
-            "running the reference", f"its result holds no tensor: {subject.tree[:200]}"
-        )
-    return _LoadedReference(subject, examples)
-
-
 def _load_candidate(trial: Trial) -> CheckResult:
     """Import the candidate and construct it."""
     try:
@@ -486,21 +401,3 @@ def _summarise(evaluation: SourceEvaluation) -> dict[str, str]:
         if rejected
         else {"detector": "", "reason": ""}
     )
-
-
-def _answers(child: Child) -> bool:
-    """Whether a process that has seen nothing yet answers; one that does not is closed."""
-    # The cheapest request there is: nothing is dropped.
-    try:
-        child.call("drop", names=[])
-    except CandidateFailure:
-        child.close()
-        return False
-    return True
-
-
-def _close(starting: Future[Child]) -> None:
-    # `exception` waits until the start has ended. A start that failed has left no process.
-    """Close a child that may still be starting."""
-    if starting.exception() is None:
-        starting.result().close()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_cudal1.core.errors import Cudal1Error
-from torch_cudal1.judge.evaluate.decide import round_towards_one
+from torch_cudal1.judge.benchmark.quoted_speedup import round_towards_one
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.slot import Iteration, Slot

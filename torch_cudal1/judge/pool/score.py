@@ -1,7 +1,7 @@
 """The score of seven buckets of single-run speed-ups (CUDA-L1 paper, section 2.4.4).
 
 Buckets are seven consecutive blocks of runs, not ranges of values. The rule itself (median of
-bucket means, variance gate, rounding towards 1) is `judge.evaluate.decide.score_by_paper`.
+bucket means, variance gate, rounding towards 1) is `judge.benchmark.quoted_speedup.score_by_paper`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_by_paper
 from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
-from torch_cudal1.judge.evaluate.decide import Unstable, score_by_paper
 
 __all__ = ["ScoreRule", "bucket_means", "score_of"]
 

@@ -28,6 +28,7 @@ from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
 from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
 from torch_cudal1.judge.benchmark.quick import CLOCK_CHECKS, PreparedBenchmark, prepare_benchmark
+from torch_cudal1.judge.benchmark.quoted_speedup import Unstable
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.registry import select_checks
@@ -35,7 +36,6 @@ from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import check_source_contract
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.evaluate.confirm import confirm_measurement
-from torch_cudal1.judge.evaluate.decide import Unstable
 from torch_cudal1.judge.evaluate.source_baselines import (
     Baselines,
     load_eager_baseline,

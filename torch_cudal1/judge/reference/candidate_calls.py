@@ -16,7 +16,7 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.records import Candidate, Contract
 from torch_cudal1.ir.schedule import Schedule
 from torch_cudal1.judge.reference.compare import Comparison
-from torch_cudal1.judge.reference.input_cache import ALIGNED_BYTES, InputCache, message_bytes
+from torch_cudal1.judge.reference.input_cache import InputCache
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import (
     Outputs,
@@ -30,8 +30,9 @@ from torch_cudal1.judge.reference.source_reference import (
     load_module,
 )
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
+from torch_cudal1.judge.wire.arena import ALIGNMENT_BYTES
 from torch_cudal1.judge.wire.call_spec import RunMode
-from torch_cudal1.judge.wire.channel import load_tensors
+from torch_cudal1.judge.wire.channel import load_tensors, message_bytes
 from torch_cudal1.judge.wire.tensor_bits import same_storage
 from torch_cudal1.judge.wire.transport import write_payloads
 
@@ -272,7 +273,7 @@ class CandidateCalls:
     @property
     def _room(self) -> int:
         """What a message with the results of a call takes, as far as that is known."""
-        return self.reference.output_bytes + ALIGNED_BYTES * len(self.reference.outputs)
+        return self.reference.output_bytes + ALIGNMENT_BYTES * len(self.reference.outputs)
 
     def _read(self, answer: dict[str, Any], path: Any) -> Outputs:
         try:

@@ -14,11 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_cudal1.device.gpu_memory import memory_share_bytes
-from torch_cudal1.judge.wire.channel import storage_extent
 
-__all__ = ["ALIGNED_BYTES", "InputCache", "message_bytes", "tensor_bytes"]
-
-ALIGNED_BYTES = 512  # what a tensor in a message may waste
+__all__ = ["InputCache", "tensor_bytes"]
 
 # Beside what the candidate itself needs. A set of gigabytes is held here and in the child.
 _GPU_SHARE, _HOST_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
@@ -67,14 +64,6 @@ class InputCache:
         """Record that the set was dropped."""
         self.sizes.pop(name, None)
         self.bases.pop(name, None)
-
-
-def message_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Of a message with these tensors, at most."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    return sum(
-        storage_extent(t.shape, t.stride()) * t.element_size() + ALIGNED_BYTES for t in present
-    )
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:

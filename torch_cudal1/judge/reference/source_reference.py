@@ -23,12 +23,11 @@ from torch_cudal1.ir.records import Role
 from torch_cudal1.ir.schedule import EAGER, Schedule
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.float64 import Infeasible
-from torch_cudal1.judge.reference.input_cache import message_bytes
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure, Result
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, count_tensors
-from torch_cudal1.judge.wire.channel import load_tensors
+from torch_cudal1.judge.wire.channel import load_tensors, message_bytes
 
 __all__ = ["SourceCandidate", "SourceReference", "read_reference"]
 

@@ -21,12 +21,13 @@ from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.judge.profiles import PROFILES, Profile
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.candidate_calls import CandidateCalls
-from torch_cudal1.judge.reference.input_cache import message_bytes, tensor_bytes
+from torch_cudal1.judge.reference.input_cache import tensor_bytes
 from torch_cudal1.judge.reference.input_set import InputSet, ReferenceCache
 from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.reference.region_reference import Reference, RegionReference, Result
 from torch_cudal1.judge.sandbox.child import Child
 from torch_cudal1.judge.wire.call_spec import RunMode
+from torch_cudal1.judge.wire.channel import message_bytes
 
 __all__ = ["Trial"]
 

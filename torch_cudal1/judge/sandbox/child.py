@@ -39,14 +39,8 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.device.gpu_memory import make_room
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.reference.input_cache import message_bytes
 from torch_cudal1.judge.sandbox import cancellable, probe
-from torch_cudal1.judge.sandbox.confinement_level import (
-    MIN_LEVEL,
-    REMEDIES,
-    Confinement,
-    choose_level,
-)
+from torch_cudal1.judge.sandbox.choose_confinement import choose_confinement
 from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.fork_server import ForkedProcess, ForkServer
 from torch_cudal1.judge.sandbox.limits import Limits, make_limits
@@ -54,7 +48,7 @@ from torch_cudal1.judge.sandbox.sharing import DeviceSharing
 from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_scratch, plan_launch
 from torch_cudal1.judge.sandbox.tripwires import Tripwires
 from torch_cudal1.judge.wire import arena
-from torch_cudal1.judge.wire.channel import Channel, save_tensors
+from torch_cudal1.judge.wire.channel import Channel, message_bytes, save_tensors
 from torch_cudal1.judge.wire.precision_rights import flags_for
 
 __all__ = ["CandidateFailure", "Child", "Limits", "make_limits"]
@@ -112,7 +106,7 @@ class Child:
         self.limits, self._shared_bytes = limits, shared_bytes
         self._fork_server = fork_server
         self._under, self._worker = tuple(tool), worker or WORKER
-        self.confinement = _confinement(limits)
+        self.confinement = choose_confinement(limits)
         try:
             self._begin(contract)
         except SandboxError as error:
@@ -128,7 +122,7 @@ class Child:
                 raise
             # The acts of the probe did not cover it. Own code falls back to the next lower level.
             probe.record_failed_level(limits, self.confinement.level, str(error))
-            self.confinement = _confinement(limits)
+            self.confinement = choose_confinement(limits)
             self._begin(contract)
 
     def _begin(self, contract: Contract) -> None:
@@ -466,40 +460,4 @@ def _ends_of(text: str) -> str:
         text
         if len(text) <= _ERROR_CHARS
         else f"{text[: _ERROR_CHARS // 2]} [...] {text[-_ERROR_CHARS // 2 :]}"
-    )
-
-
-def _confinement(limits: Limits) -> Confinement:
-    """The confinement that a child gets on this machine.
-
-    Raises SandboxError when its level is below the one that `limits.trust` needs.
-    """
-    probes = probe.find_levels(limits)
-    choice = choose_level(limits.trust, probes, unsafe=limits.unsafe)
-    reached = max(probed.level for probed in probes)
-    if not choice.level:
-        needed = MIN_LEVEL[limits.trust]
-        reason = f"the sandbox must reach level {needed} for {limits.trust} code, here it reaches {reached}"
-        hint = f"to get it: {REMEDIES[reached + 1]}; `cudal1 doctor` shows every control"
-        extra = (
-            "; or allow it all the same with the setting unsafe_sandbox"
-            if limits.trust == "foreign" and reached
-            else ""
-        )
-        raise SandboxError("starting", f"{reason} ({choice.missing}); {hint}{extra}")
-    probe_result = next(probed for probed in probes if probed.level == choice.level)
-    if choice.missing:
-        telemetry.record(
-            "judge", "sandbox", limits.trust, level=choice.level, missing=choice.missing
-        )
-    return Confinement(
-        level=choice.level,
-        trust=limits.trust,
-        phase=limits.phase,
-        uid=probe_result.uid,
-        kernel=probe_result.kernel,
-        landlock=probe_result.landlock if choice.level >= 2 else 0,
-        filter_digest=probe.digest_filters(limits, choice.level),
-        missing=choice.missing,
-        unsafe=choice.level < 2 and limits.trust == "foreign",
     )

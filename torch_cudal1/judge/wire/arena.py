@@ -21,6 +21,7 @@ import torch
 from torch_cudal1.core.errors import SandboxError
 
 __all__ = [
+    "ALIGNMENT_BYTES",
     "Arena",
     "Verbs",
     "arena_of",
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 # As PyTorch aligns GPU blocks.
-_ALIGNMENT = 512
+ALIGNMENT_BYTES = 512
 _HANDLE_BYTES = 64
 # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that exists.
 _LAZY_PEER_ACCESS = 1
@@ -79,7 +80,7 @@ class Arena:
         offsets, end = [], 0
         for _, size in spans:
             offsets.append(end)
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+            end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if end > self.size_bytes:
             return None
         # The tensors may still be computed on another stream.

@@ -16,7 +16,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.judge.wire.arena import Arena, arena_of
+from torch_cudal1.judge.wire.arena import ALIGNMENT_BYTES, Arena, arena_of
 
 __all__ = [
     "DTYPES",
@@ -34,6 +34,7 @@ __all__ = [
     "Channel",
     "in_arena",
     "load_tensors",
+    "message_bytes",
     "save_tensors",
     "storage_extent",
     "with_offsets",
@@ -152,6 +153,14 @@ def storage_extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def message_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """The most bytes that a message of these tensors takes in an arena."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return sum(
+        storage_extent(t.shape, t.stride()) * t.element_size() + ALIGNMENT_BYTES for t in present
+    )
 
 
 def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:

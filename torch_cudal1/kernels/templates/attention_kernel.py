@@ -89,7 +89,7 @@ class AttentionParts:
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _ScoreTile:
     """A tile of scores, and what its extents are padded to."""
 
     parts: AttentionParts
@@ -130,7 +130,7 @@ def print_attention_kernel(
     parts: AttentionParts, method: str, rows: int, columns: int
 ) -> tuple[str, tuple[int, ...]]:
     """The kernel's text with SYMBOL for its name, and the value numbers of its arguments."""
-    tile = _Tile(parts, method, rows, columns)
+    tile = _ScoreTile(parts, method, rows, columns)
     height = parts.first.shape[1]
     digits: list[str] = []
     # Rows beyond the last wrap, so that their addresses stay in memory; they are not stored.
@@ -163,7 +163,7 @@ def print_attention_kernel(
     return add_prelude(head + "\n".join("    " + line for line in lines) + "\n"), ordered
 
 
-def _list_sizes(tile: _Tile) -> dict[str, int | str]:
+def _list_sizes(tile: _ScoreTile) -> dict[str, int | str]:
     batch, height, width = tile.parts.first.shape
     reach = max(batch * height * max(width, tile.depth), 1)
     # Keys behind the block's last row are hidden from all of its rows.
@@ -180,7 +180,7 @@ def _list_sizes(tile: _Tile) -> dict[str, int | str]:
     }
 
 
-def _list_masks(tile: _Tile) -> dict[str, int | str]:
+def _list_masks(tile: _ScoreTile) -> dict[str, int | str]:
     """The bounds tests of rows and columns, and the masks of the loads."""
     _, height, width = tile.parts.first.shape
     ragged_rows, ragged_columns = tile.ragged
@@ -199,7 +199,7 @@ def _list_masks(tile: _Tile) -> dict[str, int | str]:
     }
 
 
-def _print_scores(tile: _Tile) -> list[str]:
+def _print_scores(tile: _ScoreTile) -> list[str]:
     """Lines that make `score` of `acc`, an element of the first product."""
     nest = tile.parts.scores
     # The last line is the nest's store: scores are never in memory.
@@ -216,7 +216,7 @@ def _print_scores(tile: _Tile) -> list[str]:
     ]
 
 
-def _print_finish(tile: _Tile) -> list[str]:
+def _print_finish(tile: _ScoreTile) -> list[str]:
     """Lines after the loop over keys: the result and the log-sum-exp, to memory."""
     parts, padded = tile.parts, tile.padded_size != tile.size
     lines = [
