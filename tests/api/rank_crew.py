@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_cudal1
 from tests.api import rank_sharded as sharded
 from tests.api.rank_scenes import Net
-from tests.entries import plant, shifted
+from tests.entries import add_one_to_output, plant
 
 ROOT = Path(__file__).parents[2]
 _LIMIT_S = 900  # a rank that is not done then says where each of its threads stands, and ends
@@ -35,13 +35,13 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
     own = folder / f"cache-{rank}"
     with torch.no_grad():
         if rank == 0:
-            plant(module, x, own, change=shifted)
+            plant(module, x, own, change=add_one_to_output)
         torch_cudal1.accelerate(module, x, cache_dir=own, strictness="error")
         shift = float((module(x) - module._call_impl(x)).mean())
         (bound,) = module._compiled_call_impl.bindings.values()
     digests = [choice.candidate.digest for choice in bound.choices]
     if rank == 0:
-        plant(module, x, own, change=shifted)
+        plant(module, x, own, change=add_one_to_output)
     torch_cudal1.accelerate(module, x, cache_dir=own, strictness="error")
     wrapped = DistributedDataParallel(module)
     wrapped(x * (1 + rank)).square().sum().backward()

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_cudal1
-from tests.entries import plant, plant_compiled, shifted
+from tests.entries import add_one_to_output, plant, plant_compiled
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.api.ranks import consensus
 from torch_cudal1.core import telemetry
@@ -110,7 +110,7 @@ class Scenes:
         }
         return seen | {"stored": len(list(self.cache(scene).rglob("*.safetensors")))}
 
-    def plant(self, scene: str, change: Callable[[Program], Program] = shifted) -> None:
+    def plant(self, scene: str, change: Callable[[Program], Program] = add_one_to_output) -> None:
         with torch.no_grad():
             plant(Net(), self.x, self.cache(scene), change=change)
 
@@ -128,11 +128,11 @@ class Scenes:
         return self.accelerated("first")
 
     def both_know_something_else(self) -> Seen:
-        self.plant("both", shifted if self.rank == 0 else twice_shifted)
+        self.plant("both", add_one_to_output if self.rank == 0 else twice_shifted)
         return self.accelerated("both")
 
     def without_agreement(self) -> Seen:
-        self.plant("off", shifted if self.rank == 0 else twice_shifted)
+        self.plant("off", add_one_to_output if self.rank == 0 else twice_shifted)
         return self.accelerated("off", ranks_agree=False)
 
     def only_the_second_knows(self) -> Seen:
@@ -213,7 +213,7 @@ class Scenes:
     def another_graph(self) -> Seen:
         module = Net(4 if self.rank == 0 else 5)
         with torch.no_grad():
-            plant(module, self.x, self.cache("graph"), change=shifted)
+            plant(module, self.x, self.cache("graph"), change=add_one_to_output)
         seen = self.accelerated("graph", module)
         differ = [
             event.facts for event in telemetry.report().events if event.what == "graphs_differ"
@@ -237,7 +237,7 @@ class Scenes:
         module = Net()
         with torch.enable_grad():
             if self.rank == 0:
-                plant(module, self.x, self.cache("ddp"), change=shifted)
+                plant(module, self.x, self.cache("ddp"), change=add_one_to_output)
             torch_cudal1.accelerate(module, self.x, cache_dir=self.cache("ddp"), strictness="error")
             wrapped = DistributedDataParallel(module)
             wrapped(self.x * (1 + self.rank)).square().sum().backward()
@@ -250,7 +250,10 @@ class Scenes:
     def data_parallel_compiled(self) -> Seen:
         x = torch.ones(3, 512)
         graphs = plant_compiled(
-            lambda call: call(x), self._bucketed(), self.folder / f"planted-{self.rank}", shifted
+            lambda call: call(x),
+            self._bucketed(),
+            self.folder / f"planted-{self.rank}",
+            add_one_to_output,
         )
         where = self.folder / f"planted-{self.rank}" if self.rank == 0 else self.cache("empty")
         options = {"cache_dir": where, "strictness": "error"}

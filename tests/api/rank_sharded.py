@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_module, dist
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import torch_cudal1
-from tests.entries import plant, plant_compiled, shifted
+from tests.entries import add_one_to_output, plant, plant_compiled
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.api.ranks import consensus
 from torch_cudal1.core import telemetry
@@ -143,7 +143,7 @@ def fully_sharded(here: Here) -> Seen:
 def sharded_after_it_was_accelerated(here: Here) -> Seen:
     module, reference = here.block(), here.block()
     if here.rank == 0:
-        plant(here.block(), here.x, here.cache("after"), change=shifted)
+        plant(here.block(), here.x, here.cache("after"), change=add_one_to_output)
     accelerate(module, here.x, here.options("after"))
     before = whole(module(here.x)).mean() - reference(here.x).mean()
     fully_shard(module, mesh=here.mesh)
@@ -161,7 +161,10 @@ def blocks_compiled_and_sharded(here: Here) -> Seen:
             here.x.requires_grad_(),
         ):  # as the first block gets it, and as the second
             plant_compiled(
-                lambda call, given=given: call(given), here.block(), here.cache("blocks"), shifted
+                lambda call, given=given: call(given),
+                here.block(),
+                here.cache("blocks"),
+                add_one_to_output,
             )
     reference = nn.Sequential(here.block(), here.block())
     module = nn.Sequential(here.block(), here.block())
@@ -196,7 +199,7 @@ def inside_tensor_parallel(here: Here) -> Seen:
     reference = here.block(nn.Tanh())
     with torch.no_grad():
         if here.rank == 0:
-            plant(nn.Tanh(), part, here.cache("inside"), change=shifted)
+            plant(nn.Tanh(), part, here.cache("inside"), change=add_one_to_output)
         torch_cudal1.accelerate(module.between, part, **here.options("inside"))
         result, expected = (
             whole(module(here.x)),

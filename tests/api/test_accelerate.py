@@ -18,7 +18,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_cudal1
-from tests.entries import plant, shifted
+from tests.entries import add_one_to_output, plant
 from torch_cudal1.api.dispatcher import Dispatcher
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
@@ -70,7 +70,7 @@ def test_the_swapped_program_runs_and_gives_the_module_s_own_result(net, x, runs
 
 def test_a_swap_that_computes_something_else_would_be_seen(x, tmp_path):
     module = Net()
-    plant(module, x, tmp_path, change=shifted)
+    plant(module, x, tmp_path, change=add_one_to_output)
     torch_cudal1.accelerate(module, x, cache_dir=tmp_path)
     assert torch.allclose(
         module(x), own(module, x) + 1

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
 import torch_cudal1
-from tests.entries import plant_compiled, shifted
+from tests.entries import add_one_to_output, plant_compiled
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
@@ -92,7 +92,7 @@ def test_inference_runs_the_swap_and_equals_eager(x, runs, inductor, tmp_path):
 def test_a_swap_that_computes_something_else_would_be_seen(x, tmp_path):
     net = Net()
     with torch.no_grad():
-        plant_compiled(lambda f: f(x), net, tmp_path, change=shifted)
+        plant_compiled(lambda f: f(x), net, tmp_path, change=add_one_to_output)
         assert torch.equal(ours(net, tmp_path)(x), net(x) + 1)
 
 
@@ -247,7 +247,7 @@ def test_outputs_that_alias_inputs_stay_views_and_written_inputs_are_written(x, 
 def test_disabled_force_eager_and_reset_are_respected(x, runs, tmp_path):
     net = Net()
     with torch.no_grad():
-        plant_compiled(lambda f: f(x), net, tmp_path, change=shifted)
+        plant_compiled(lambda f: f(x), net, tmp_path, change=add_one_to_output)
         compiled, own = ours(net, tmp_path), net(x)
         assert torch.equal(compiled(x), own + 1)
         with torch_cudal1.disabled():

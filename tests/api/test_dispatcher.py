@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import torch_cudal1
-from tests.entries import Calls, accelerated, plant
+from tests.entries import Calls, accelerate_planted, plant
 from torch_cudal1.core import telemetry
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -84,7 +84,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_an_output_has_the_form_and_values_of_the_module_s_own(output, runs, tmp_path):
-    module = accelerated(OUTPUTS[output], x8, tmp_path)
+    module = accelerate_planted(OUTPUTS[output], x8, tmp_path)
     assert_same(module(x8), module._call_impl(x8))
     assert runs.total == 1
 
@@ -100,7 +100,7 @@ def test_outputs_that_are_inputs_or_weights_are_the_very_same_memory(runs, tmp_p
             module.linear(x),
         )
 
-    module = accelerated(make, x8, tmp_path)
+    module = accelerate_planted(make, x8, tmp_path)
     same, row, weight, transposed, count, _ = module(x8)
     assert same is x8
     assert row.data_ptr() == x8.data_ptr()
@@ -112,7 +112,7 @@ def test_outputs_that_are_inputs_or_weights_are_the_very_same_memory(runs, tmp_p
 
 @pytest.mark.parametrize("output", [name for name in OUTPUTS if name != "empty tensor"])
 def test_outputs_never_share_memory_with_those_of_another_call(output, tmp_path):
-    module = accelerated(OUTPUTS[output], x8, tmp_path)
+    module = accelerate_planted(OUTPUTS[output], x8, tmp_path)
     first, kept = (
         module(x8),
         pytree.tree_map(
@@ -126,7 +126,7 @@ def test_outputs_never_share_memory_with_those_of_another_call(output, tmp_path)
 
 
 def test_an_output_of_a_plain_class_is_built_anew_at_each_call(runs, tmp_path):
-    module = accelerated(lambda m, x: Unregistered(m.linear(x)), x8, tmp_path)
+    module = accelerate_planted(lambda m, x: Unregistered(m.linear(x)), x8, tmp_path)
     first, second = module(x8), module(x8)
     assert type(first) is Unregistered
     assert first is not second
@@ -179,7 +179,7 @@ ARGUMENTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_arguments_of_every_kind_give_the_module_s_own_result(kind, runs, tmp_path):
     make, args, kwargs = ARGUMENTS[kind]
-    module = accelerated(make, args, tmp_path, **kwargs)
+    module = accelerate_planted(make, args, tmp_path, **kwargs)
     assert_same(module(*args, **kwargs), module._call_impl(*args, **kwargs))
     assert runs.total == 1
 
@@ -193,7 +193,7 @@ def test_example_inputs_may_be_a_dict_of_keyword_arguments(runs, tmp_path):
 
 
 def test_a_misaligned_input_of_a_known_shape_is_another_signature(runs, tmp_path):
-    module = accelerated(lambda m, x: m.linear(x), x8, tmp_path)
+    module = accelerate_planted(lambda m, x: m.linear(x), x8, tmp_path)
     misaligned = torch.empty(25)[1:].view(3, 8).copy_(x8)
     assert_same(module(misaligned), module._call_impl(misaligned))
     assert runs.total == 0
@@ -289,7 +289,7 @@ def test_ever_new_shapes_cost_no_memory_and_no_look_up(tmp_path):
     ],
 )
 def test_modes_are_part_of_the_signature(mode, runs, tmp_path):
-    module = accelerated(lambda m, x: m.linear(x), x8, tmp_path)
+    module = accelerate_planted(lambda m, x: m.linear(x), x8, tmp_path)
     with mode():
         ours, own = module(x8), module._call_impl(x8)
     assert torch.equal(ours, own)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import Calls, accelerated, left_out, plant
+from tests.entries import Calls, accelerate_planted, find_left_out_reason, plant
 from torch_cudal1.core import telemetry
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -26,7 +26,7 @@ def test_a_buffer_that_forward_writes_is_written_exactly_as_by_the_module(runs, 
         nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8)),
     )
     own.load_state_dict(ours.state_dict())
-    ours = accelerated(ours, x8, tmp_path)
+    ours = accelerate_planted(ours, x8, tmp_path)
     for scale in range(1, 4):
         assert torch.equal(ours(x8 * scale), own(x8 * scale))
     for name, value in own.state_dict().items():
@@ -35,7 +35,7 @@ def test_a_buffer_that_forward_writes_is_written_exactly_as_by_the_module(runs, 
 
 
 def test_an_input_that_forward_writes_is_written(runs, tmp_path):
-    module = accelerated(lambda m, x: m.linear(x.add_(1)), x8.clone(), tmp_path)
+    module = accelerate_planted(lambda m, x: m.linear(x.add_(1)), x8.clone(), tmp_path)
     x = x8.clone()
     ours = module(x)
     assert torch.equal(x, x8 + 1)
@@ -110,7 +110,7 @@ EFFECTS = {
 
 @pytest.mark.parametrize("make", EFFECTS, ids=lambda make: make.__name__)
 def test_an_effect_that_no_graph_repeats_is_left_to_the_module_with_the_reason(make, tmp_path):
-    assert EFFECTS[make] in left_out(make, x8, tmp_path)
+    assert EFFECTS[make] in find_left_out_reason(make, x8, tmp_path)
 
 
 def test_such_effects_happen_once_a_call_and_see_real_tensors(tmp_path):
@@ -181,7 +181,7 @@ def test_an_exception_of_the_module_comes_out_unchanged(error, strictness, tmp_p
 
 @pytest.mark.parametrize(("shape", "error"), [((3, 7), RuntimeError), ((8,), None)])
 def test_a_wrong_shape_fails_as_without_us_and_a_right_one_does_not(shape, error, tmp_path):
-    module = accelerated(lambda m, x: m.linear(x), x8, tmp_path)
+    module = accelerate_planted(lambda m, x: m.linear(x), x8, tmp_path)
     y = torch.randn(shape)
     for _ in range(3):
         if error is None:
@@ -192,7 +192,7 @@ def test_a_wrong_shape_fails_as_without_us_and_a_right_one_does_not(shape, error
 
 
 def test_an_index_out_of_range_is_the_user_s_error_and_leaves_the_swap_in_place(runs, tmp_path):
-    module = accelerated(nn.Embedding(4, 8), torch.tensor([1, 2]), tmp_path)
+    module = accelerate_planted(nn.Embedding(4, 8), torch.tensor([1, 2]), tmp_path)
     with pytest.raises(IndexError, match="out of range"):
         module(torch.tensor([1, 9]))
     assert torch.equal(module(torch.tensor([3, 0])), module.weight[[3, 0]])

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import Runs, plant, shifted
+from tests.entries import Runs, add_one_to_output, plant
 from tests.graph.modules import Closed
 from torch_cudal1.graph.functional_module import copy_sharing_tensors
 
@@ -231,7 +231,7 @@ def test_a_tensor_in_a_plain_attribute_is_followed_and_let_go_when_it_was_replac
 ) -> None:
     module, x = Stateful().eval(), torch.randn(3, 8)
     with torch.no_grad():
-        plant(module, x, tmp_path, change=shifted)
+        plant(module, x, tmp_path, change=add_one_to_output)
         accelerated = torch_cudal1.accelerate(module, (x,), cache_dir=tmp_path, strictness="error")
         torch.testing.assert_close(accelerated(x), module.forward(x) + 1)
         module.first.mul_(2)  # in place: read at each call
@@ -268,7 +268,7 @@ def test_a_function_over_its_own_layers_is_captured_and_follows_them(
 ) -> None:
     module, x = Closed().eval(), torch.randn(3, 8)
     with torch.no_grad():
-        plant(module, x, tmp_path, change=shifted)
+        plant(module, x, tmp_path, change=add_one_to_output)
         plain = module(x)
         accelerated = torch_cudal1.accelerate(module, (x,), cache_dir=tmp_path, strictness="error")
         torch.testing.assert_close(accelerated(x), plain + 1)

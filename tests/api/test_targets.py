@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudal1.api.targets import Loaded, expand, load, try_call
+from torch_cudal1.api.targets import LoadedTarget, expand, load, try_call
 from torch_cudal1.core.errors import TargetError
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -206,4 +206,4 @@ def test_inputs_that_do_not_fit_are_the_targets_problem() -> None:
     with pytest.raises(
         TargetError, match="calling the module with its inputs failed with RuntimeError"
     ):
-        try_call(Loaded("t", torch.nn.Linear(3, 3), (torch.ones(2, 5),)))
+        try_call(LoadedTarget("t", torch.nn.Linear(3, 3), (torch.ones(2, 5),)))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_cudal1.api import warmup as warmup_module
-from torch_cudal1.api.targets import Loaded
+from torch_cudal1.api.targets import LoadedTarget
 from torch_cudal1.api.warmup import warm, warmup
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import TargetError
@@ -50,8 +50,8 @@ def accelerated(monkeypatch: pytest.MonkeyPatch, clean: None) -> Accelerated:
     return accelerated
 
 
-def make_loaded() -> Loaded:
-    return Loaded("t", nn.Linear(4, 4), (X,))
+def make_loaded() -> LoadedTarget:
+    return LoadedTarget("t", nn.Linear(4, 4), (X,))
 
 
 @pytest.fixture

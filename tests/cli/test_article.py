@@ -62,13 +62,3 @@ def test_nothing_is_loaded_from_elsewhere():
 def test_two_figures_share_no_id():
     found = re.findall(r' id="([^"]+)"', page())
     assert len(found) == len(set(found))
-
-
-@pytest.mark.skipif(not plots.available()[0], reason=plots.available()[1])
-def test_a_curve_is_drawn_in_the_pages_colours_with_its_name_as_it_is():
-    drawn = plots.plot_curves(
-        [Curve("$a$ <b>", (0, 1), (1.0, 2.0))], label="x", x="step", y="y", salt="s"
-    )
-    assert "$a$ &lt;b&gt;" in drawn
-    assert "var(--first)" in drawn
-    assert "#0a0b0c" not in drawn

@@ -9,7 +9,6 @@ import torch
 
 from tests.virtual_clock import VirtualClock, install_virtual_clock
 from torch_cudal1.cli.commands import end_to_end_measurement
-from torch_cudal1.cli.commands.demo_modules import MODELS, Model
 
 REFERENCE = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
 RMS = math.sqrt(25 / 3)
@@ -44,32 +43,6 @@ def test_every_output_counts_and_integers_do_not() -> None:
 
 def test_without_a_reference_there_is_no_error() -> None:
     assert end_to_end_measurement.compute_scaled_error(REFERENCE, None) is None
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
-def test_a_demo_model_runs_and_float32_is_close_to_its_float64_run(model: Model) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        module, inputs = model.build()
-    assert not module.training
-    with torch.no_grad():
-        found = module(*inputs)
-    error = end_to_end_measurement.compute_scaled_error(
-        found, end_to_end_measurement.run_in_float64(module, inputs)
-    )
-    assert error is not None
-    assert error < 1e-5
-
-
-def test_the_model_whose_shortcut_is_refused_is_zero_but_keeps_nan() -> None:
-    module, (x,) = next(m for m in MODELS if m.name == "MinThenClamp").build()
-    with torch.no_grad():
-        assert not module(x).any()
-        assert module(torch.full_like(x, math.nan)).isnan().all()
-
-
-def test_names_of_demo_models_are_unique() -> None:
-    assert len({m.name.lower() for m in MODELS}) == len(MODELS)
 
 
 class Timed(torch.nn.Module):

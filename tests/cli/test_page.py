@@ -172,21 +172,6 @@ def test_without_matplotlib_the_page_says_why_there_are_no_plots(
     assert "2.05x [1.98, 2.11]" in content
 
 
-def test_plots_take_the_pages_colours_and_do_not_style_the_page() -> None:
-    svg = plots.plot_speedups(
-        [plots.SpeedupPair("#010203 $x$", MEASURED.vs_eager, None)], label="l"
-    )
-    assert "var(--ink)" in svg
-    assert "<style" not in svg
-    assert "#010203 $x$" in svg
-
-
-@pytest.mark.parametrize("values", [(1.0, 1.0, 1.0), (0.4, 0.3, 0.5), (4000.0, 3000.0, 5000.0)])
-def test_plots_hold_any_speed_up(values: tuple[float, float, float]) -> None:
-    svg = plots.plot_speedups([plots.SpeedupPair("m", Interval(*values), None)], label="l")
-    assert ">1x<" in svg
-
-
 def test_a_module_without_measurements_and_one_that_failed_are_shown_as_such() -> None:
     bare = Explanation(target="empty", device="cpu")
     content = render("t", [Story(explanation=bare, problem="it did not load")], {})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.entries import plant, shifted
+from tests.entries import add_one_to_output, plant
 from tests.signing import allow, make_signer
 from torch_cudal1.api.fleet.task import WarmupOrder
 from torch_cudal1.api.targets import load
@@ -86,7 +86,13 @@ def made_on(device: str, folder: Path) -> Path:
     target = f"{folder / 'model.py'}:make"
     (loaded,) = load(target, device=device)
     with torch.no_grad():
-        plant(loaded.module, loaded.inputs, folder / "made", change=shifted, schedule="inductor")
+        plant(
+            loaded.module,
+            loaded.inputs,
+            folder / "made",
+            change=add_one_to_output,
+            schedule="inductor",
+        )
     order = WarmupOrder(Settings(cache_dir=folder / "made"), device=device)
     assert collect([target], order) == {}
     return folder

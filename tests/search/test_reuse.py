@@ -14,8 +14,8 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import torch_cudal1
-from tests.entries import count_runs, entry_for, plant, shifted
-from tests.signing import allow, make_signer, revoking
+from tests.entries import add_one_to_output, count_runs, entry_for, plant
+from tests.signing import allow, make_signer, write_revocations
 from torch_cudal1 import judge
 from torch_cudal1.api.plan import plan
 from torch_cudal1.core import telemetry
@@ -110,7 +110,7 @@ def stored(
     """An entry whose Program is visibly not the region's, put into the folder `root`."""
     entry = entry_for(
         region,
-        Candidate(shifted(region.program), "eager", origin, ("planted",)),
+        Candidate(add_one_to_output(region.program), "eager", origin, ("planted",)),
         Settings(cache_dir=root),
     )
     evidence = (
@@ -169,7 +169,7 @@ def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_o
     assert (job.trust, candidate.origin, candidate.program) == (
         "foreign",
         "elsewhere",
-        shifted(region.program),
+        add_one_to_output(region.program),
     )
     assert choice.swapped
     attested = choice.entry.evidence["attestation"]
@@ -222,7 +222,7 @@ def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, seat, tmp
     assert choice.entry is None
     choose(region, here(tmp_path, on_miss="tune"))
     (candidate,) = [candidate for candidate, _ in seat.judged]
-    assert candidate.program == shifted(region.program), "it was judged before it ran"
+    assert candidate.program == add_one_to_output(region.program), "it was judged before it ran"
 
 
 def test_a_plan_promises_nothing_from_an_unknown_entry(region, tmp_path):
@@ -235,7 +235,7 @@ def test_a_plan_promises_nothing_from_an_unknown_entry(region, tmp_path):
 def test_an_accelerated_model_says_that_an_unsigned_folder_was_refused(tmp_path, monkeypatch):
     net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     with torch.no_grad():
-        plant(net, x, tmp_path / "shared", change=shifted)
+        plant(net, x, tmp_path / "shared", change=add_one_to_output)
         runs, expected = count_runs(monkeypatch), net(x)
         torch_cudal1.accelerate(
             net,
@@ -323,7 +323,9 @@ def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word
 
 def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_path):
     stored(region, tmp_path / "shared")
-    revoked = revoking(tmp_path / "revoked.toml", program=shifted(region.program).digest)
+    revoked = write_revocations(
+        tmp_path / "revoked.toml", program=add_one_to_output(region.program).digest
+    )
     target = replace(here(tmp_path).target, torch="9.9")
     stored(region, tmp_path / "own", target=target)
     choice = choose(region, here(tmp_path, on_miss="tune", revoked=revoked))
@@ -332,7 +334,9 @@ def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_p
     place = here(tmp_path, on_miss="tune", revoked=revoked)
     from torch_cudal1.search.tune import tune
 
-    entry = tune(region, place, known=[Candidate(shifted(region.program), "eager", "rewrites")])
+    entry = tune(
+        region, place, known=[Candidate(add_one_to_output(region.program), "eager", "rewrites")]
+    )
     assert [(one["detector"], one["reason"]) for one in entry.tried] == [("revoked", "found wrong")]
     assert seat.judged == []
 
@@ -354,7 +358,7 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
     try:
         with judge.pool_scope():
             assert not judge.validate_candidate(
-                region, Candidate(shifted(region.program), "eager", "elsewhere"), job
+                region, Candidate(add_one_to_output(region.program), "eager", "elsewhere"), job
             ).passed
     except SandboxError as error:
         pytest.skip(f"this machine cannot confine strangers: {error}")

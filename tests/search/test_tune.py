@@ -11,8 +11,7 @@ from torch import nn
 from tests.search.scripted_judge import CPU, Islands, Reduced, build_group_kernels, capture_region
 from torch_cudal1 import judge
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.errors import CacheMissError, SettingError
-from torch_cudal1.core.settings import Settings
+from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.ir.cost import estimate_launch_us
 from torch_cudal1.runtime.executor import prepare
@@ -138,12 +137,3 @@ def test_a_family_of_techniques_can_be_left_out_of_a_search(region, place, scrip
         0,
         False,
     )  # this region is won by a rewrite alone
-
-
-def test_a_family_that_does_not_exist_is_refused_by_name():
-    with pytest.raises(SettingError, match="'spells'; expected some of rewrites"):
-        Settings(without=("spells",))
-    assert Settings.from_env({"TORCH_CUDAL1_WITHOUT": "kernels, graphs"}).without == (
-        "kernels",
-        "graphs",
-    )

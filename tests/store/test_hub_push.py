@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import threading
 from pathlib import Path
 
@@ -18,30 +17,25 @@ import torch_cudal1
 from tests.entries import plant
 from tests.signing import allow, make_signer
 from tests.store.conftest import CONTRACT, HERE, make_entry
-from tests.store.hub_server import HubServer
-from tests.store.test_hub_source import (
+from tests.store.hub_cases import (
     ENTRY,
     NAME,
     OTHER,
     REGION,
     REPO,
-    again,
     client,
-    filled,
     found,
     hub,
+    list_keys,
     pushed,
-    repository,
     settings,
     source,
 )
-from torch_cudal1.__main__ import main
+from tests.store.hub_server import HubServer
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.core.settings import PREFIX, Settings
-from torch_cudal1.device.target import target_for
+from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Entry
 from torch_cudal1.search.tune import choose
-from torch_cudal1.store.cache import quarantine
 from torch_cudal1.store.cache.cache_paths import entry_path
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
@@ -57,10 +51,9 @@ from torch_cudal1.store.hub.hub_layout import (
     target_id,
     target_index_file,
 )
-from torch_cudal1.store.hub.hub_pull import PullReport, pull
 from torch_cudal1.store.hub.hub_push import list_offers, push
 
-__all__ = ["client", "filled", "hub", "repository"]  # fixtures
+__all__ = ["client", "hub"]  # fixtures
 
 
 def listed(hub: HubServer) -> dict[str, str]:
@@ -99,14 +92,6 @@ def is_consistent(hub: HubServer) -> bool:
         if path.startswith("targets/")
     }
     return there == listed(hub)
-
-
-def keys_in(hub: HubServer) -> set[str]:
-    return {
-        path.split("/")[-1].removesuffix(".safetensors")
-        for path in hub.repositories[REPO].head.files
-        if path.endswith(".safetensors")
-    }
 
 
 def offered(folder: Path, *entries: Entry) -> tuple[hub_push.Offer, ...]:
@@ -160,7 +145,7 @@ def test_a_push_between_ours_and_its_parent_is_not_lost(hub: HubServer, tmp_path
     hub.faults.before_commit.append(lambda: pushed(tmp_path / "theirs", make_entry()) and None)
     done = pushed(tmp_path / "ours", ENTRY)
     assert done.entries == 1
-    assert keys_in(hub) == {ENTRY.region_key, make_entry().region_key}
+    assert list_keys(hub) == {ENTRY.region_key, make_entry().region_key}
     assert is_consistent(hub)
 
 
@@ -180,7 +165,7 @@ def test_many_who_push_at_once_lose_nothing(hub: HubServer, tmp_path: Path) -> N
     for thread in threads:
         thread.join()
     assert [answer for answer in answers if isinstance(answer, HubFailure)] == []
-    assert keys_in(hub) == {entry.region_key for entry in entries}
+    assert list_keys(hub) == {entry.region_key for entry in entries}
     assert is_consistent(hub)
 
 
@@ -260,7 +245,7 @@ def test_a_file_that_changes_while_it_is_pushed_is_left_out(hub: HubServer, tmp_
     assert [(broken.path, broken.reason) for broken in done.left_out] == [
         (path, "it changed while it was pushed; push again")
     ]
-    assert keys_in(hub) == {make_entry().region_key}
+    assert list_keys(hub) == {make_entry().region_key}
     assert is_consistent(hub)
 
 
@@ -281,7 +266,7 @@ def test_what_no_reader_would_take_is_left_out(
     (left_out,) = done.left_out
     assert "an index cannot list it" in left_out.reason
     assert rule in left_out.reason
-    assert keys_in(hub) == set()
+    assert list_keys(hub) == set()
 
 
 @pytest.mark.parametrize("part", ["/preupload/", "/objects/batch", "/storage/", "/commit/"])
@@ -348,68 +333,6 @@ def test_decision_records_go_with_the_target_of_all_they_speak_of(tmp_path: Path
     assert list_offers(take_inventory(cache), ["cuda-sm_90"]) == ()
 
 
-# Pull
-# --------------------------------------------------------------------------------------------------------------------------
-
-
-def pulled(given: Settings, families: list[str] | None = None) -> PullReport:
-    done = pull(again(given).hub, families, lambda what, fraction: None)
-    assert isinstance(done, PullReport), done
-    return done
-
-
-def test_a_pull_brings_everything_and_moves_the_pin(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pushed(tmp_path / "one", ENTRY, record={"regions": [ENTRY.region_key]})
-    given = settings(tmp_path / "two")
-    first = pulled(given)
-    assert (first.entries, first.records, first.refused, first.problem) == (1, 1, (), "")
-    second = pushed(tmp_path / "one", make_entry()).commit
-    assert pulled(given).commit == second
-    hub.requests.clear()
-    there = again(given)
-    found(there)
-    assert hub.requests == []  # all is here, and the pin leads to it
-    (folder,) = first.folders
-    assert len(list(LocalCache(folder).entries())) == 1  # an ordinary cache folder
-
-
-def test_a_pull_takes_only_the_families_asked_for(hub: HubServer, tmp_path: Path) -> None:
-    gpu = dataclasses.replace(HERE, device="cuda", arch="sm_90", sku="NVIDIA H200")
-    pushed(tmp_path / "one", ENTRY, dataclasses.replace(ENTRY, target=gpu))
-    assert pulled(settings(tmp_path / "two"), ["cuda-sm_90"]).entries == 1
-    assert pulled(settings(tmp_path / "three"), ["cuda-sm_80"]).folders == ()
-    assert pulled(settings(tmp_path / "four")).entries == 2
-
-
-def test_a_refused_file_does_not_stop_the_rest(hub: HubServer, tmp_path: Path) -> None:
-    pushed(tmp_path / "one", ENTRY, make_entry())
-    hub.faults.body[f"{ENTRY.region_key}.safetensors"] = lambda data: (
-        data[:-1] + bytes([data[-1] ^ 1])
-    )
-    done = pulled(settings(tmp_path / "two"))
-    assert done.entries == 1
-    (reason,) = done.refused
-    assert f"{ENTRY.region_key}.safetensors: sha256 is" in reason
-
-
-def test_a_hub_that_stops_halfway_leaves_the_pin_and_what_came(
-    hub: HubServer, tmp_path: Path
-) -> None:
-    pushed(tmp_path / "one", ENTRY)
-    given = settings(tmp_path / "two")
-    first = pulled(given)
-    pushed(tmp_path / "one", make_entry())
-    hub.faults.status[".safetensors"] = (500, -1)
-    done = pulled(given)
-    assert not done.complete
-    assert "1 files did not come" in done.problem
-    assert again(given).hub.read_pin() == first.commit
-    hub.faults.status.clear()
-    assert pulled(given).entries == 2
-
-
 # The pipeline and the command line
 # ------------------------------------------------------------------------------------------------
 
@@ -446,15 +369,6 @@ def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(
     ]
 
 
-@pytest.fixture
-def command(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, with the environment of a user."""
-    monkeypatch.setenv(PREFIX + "HUB_TIMEOUT_S", "60")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.token = "hf_secret"
-    return tmp_path / "command"
-
-
 def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Path) -> None:
     model, inputs = (
         torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(),
@@ -489,94 +403,3 @@ def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Pa
     assert not (
         given.cache_dir / "v1"
     ).exists()  # nothing was searched, measured or remembered: the team's decision serves
-
-
-def test_push_and_pull_as_commands(
-    command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    LocalCache(command / "one").put(
-        dataclasses.replace(ENTRY, target=target_for(torch.device("cpu")))
-    )
-    assert (
-        main(["push", "team/new", "--create", "--cache-dir", str(command / "one"), "--quiet"]) == 0
-    )
-    out, err = capsys.readouterr()
-    assert err == ""  # --quiet holds for the library too
-    commit = hub.repositories["team/new"].head.oid
-    assert (
-        out
-        == f"team/new@main at {commit[:12]}: 1 entry and 0 decision records pushed, 0 there already\n"
-    )
-    assert hub.repositories["team/new"].private
-    assert main(["pull", "team/new@main", "--cache-dir", str(command / "two"), "--quiet"]) == 0
-    out = capsys.readouterr().out
-    assert f"team/new@main is {commit}: 1 entry and 0 decision records here, for 1 target" in out
-    assert "use them: --hub team/new@main, " in out
-    assert main(["pull", "team/new", "--cache-dir", str(command / "two"), "--quiet", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["pulled"]
-    assert (told["commit"], told["entries"]) == (commit, 1)
-    assert main(["list", "--cache-dir", told["folders"][0], "--quiet", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["entries"]) == 1
-
-
-def test_broken_revoked_and_quarantined_entries_are_never_pushed(
-    command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache = LocalCache(command)
-    held = make_entry(region_key="34" * 32)
-    for entry in (ENTRY, make_entry(), held):
-        cache.put(entry)
-    broken = entry_path(command, make_entry().region_key, HERE, CONTRACT)
-    broken.write_bytes(broken.read_bytes()[:-1])
-    quarantine.quarantine_candidate(
-        command,
-        quarantine.QuarantineRecord(held.region_key, held.choice.digest, "wrong in production"),
-    )
-    assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
-    told = capsys.readouterr().err
-    assert f"left out: {broken}: unreadable" in told
-    assert "quarantined: wrong in production" in told
-    assert keys_in(hub) == {ENTRY.region_key}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (["push", "no-owner"], 2, "expected owner/name"),
-        (["push", "../x/y"], 2, "expected owner/name"),
-        (["push", f"{REPO}@{'0' * 40}"], 2, "a branch to push to, not a commit"),
-        (["push", REPO], 2, "at least one whole entry"),
-        (["push", REPO, "--offline"], 2, "at least one whole entry"),
-        (["pull", REPO, "--offline"], 1, "nothing was pulled: the setting 'offline' is on"),
-        (["pull", "team/none"], 1, "no such repository, or no right to read it"),
-        (["pull", f"{REPO}@none"], 1, "the Hub has no such revision"),
-    ],
-)
-def test_wrong_use_is_said(
-    arguments: list[str], code: int, told: str, command: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "--cache-dir", str(command), "--quiet"]) == code
-    assert told in capsys.readouterr().err
-
-
-def test_offline_pushes_nothing_and_asks_nothing(
-    command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    LocalCache(command).put(ENTRY)
-    assert (
-        main(["push", REPO, "--create", "--offline", "--cache-dir", str(command), "--quiet"]) == 1
-    )
-    assert "push failed: the setting 'offline' is on" in capsys.readouterr().err
-    assert hub.requests == []
-
-
-def test_nothing_is_pushed_without_the_right_to(
-    command: Path,
-    hub: HubServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "another")
-    LocalCache(command).put(ENTRY)
-    assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
-    assert "push failed: team/kernels@main: the Hub answered 403" in capsys.readouterr().err

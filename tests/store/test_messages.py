@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.signing import allow, make_signer, revoking
+from tests.signing import allow, make_signer, write_revocations
 from tests.store.bundles import ENTRY, ENTRY_NAME, GPU, KEY, crafted, of, renamed, sha
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
@@ -77,7 +77,9 @@ def a_revoked_entry(root: Path) -> Told:
     (signed,) = shared.sign(signer).files
     publishers = allow(root / "publishers.toml", team=signer.public)
     (found,) = shared.entries()
-    rules = Rules("signed", publishers, revoking(root / "revoked.toml", entry=found.digest))
+    rules = Rules(
+        "signed", publishers, write_revocations(root / "revoked.toml", entry=found.digest)
+    )
     assert signed.is_file()
     return looked_up(root, rules)
 

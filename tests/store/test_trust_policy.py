@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.signing import allow, altered, make_signer, revoking
+from tests.signing import allow, change_metadata, make_signer, write_revocations
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.refusal import Refusal
@@ -113,7 +113,7 @@ def test_a_second_signature_is_kept_beside_the_first_and_one_good_one_is_enough(
     opened = open_entry(team.path.read_bytes())
     assert not isinstance(opened, Refusal)
     assert {signature.key for signature in opened.signatures} == {team.signer.public, other.public}
-    revoked = revoking(tmp_path / "revoked.toml", key=other.public)
+    revoked = write_revocations(tmp_path / "revoked.toml", key=other.public)
     hit = team.machine(team.rules("signed", revoked)).get(KEY, HERE, CONTRACT)
     assert isinstance(hit, Hit)
 
@@ -123,7 +123,7 @@ def test_signing_changes_neither_digest_nor_any_other_byte_of_the_text_and_twice
 ) -> None:
     plain = encode_entry(make_entry(), {"in0": torch.ones(3)})
     signed = team.path.read_bytes()
-    assert altered(signed, lambda meta: meta.pop("signatures")) == plain
+    assert change_metadata(signed, lambda meta: meta.pop("signatures")) == plain
     assert sign_entry(plain, team.signer) == signed == sign_entry(signed, team.signer)
     assert team.shared.sign(team.signer).unchanged == (team.path,)
 
@@ -220,7 +220,7 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], bool, str]] = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_altered_file_is_not_used(team: Team, attack: str) -> None:
     change, digest_fits, told = ATTACKS[attack]
-    data = altered(team.path.read_bytes(), change, digest_fits=digest_fits)
+    data = change_metadata(team.path.read_bytes(), change, digest_fits=digest_fits)
     assert data != team.path.read_bytes()
     team.path.write_bytes(data)
     assert told in team.told()
@@ -233,7 +233,7 @@ def test_a_signature_from_another_entry_is_not_taken(team: Team) -> None:
     assert not isinstance(opened, Refusal)
     copied = [signature.to_json() for signature in opened.signatures]
     team.path.write_bytes(
-        altered(team.path.read_bytes(), lambda meta: meta.update(signatures=copied))
+        change_metadata(team.path.read_bytes(), lambda meta: meta.update(signatures=copied))
     )
     assert "does not fit" in team.told()
 
@@ -243,7 +243,7 @@ def test_a_signature_over_a_decision_record_is_none_over_an_entry_of_that_digest
 ) -> None:
     forged = [team.signer.sign("alias", team.digest).to_json()]
     team.path.write_bytes(
-        altered(team.path.read_bytes(), lambda meta: meta.update(signatures=forged))
+        change_metadata(team.path.read_bytes(), lambda meta: meta.update(signatures=forged))
     )
     assert "does not fit" in team.told()
 
@@ -255,7 +255,7 @@ def test_a_signed_entry_is_not_used_for_another_contract_or_target(team: Team) -
     there.write_bytes(team.path.read_bytes())
     assert "it holds the entry of" in team.told(contract=strict)
     there.write_bytes(
-        altered(
+        change_metadata(
             team.path.read_bytes(),
             lambda meta: meta["contract"].update(precision="strict"),
             digest_fits=True,
@@ -278,7 +278,7 @@ def test_a_key_that_is_not_on_the_list_counts_for_nothing(team: Team, tmp_path: 
 def test_a_revoked_key_counts_for_nothing_and_is_not_even_judged(
     team: Team, tmp_path: Path
 ) -> None:
-    rules = team.rules(revoked=revoking(tmp_path / "revoked.toml", key=team.signer.public))
+    rules = team.rules(revoked=write_revocations(tmp_path / "revoked.toml", key=team.signer.public))
     assert "signed with the revoked key" in team.told(rules)
     assert isinstance(team.machine(rules).get(KEY, HERE, CONTRACT), Refusal)
 
@@ -298,7 +298,7 @@ def test_without_the_library_no_signature_counts_and_the_reason_names_it(
 def test_a_thousand_signatures_are_not_a_thousand_verifications(team: Team) -> None:
     many = [{"key": f"ed25519:{number:064x}", "value": "00" * 64} for number in range(1000)]
     team.path.write_bytes(
-        altered(team.path.read_bytes(), lambda meta: meta.update(signatures=many))
+        change_metadata(team.path.read_bytes(), lambda meta: meta.update(signatures=many))
     )
     assert "unreadable" in team.told()
     with pytest.raises(ValueError, match="in order"):
@@ -310,7 +310,7 @@ def test_a_thousand_signatures_are_not_a_thousand_verifications(team: Team) -> N
 
 
 def test_a_revoked_entry_is_not_used_wherever_it_lies(team: Team, tmp_path: Path) -> None:
-    rules = team.rules(revoked=revoking(tmp_path / "revoked.toml", entry=team.digest))
+    rules = team.rules(revoked=write_revocations(tmp_path / "revoked.toml", entry=team.digest))
     assert "revoked: found wrong" in team.told(rules)
     own = LocalCache(team.shared.root, rules=rules)
     miss = own.get(KEY, HERE, CONTRACT)
@@ -327,7 +327,7 @@ def test_a_revoked_program_is_not_used_under_another_digest_or_inside_another_pr
     entry = make_entry()
     nested = entry.choice.program.steps[1].program  # type: ignore[union-attr]
     for digest in (entry.choice.program.digest, nested.digest):
-        rules = Rules(revoked=revoking(tmp_path / "revoked.toml", program=digest))
+        rules = Rules(revoked=write_revocations(tmp_path / "revoked.toml", program=digest))
         cache = LocalCache(tmp_path / "own", rules=rules)
         cache.put(make_entry(package="judged here again"))
         assert isinstance(cache.get(KEY, HERE, CONTRACT), Refusal)
@@ -336,14 +336,14 @@ def test_a_revoked_program_is_not_used_under_another_digest_or_inside_another_pr
 
 
 def test_a_list_that_changes_holds_at_the_next_look_up(team: Team, tmp_path: Path) -> None:
-    revoked = revoking(tmp_path / "revoked.toml")
+    revoked = write_revocations(tmp_path / "revoked.toml")
     machine = team.machine(team.rules(revoked=revoked))
     assert isinstance(machine.get(KEY, HERE, CONTRACT), Hit)
     lists.append_revocation(revoked, "entry", team.digest, 'wrong for "NaN"\n\x7f')
     miss = machine.get(KEY, HERE, CONTRACT)
     assert isinstance(miss, Refusal)
     assert 'wrong for "NaN"\n\x7f' in miss.reason
-    revoking(revoked)
+    write_revocations(revoked)
     assert isinstance(machine.get(KEY, HERE, CONTRACT), Hit)
 
 
@@ -486,7 +486,7 @@ def test_a_decision_record_from_elsewhere_needs_a_signature_over_itself(team: Te
     assert isinstance(forged, Refusal)
     assert "does not fit" in forged.reason
     path.write_text(signed)
-    revoked = revoking(team.folder / "revoked.toml", key=team.signer.public)
+    revoked = write_revocations(team.folder / "revoked.toml", key=team.signer.public)
     assert isinstance(
         team.machine(team.rules(revoked=revoked)).get_decision_record(NAME, HERE, CONTRACT), Refusal
     )
