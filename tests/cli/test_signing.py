@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_entries import run, stored
+from tests.cli.cache_cases import put_entry, run_command
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import doctor
 from torch_cudal1.core.settings import Settings
@@ -19,15 +19,15 @@ from torch_cudal1.core.settings import Settings
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    stored(tmp_path / "shared", 4, "first")
-    stored(tmp_path / "shared", 8, "second")
+    put_entry(tmp_path / "shared", 4, "first")
+    put_entry(tmp_path / "shared", 8, "second")
     return tmp_path / "shared"
 
 
 @pytest.fixture
 def key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A private key; its public key is in publishers.toml, as the command printed it."""
-    code, out = run(
+    code, out = run_command(
         capsys,
         "keys",
         "new",
@@ -51,7 +51,7 @@ def elsewhere(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str)
         str(folder / "own"),
         "--json",
     )
-    code, out = run(capsys, *arguments, *lists)
+    code, out = run_command(capsys, *arguments, *lists)
     return code, json.loads(out)
 
 
@@ -90,7 +90,7 @@ def test_before_signing_nobody_vouches_and_afterwards_the_publisher_does(
         "refused": 0,
         "vouched for by nobody": 2,
     }
-    code, out = run(capsys, "sign", str(key), "--cache-dir", str(shared), "--json")
+    code, out = run_command(capsys, "sign", str(key), "--cache-dir", str(shared), "--json")
     assert (code, len(json.loads(out)["signed"])) == (0, 2)
     _, after = elsewhere(capsys, tmp_path, "list")
     assert {entry["vouched_by"] for entry in after["entries"]} == {"publisher 'team'"}
@@ -108,7 +108,9 @@ def test_one_entry_may_be_signed_by_its_key(
     key: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = elsewhere(capsys, tmp_path, "list")[1]["entries"][0]
-    assert run(capsys, "sign", str(key), first["key"][:12], "--cache-dir", str(shared))[0] == 0
+    assert (
+        run_command(capsys, "sign", str(key), first["key"][:12], "--cache-dir", str(shared))[0] == 0
+    )
     _, (shown,) = elsewhere(capsys, tmp_path, "show", first["key"])
     assert shown["vouched_by"] == "publisher 'team'"
     assert sorted(elsewhere(capsys, tmp_path, "verify")[1]["vouched"].values()) == [0, 1, 1, 1]
@@ -119,12 +121,12 @@ def test_one_entry_may_be_signed_by_its_key(
 def test_verify_finds_a_signature_that_does_not_fit_in_the_own_cache_too(
     key: Path, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, "sign", str(key), "--cache-dir", str(shared))[0] == 0
+    assert run_command(capsys, "sign", str(key), "--cache-dir", str(shared))[0] == 0
     path = sorted(shared.rglob("*.safetensors"))[0]
     data = path.read_bytes()
     at = data.index(b"value", data.index(b"signatures")) + 12
     path.write_bytes(data[:at] + (b"0" if data[at : at + 1] != b"0" else b"1") + data[at + 1 :])
-    code, out = run(capsys, "verify", "--cache-dir", str(shared), "--json")
+    code, out = run_command(capsys, "verify", "--cache-dir", str(shared), "--json")
     told = json.loads(out)
     assert (code, told["broken"]) == (1, [])
     assert {(one["path"], "does not fit" in one["reason"]) for one in told["refused"]} == {
@@ -135,7 +137,7 @@ def test_verify_finds_a_signature_that_does_not_fit_in_the_own_cache_too(
 def test_revoke_takes_entries_programs_and_keys(
     key: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(capsys, "sign", str(key), "--cache-dir", str(shared))
+    run_command(capsys, "sign", str(key), "--cache-dir", str(shared))
     first, second = elsewhere(capsys, tmp_path, "list")[1]["entries"]
     lists = ("--revoked", str(tmp_path / "revoked.toml"))
     assert (

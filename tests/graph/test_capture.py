@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.graph.modules import Returns
-from tests.graph.regions import Flat
+from tests.graph.regions import TupleOutput
 from torch_cudal1.core.errors import GraphBreakError
 from torch_cudal1.graph.capture import find_lifted_parameters, is_dynamic, trace
 
@@ -54,7 +54,7 @@ def identity(x: torch.Tensor) -> Any:
 
 
 def test_a_training_capture_has_a_forward_and_a_backward() -> None:
-    traced = trace(Flat(nn.Linear(4, 4)), [torch.randn(4, 4, requires_grad=True)])
+    traced = trace(TupleOutput(nn.Linear(4, 4)), [torch.randn(4, 4, requires_grad=True)])
     assert [graph.kind for graph in traced.graphs] == ["forward", "backward"]
     forward = traced.graphs[0]
     assert {forward.origins[position] for position in forward.static} == {
@@ -96,7 +96,7 @@ def test_tracing_leaves_grad_mode_and_module_as_they_were() -> None:
     module = nn.Linear(4, 4)
     weight = module.weight
     with torch.no_grad():
-        trace(Flat(module), [torch.randn(4, 4)])
+        trace(TupleOutput(module), [torch.randn(4, 4)])
         assert not torch.is_grad_enabled()
     assert module.weight is weight
 

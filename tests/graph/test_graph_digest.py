@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.graph_digest import Unnamed, graph_digest, graph_outline
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.graph.graph_digest import graph_digest, graph_outline
 
 X = torch.randn(3, 4)
 
@@ -109,7 +110,7 @@ def test_what_cannot_be_named_exactly_has_no_digest_and_a_reason(
     gm: fx.GraphModule, x: Any, reason: str
 ) -> None:
     result = graph_digest(gm, [x])
-    assert isinstance(result, Unnamed)
+    assert isinstance(result, Refusal)
     assert reason in result.reason
 
 

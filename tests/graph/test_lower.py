@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.fake_gpu import graph_on_a_gpu
-from tests.graph.regions import CPU, Flat
+from tests.graph.regions import CPU, TupleOutput
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.lower import lower, raise_to_fx
@@ -75,7 +75,7 @@ class OtherNames(nn.Module):
 
 def key_of(module, *inputs):
     with torch.no_grad():
-        (graph,) = trace(Flat(module), list(inputs)).graphs
+        (graph,) = trace(TupleOutput(module), list(inputs)).graphs
     return lower(graph.module, static=graph.static).region.key
 
 
@@ -155,9 +155,9 @@ def test_the_order_in_which_terms_are_computed_does_not_matter(order, scale):
 def test_a_lowered_program_computes_what_the_module_does_and_survives_raising():
     block = Block()
     with torch.no_grad():
-        (graph,) = trace(Flat(block), [X]).graphs
+        (graph,) = trace(TupleOutput(block), [X]).graphs
         lowered = lower(graph.module, static=graph.static)
-        named = dict(Flat(block).named_parameters())
+        named = dict(TupleOutput(block).named_parameters())
         tensors = [X if isinstance(o := graph.origins[p], int) else named[o] for p in lowered.order]
         (out,) = prepare(lowered.region.program, CPU)(tensors)
         torch.testing.assert_close(out, block(X), rtol=0, atol=0)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.graph.regions import region_of
+from tests.graph.regions import capture_region
 from tests.graph.replays import Replay, patch_replay
 from torch_cudal1.core import telemetry
 from torch_cudal1.graph import swap
@@ -74,7 +74,7 @@ def shift(program: Program) -> Program:
 
 
 def swap_shifted(**options: Any) -> swap.Swapped:
-    region = region_of(nn.Tanh(), X)
+    region = capture_region(nn.Tanh(), X)
     return swap.swap(region, Candidate(shift(region.program), "eager", "kernels"), CPU, **options)
 
 

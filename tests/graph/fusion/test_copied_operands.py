@@ -7,16 +7,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.graph.regions import CHUNK, Chunk, names_of, region_of
+from tests.graph.regions import CHUNK_INPUTS, Chunk, capture_region, list_operators
 from torch_cudal1.graph.fusion.partition import partition
 
 
 def test_a_batched_product_reads_heads_inside_rows_and_writes_them_there():
     """Instead of copies before and after it; but for what is element-wise, which it reads."""
     found = [
-        names_of(i)
-        for i in partition(region_of(Chunk(), *CHUNK), products=True).groups
-        if "bmm" in names_of(i)
+        list_operators(i)
+        for i in partition(capture_region(Chunk(), *CHUNK_INPUTS), products=True).groups
+        if "bmm" in list_operators(i)
     ]
     assert found == [
         [
@@ -39,9 +39,9 @@ def test_copies_that_cost_little_beside_their_product_stay_outside():
             return torch.einsum("blhn,blhp->bhpn", x, y)
 
     found = partition(
-        region_of(Large(), *[torch.rand(1, 2048, 2, 512) for _ in range(2)]), products=True
+        capture_region(Large(), *[torch.rand(1, 2048, 2, 512) for _ in range(2)]), products=True
     ).groups
-    assert [names_of(fusion_group)[0] for fusion_group in found] == ["bmm"]
+    assert [list_operators(fusion_group)[0] for fusion_group in found] == ["bmm"]
 
 
 def test_a_product_whose_rows_are_cut_by_a_copy_keeps_its_fusion_group_without_it():
@@ -51,6 +51,6 @@ def test_a_product_whose_rows_are_cut_by_a_copy_keeps_its_fusion_group_without_i
             return torch.bmm(rows.view(2, 12, 10), y)
 
     found = partition(
-        region_of(Cut(), torch.rand(2, 3, 4, 10), torch.rand(2, 10, 6)), products=True
+        capture_region(Cut(), torch.rand(2, 3, 4, 10), torch.rand(2, 10, 6)), products=True
     ).groups
-    assert ["bmm"] in [names_of(fusion_group) for fusion_group in found]
+    assert ["bmm"] in [list_operators(fusion_group) for fusion_group in found]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.graph.regions import names_of, region_of
+from tests.graph.regions import capture_region, list_operators
 from torch_cudal1.graph.fusion.partition import partition
 
 
@@ -58,10 +58,12 @@ MAKING = [
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
-    region = region_of(FourBits(), torch.randn(rows, 64))
+    region = capture_region(FourBits(), torch.randn(rows, 64))
     (found,) = partition(region, products=True).groups
-    assert names_of(found) == [*MAKING, "addmm", "gelu"]
-    assert all("addmm" not in names_of(fusion_group) for fusion_group in partition(region).groups)
+    assert list_operators(found) == [*MAKING, "addmm", "gelu"]
+    assert all(
+        "addmm" not in list_operators(fusion_group) for fusion_group in partition(region).groups
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,9 +73,9 @@ def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
 )
 def test_weights_that_are_better_made_once_stay_outside_of_the_product(module, rows):
     found = [
-        names_of(fusion_group)
+        list_operators(fusion_group)
         for fusion_group in partition(
-            region_of(module, torch.randn(rows, 64)), products=True
+            capture_region(module, torch.randn(rows, 64)), products=True
         ).groups
     ]
     assert all("stack" not in names or not {"mm", "addmm"} & set(names) for names in found)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.graph.regions import CPU, NORM, names_of, random_inputs, region_of
+from tests.graph.regions import CPU, NORM, capture_region, list_operators, make_inputs
 from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.runtime.executor import prepare
@@ -31,12 +31,12 @@ from torch_cudal1.runtime.executor import prepare
     ids=["convolution", "linear"],
 )
 def test_a_product_takes_the_batch_norm_of_inference_that_follows_it(layers, x, names):
-    region = region_of(nn.Sequential(*layers), x)
-    assert [names_of(fusion_group) for fusion_group in partition(region, products=True).groups] == [
-        names
-    ]
+    region = capture_region(nn.Sequential(*layers), x)
+    assert [
+        list_operators(fusion_group) for fusion_group in partition(region, products=True).groups
+    ] == [names]
     assert all(
-        NORM not in names_of(fusion_group) for fusion_group in partition(region).groups
+        NORM not in list_operators(fusion_group) for fusion_group in partition(region).groups
     )  # Inductor does that as well
 
 
@@ -46,10 +46,10 @@ def test_layout_after_a_product_that_nothing_of_its_fusion_group_reads_stays_out
             return torch.bmm(x, y).view(2, 3, 4, 6).permute(0, 2, 1, 3), torch.bmm(x.tanh(), y)
 
     found = partition(
-        region_of(Heads(), torch.rand(6, 4, 5), torch.rand(6, 5, 6)), products=True
+        capture_region(Heads(), torch.rand(6, 4, 5), torch.rand(6, 5, 6)), products=True
     ).groups
-    assert ["bmm", "view"] in [names_of(fusion_group) for fusion_group in found]
-    assert all("permute" not in names_of(fusion_group) for fusion_group in found)
+    assert ["bmm", "view"] in [list_operators(fusion_group) for fusion_group in found]
+    assert all("permute" not in list_operators(fusion_group) for fusion_group in found)
 
 
 class Rotary(nn.Module):
@@ -74,7 +74,7 @@ ROTATED = torch.rand(2, 9, 4, 16), torch.rand(2, 9, 2, 16), torch.rand(9, 16), t
 
 
 def test_a_rotary_embedding_is_one_fusion_group_a_tensor():
-    region = region_of(Rotary(), *ROTATED)
+    region = capture_region(Rotary(), *ROTATED)
     fusion_groups = partition(region).groups
     assert [
         sum(step.target == "aten.cat.default" for step in fusion_group.region.program.steps)
@@ -84,7 +84,7 @@ def test_a_rotary_embedding_is_one_fusion_group_a_tensor():
         len(fusion_group.outputs) == 1 and len(fusion_group.steps) == 5
         for fusion_group in fusion_groups
     )
-    inputs = random_inputs(region)
+    inputs = make_inputs(region)
     spliced = splice(
         region.program,
         {fusion_group: fusion_group.region.program for fusion_group in fusion_groups},
@@ -96,14 +96,14 @@ def test_a_rotary_embedding_is_one_fusion_group_a_tensor():
 
 
 def test_halves_that_others_read_or_that_are_no_part_of_a_row_stay_with_inductor():
-    across = region_of(Rotary(dim=2), *ROTATED[:2], torch.rand(9, 16), torch.rand(9, 16))
+    across = capture_region(Rotary(dim=2), *ROTATED[:2], torch.rand(9, 16), torch.rand(9, 16))
     assert not [
         s
         for i in partition(across).groups
         for s in i.region.program.steps
         if s.target == "aten.cat.default"
     ]
-    shared = region_of(Rotary(kept=True), *ROTATED)
+    shared = capture_region(Rotary(kept=True), *ROTATED)
     joined = [
         s
         for i in partition(shared).groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.graph.regions import names_of, region_of
+from tests.graph.regions import capture_region, list_operators
 from torch_cudal1.graph.fusion.partition import partition
 
 
@@ -31,8 +31,8 @@ class Losses(nn.Module):
 
 
 def test_layout_around_a_scan_is_in_its_fusion_group_and_nothing_else_is():
-    region = region_of(Scans(), torch.randn(3, 10), torch.rand(3, 10))
-    found = [names_of(fusion_group) for fusion_group in partition(region).groups]
+    region = capture_region(Scans(), torch.randn(3, 10), torch.rand(3, 10))
+    found = [list_operators(fusion_group) for fusion_group in partition(region).groups]
     assert sorted(names for names in found if "cumsum" in names) == [
         ["mul", "flip", "cumsum", "flip"],
         ["select", "unsqueeze", "zeros_like", "slice", "cumsum", "cat"],
@@ -43,7 +43,8 @@ def test_layout_around_a_scan_is_in_its_fusion_group_and_nothing_else_is():
 def test_sums_of_what_rows_yield_are_in_the_rows_fusion_group():
     inputs = (*(torch.randn(6, 10) for _ in range(3)), torch.randint(0, 10, (6,)))
     found = [
-        names_of(fusion_group) for fusion_group in partition(region_of(Losses(), *inputs)).groups
+        list_operators(fusion_group)
+        for fusion_group in partition(capture_region(Losses(), *inputs)).groups
     ]
     assert sum(names.count("norm") == 2 and names[-1] == "mean" for names in found) == 1
     assert ["_log_softmax", "nll_loss_forward"] in found

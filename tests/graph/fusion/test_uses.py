@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.graph.regions import region_of
+from tests.graph.regions import capture_region
 from torch_cudal1.graph.fusion.uses import Uses, collect_uses
 
 
@@ -19,7 +19,7 @@ class Shared(nn.Module):
 
 
 def positions() -> tuple[Uses, dict[str, int]]:
-    program = region_of(Shared(), torch.randn(3, 4)).program
+    program = capture_region(Shared(), torch.randn(3, 4)).program
     uses = collect_uses(program)
     return uses, {step.target.split(".")[1]: i for i, step in enumerate(uses.steps)}
 
