@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.report import environment, load, save
 from tests.adversarial.case import CaseFile, case_files
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract, Verdict
 from torch_cudal1.judge import EvaluationConfig, validate_candidate
@@ -233,7 +233,7 @@ def _start_worker() -> None:
     three starts a task.
     """
     stack = ExitStack()
-    stack.enter_context(forked_children())
+    stack.enter_context(fork_children())
     atexit.register(stack.close)
     _files.update({file.id: file for file in case_files()})
 

@@ -241,11 +241,11 @@ def case_files() -> list[CaseFile]:
 
 def controls() -> dict[str, tuple[str, str]]:
     """Honest candidates beyond the twins, by name: reference and candidate as source texts. The docstring says what is unusual."""
-    modules = {path.stem: _imported(path) for path in sorted(FOLDER.glob("controls/*.py"))}
+    modules = {path.stem: _import_case(path) for path in sorted(FOLDER.glob("controls/*.py"))}
     return {name: (module.REFERENCE, module.HONEST) for name, module in modules.items()}
 
 
-def _imported(path: Path) -> ModuleType:
+def _import_case(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         f"adversarial_{path.parent.name}_{path.stem}", path
     )
@@ -257,7 +257,7 @@ def _imported(path: Path) -> ModuleType:
 
 
 def _read(path: Path) -> CaseFile:
-    module = _imported(path)
+    module = _import_case(path)
     case = module.CASE
     if (case.group, case.name) != (path.parent.name, path.stem):
         raise ValueError(f"{path}: its case is {case.group}/{case.name}")

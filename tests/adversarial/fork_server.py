@@ -14,11 +14,11 @@ import pytest
 from torch_cudal1.judge.sandbox.child import Child
 from torch_cudal1.judge.sandbox.fork_server import ForkServer
 
-__all__ = ["forked_children"]
+__all__ = ["fork_children"]
 
 
 @contextmanager
-def forked_children() -> Iterator[None]:
+def fork_children() -> Iterator[None]:
     """Every child that is started within the block is forked, unless a tool starts it; none outlives it."""
     with ForkServer() as fork_server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Child, "__init__", partialmethod(Child.__init__, fork_server=fork_server))

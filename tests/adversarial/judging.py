@@ -101,12 +101,14 @@ class Bench:
         checks = check_source_contract(candidate)
         if failures(checks):
             return checks
-        subject, examples = self._subject(reference)
+        source_reference, examples = self._read_reference(reference)
         with self._child(profile) as child:
-            trial = Trial(subject, candidate, self.terms, self.device, child, examples)
-            checks += _asked(trial, profile, to_the_end)
+            trial = Trial(source_reference, candidate, self.terms, self.device, child, examples)
+            checks += _run_checks(trial, profile, to_the_end)
             return checks + (
-                _timed(trial, subject) if timed and child.usable and not failures(checks) else []
+                _time_until_quiet(trial, source_reference)
+                if timed and child.usable and not failures(checks)
+                else []
             )
 
     def _program(
@@ -125,9 +127,9 @@ class Bench:
                 self.device,
                 child,
             )
-            return checks + _asked(trial, profile, to_the_end)
+            return checks + _run_checks(trial, profile, to_the_end)
 
-    def _subject(self, reference: str) -> tuple[SourceReference, list[torch.Tensor]]:
+    def _read_reference(self, reference: str) -> tuple[SourceReference, list[torch.Tensor]]:
         if self._oracle is None or not self._oracle.usable:
             self._oracle, self._read = self._start(), {}
         if reference not in self._read:
@@ -164,15 +166,15 @@ def bench(device: torch.device) -> Iterator[Bench]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with ThreadPoolExecutor(1) as starter:
-        made = Bench(device, starter)
+        running_bench = Bench(device, starter)
         try:
-            yield made
+            yield running_bench
         finally:
-            made.close()
+            running_bench.close()
             torch.set_num_threads(threads)
 
 
-def _asked(trial: Trial, profile: Profile, to_the_end: bool) -> list[CheckResult]:
+def _run_checks(trial: Trial, profile: Profile, to_the_end: bool) -> list[CheckResult]:
     try:
         trial.load("candidate", trial.candidate)
     except CandidateFailure as error:
@@ -188,14 +190,14 @@ def _asked(trial: Trial, profile: Profile, to_the_end: bool) -> list[CheckResult
         return list(validate(trial, PROFILES[profile]).checks)
     checks: list[CheckResult] = []
     for check in select_checks(PROFILES[profile]):
-        checks += _asked_alone(trial, profile, check)
+        checks += _run_check_alone(trial, profile, check)
         if not trial.child.usable:
             break
     return checks
 
 
-def _asked_alone(trial: Trial, profile: Profile, check: CheckSpec) -> list[CheckResult]:
-    """One check, whatever the ones before found. What it needs of them is made up where they stopped early."""
+def _run_check_alone(trial: Trial, profile: Profile, check: CheckSpec) -> list[CheckResult]:
+    """One check, whatever the checks before it found. What it needs of them is made up where they stopped early."""
     try:
         checks = list(validate(trial, PROFILES[profile], checks=(check,)).checks)
     except (KeyError, IndexError, ValueError, AssertionError) as error:
@@ -206,7 +208,7 @@ def _asked_alone(trial: Trial, profile: Profile, check: CheckSpec) -> list[Check
                 detail=f"could not be asked after an earlier failure: {error!r}",
             )
         ]
-    with suppress(CandidateFailure):  # the detector has told it already
+    with suppress(CandidateFailure):  # the check has reported it already
         while trial.samples and len(trial.samples) < 2:
             sample = trial.draw("normal")
             trial.results[sample.name] = trial.run(sample)
@@ -214,14 +216,14 @@ def _asked_alone(trial: Trial, profile: Profile, check: CheckSpec) -> list[Check
 
 
 class TooBusy(Exception):
-    """This machine does too much else to time anything: nothing is said of the candidate."""
+    """This machine does too much else to time anything: there is no verdict on the candidate."""
 
 
-def _timed(trial: Trial, subject: SourceReference) -> list[CheckResult]:
+def _time_until_quiet(trial: Trial, reference: SourceReference) -> list[CheckResult]:
     """What timing checks, against eager; noise passes on a later try. Raises TooBusy."""
     checks: list[CheckResult] = []
     for _ in range(_TRIES):
-        checks = _timed_once(trial, subject)
+        checks = _time_once(trial, reference)
         if not {"unstable", "wall_slope"} & set(failures(checks)):
             break
     if "unstable" in failures(checks):
@@ -229,14 +231,14 @@ def _timed(trial: Trial, subject: SourceReference) -> list[CheckResult]:
     return [check for check in checks if check.name in DETECTORS]
 
 
-def _timed_once(trial: Trial, subject: SourceReference) -> list[CheckResult]:
-    sets = [make_inputs(subject, randbits(62), "normal", trial.device) for _ in range(2)]
-    baseline = rank_source_baselines(subject, sets, eager_only=True)
+def _time_once(trial: Trial, reference: SourceReference) -> list[CheckResult]:
+    sets = [make_inputs(reference, randbits(62), "normal", trial.device) for _ in range(2)]
+    baseline = rank_source_baselines(reference, sets, eager_only=True)
     side = ChildBatchTimer(
-        subject.oracle, name_slot(subject, baseline.best), list(baseline.sets), keep=False
+        reference.oracle, name_slot(reference, baseline.best), list(baseline.sets), keep=False
     )
     try:
-        found = time_source(trial, side, _PLAN)
+        result = time_source(trial, side, _PLAN)
     except CandidateFailure as error:
         return [CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")]
-    return [check for check in found.checks if check.name != "unstable"]
+    return [check for check in result.checks if check.name != "unstable"]

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tests.adversarial.case import DETECTORS, PROFILES, CaseFile, Profile, case_files
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from tests.adversarial.judging import Side, TooBusy, bench, failures
 from torch_cudal1.ir.records import CheckResult
 
@@ -37,36 +37,36 @@ def main() -> int:
     """Make what is missing, then tell. 0 when every cheat was caught as expected and no twin refused."""
     options = _options()
     number, parts = options.part
-    known = {
+    files = {
         file.id: file
         for file in [file for file in case_files() if _applies(file, options)][number - 1 :: parts]
     }
     lines = list(_lines(options.out))
-    done = {(line["case"], line["side"], line["repeat"]) for line in lines}
+    finished = {(line["case"], line["side"], line["repeat"]) for line in lines}
     sides: tuple[Side, ...] = ("cheat", "honest")
     jobs: list[Job] = [
         (i, side, n)
         for n in range(options.repeats)
-        for i in known
+        for i in files
         for side in sides
-        if (i, side, n) not in done
+        if (i, side, n) not in finished
     ]
     large = {
         i
-        for i, file in known.items()
+        for i, file in files.items()
         if options.device == "cuda" and "gpu_memory" in file.case.needs
     }
     with options.out.open("a") as out:
         few = min(_LARGE_AT_ONCE, options.jobs)
-        for some, processes in (
+        for group, processes in (
             ([j for j in jobs if j[0] not in large], options.jobs),
             ([j for j in jobs if j[0] in large], few),
         ):
-            for line in _made(some, options, processes):
+            for line in _run_jobs(group, options, processes):
                 out.write(json.dumps(line) + "\n")
                 out.flush()
                 lines.append(line)
-    return _told([line for line in lines if line["case"] in known], known)
+    return _print_summary([line for line in lines if line["case"] in files], files)
 
 
 def _options() -> argparse.Namespace:
@@ -134,14 +134,14 @@ def _lines(path: Path) -> Iterator[Line]:
             yield json.loads(text)
 
 
-def _made(jobs: list[Job], options: argparse.Namespace, processes: int) -> Iterator[Line]:
+def _run_jobs(jobs: list[Job], options: argparse.Namespace, processes: int) -> Iterator[Line]:
     """Apart, those that need much of a GPU's memory: what the processes of the others hold would leave too little."""
     began = time.monotonic()
     share = fair_share(len(os.sched_getaffinity(0)), processes)
     with ProcessPoolExecutor(
         processes, get_context("spawn"), _open, (options.device, options.fresh, share)
     ) as pool:
-        running = [pool.submit(_judged, job, options.profile) for job in jobs]
+        running = [pool.submit(_run_job, job, options.profile) for job in jobs]
         for number, future in enumerate(as_completed(running), 1):
             try:
                 line = future.result()
@@ -178,7 +178,7 @@ def _open(device: str, fresh: bool, share: int) -> None:
     limit_threads(share)
     stack = ExitStack()
     if not fresh:
-        stack.enter_context(forked_children())
+        stack.enter_context(fork_children())
     _benches.append(
         (
             stack,
@@ -191,14 +191,14 @@ def _open(device: str, fresh: bool, share: int) -> None:
     _benches.append({file.id: file for file in case_files()})
 
 
-def _judged(job: Job, profile: Profile | None) -> Line:
+def _run_job(job: Job, profile: Profile | None) -> Line:
     case, side, repeat = job
-    (_, made), files = _benches
+    (_, running_bench), files = _benches
     file: CaseFile = files[case]
     profile = profile or file.case.first_profile
     began = time.monotonic()
     try:
-        checks = made.judge(file, side, profile, to_the_end=True)
+        checks = running_bench.judge(file, side, profile, to_the_end=True)
     except TooBusy as error:
         checks = [CheckResult("too busy to time", False, detail=str(error))]
     failed = failures(checks)
@@ -206,27 +206,29 @@ def _judged(job: Job, profile: Profile | None) -> Line:
     seconds = round(time.monotonic() - began, 2)
     line: Line = {"case": case, "side": side, "repeat": repeat, "profile": profile}
     line |= {"expected": file.case.expected, "seconds": seconds}
-    aside = {
+    not_applicable = {
         check.name: check.detail
         for check in checks
         if check.passed and check.detail.startswith(("not applicable", "could not"))
     }
-    asked = sorted({check.name for check in checks})
-    return line | {"failed": failed, "details": details, "aside": aside, "asked": asked}
+    names = sorted({check.name for check in checks})
+    return line | {"failed": failed, "details": details, "aside": not_applicable, "asked": names}
 
 
-def _told(lines: list[Line], known: dict[str, CaseFile]) -> int:
+def _print_summary(lines: list[Line], files: dict[str, CaseFile]) -> int:
     cheats = [line for line in lines if line["side"] == "cheat"]
     missed = [line for line in cheats if not line["failed"]]
-    other = [line for line in cheats if line["failed"] and line["failed"][0] != line["expected"]]
+    by_another = [
+        line for line in cheats if line["failed"] and line["failed"][0] != line["expected"]
+    ]
     refused = [line for line in lines if line["side"] == "honest" and line["failed"]]
-    for title, found in (
+    for title, group_lines in (
         ("missed", missed),
-        ("caught by another detector", other),
+        ("caught by another detector", by_another),
         ("twins refused", refused),
     ):
-        print(f"{title}: {len(found)}")
-        for line in found:
+        print(f"{title}: {len(group_lines)}")
+        for line in group_lines:
             print(
                 " ",
                 line["case"],
@@ -237,16 +239,16 @@ def _told(lines: list[Line], known: dict[str, CaseFile]) -> int:
             )
     needed = {line["failed"][0] for line in cheats if len(line["failed"]) == 1}
     print("caught by one detector only:", ", ".join(name for name in DETECTORS if name in needed))
-    print("detectors that no case here needs:", ", ".join(_unneeded(cheats, needed)))
+    print("detectors that no case here needs:", ", ".join(_list_unneeded(cheats, needed)))
     print(
-        f"{len(known)} cases, {len(lines)} lines, {sum(line['seconds'] for line in lines):.0f} s of judging"
+        f"{len(files)} cases, {len(lines)} lines, {sum(line['seconds'] for line in lines):.0f} s of judging"
     )
     return (
         1 if missed or refused else 0
     )  # which detector speaks first is luck of the draw where several see it
 
 
-def _unneeded(cheats: Iterable[Line], needed: set[str]) -> list[str]:
+def _list_unneeded(cheats: Iterable[Line], needed: set[str]) -> list[str]:
     return sorted({name for line in cheats for name in line["asked"]} - needed)
 
 

@@ -111,24 +111,24 @@ REGIONS = {region.name: region for region in (_linear_relu(), _layer_norm(), _so
 # --- changes
 
 
-def _edited(region: Region, at: int, *steps: Aten) -> Program:
+def _replace_step(region: Region, at: int, *steps: Aten) -> Program:
     """The step `at` replaced by `steps`, of which the last takes its place; later values are renumbered."""
     program = region.program
     first, extra = program.steps[at].outs[0], len(steps) - 1  # type: ignore[union-attr]
 
-    def moved(value: object) -> object:
+    def shift_values(value: object) -> object:
         if isinstance(value, Value):
             return V(value.index + extra) if value.index >= first else value
-        return tuple(map(moved, value)) if isinstance(value, tuple) else value
+        return tuple(map(shift_values, value)) if isinstance(value, tuple) else value
 
     later = []
     for step in program.steps[at + 1 :]:
         assert isinstance(step, Aten)
-        kwargs = tuple((name, moved(value)) for name, value in step.kwargs)
+        kwargs = tuple((name, shift_values(value)) for name, value in step.kwargs)
         later.append(
             replace(
                 step,
-                args=moved(step.args),
+                args=shift_values(step.args),
                 kwargs=kwargs,
                 outs=tuple(out + extra for out in step.outs),
             )
@@ -144,7 +144,7 @@ def _step(region: Region, at: int, *targets: str) -> Aten | None:
     return step if isinstance(step, Aten) and (not targets or step.target in targets) else None
 
 
-def _in_place_of(target: str, *others: str, **kwargs: object) -> Mutator:
+def _replace_operator(target: str, *replacements: str, **kwargs: object) -> Mutator:
     """Another operator with the same arguments."""
 
     def change(region: Region, at: int) -> Program | None:
@@ -152,8 +152,10 @@ def _in_place_of(target: str, *others: str, **kwargs: object) -> Mutator:
         return (
             None
             if step is None
-            else _edited(
-                region, at, *(op(other, *step.args, out=step.outs[0], **kwargs) for other in others)
+            else _replace_step(
+                region,
+                at,
+                *(op(other, *step.args, out=step.outs[0], **kwargs) for other in replacements),
             )
         )
 
@@ -161,12 +163,12 @@ def _in_place_of(target: str, *others: str, **kwargs: object) -> Mutator:
 
 
 def _parameter_at(region: Region, step: Aten) -> int | None:
-    found = [
+    positions = [
         i
         for i, arg in enumerate(step.args)
         if isinstance(arg, Value) and arg.index < len(region.roles)
     ]
-    return next((i for i in found if region.roles[step.args[i].index] == "parameter"), None)
+    return next((i for i in positions if region.roles[step.args[i].index] == "parameter"), None)
 
 
 def _drop_parameter(region: Region, at: int) -> Program | None:
@@ -174,7 +176,9 @@ def _drop_parameter(region: Region, at: int) -> Program | None:
     place = None if step is None else _parameter_at(region, step)
     if step is None or place is None:
         return None
-    return _edited(region, at, op("aten.clone.default", step.args[1 - place], out=step.outs[0]))
+    return _replace_step(
+        region, at, op("aten.clone.default", step.args[1 - place], out=step.outs[0])
+    )
 
 
 def _drop_bias(region: Region, at: int) -> Program | None:
@@ -182,7 +186,7 @@ def _drop_bias(region: Region, at: int) -> Program | None:
     return (
         None
         if step is None
-        else _edited(region, at, op("aten.mm.default", *step.args[1:], out=step.outs[0]))
+        else _replace_step(region, at, op("aten.mm.default", *step.args[1:], out=step.outs[0]))
     )
 
 
@@ -195,7 +199,7 @@ def _drop_step(region: Region, at: int) -> Program | None:
     return (
         None
         if step is None
-        else _edited(region, at, op("aten.clone.default", step.args[0], out=step.outs[0]))
+        else _replace_step(region, at, op("aten.clone.default", step.args[0], out=step.outs[0]))
     )
 
 
@@ -218,7 +222,7 @@ def _cast(dtype: torch.dtype) -> Mutator:
             dtype=torch.float32,
             out=out + len(narrow) + 1,
         )
-        return _edited(region, at, *narrow, product, back)
+        return _replace_step(region, at, *narrow, product, back)
 
     return change
 
@@ -229,7 +233,7 @@ def _scalar(factor: float) -> Mutator:
         return (
             None
             if step is None
-            else _edited(
+            else _replace_step(
                 region, at, op(step.target, step.args[0], step.args[1] * factor, out=step.outs[0])
             )
         )
@@ -240,17 +244,19 @@ def _scalar(factor: float) -> Mutator:
 def _after(*targets: str, **arguments: object) -> Callable[[str, tuple[object, ...]], Mutator]:
     """A further operator on the result of a step."""
 
-    def made(name: str, rest: tuple[object, ...]) -> Mutator:
+    def make_mutator(name: str, rest: tuple[object, ...]) -> Mutator:
         def change(region: Region, at: int) -> Program | None:
             step = _step(region, at, *targets)
             if step is None:
                 return None
             out = step.outs[0]
-            return _edited(region, at, step, op(name, V(out), *rest, out=out + 1, **arguments))
+            return _replace_step(
+                region, at, step, op(name, V(out), *rest, out=out + 1, **arguments)
+            )
 
         return change
 
-    return made
+    return make_mutator
 
 
 def _last_rows(region: Region, at: int) -> Program | None:
@@ -260,12 +266,12 @@ def _last_rows(region: Region, at: int) -> Program | None:
     step = _step(region, at)
     assert step is not None
     rows, out = region.program.inputs[0].shape[0], step.outs[0]
-    kept = op("aten.slice.Tensor", V(out), 0, 0, rows - 1, out=out + 1)
-    return _edited(
+    first_rows = op("aten.slice.Tensor", V(out), 0, 0, rows - 1, out=out + 1)
+    return _replace_step(
         region,
         at,
         step,
-        kept,
+        first_rows,
         op("aten.constant_pad_nd.default", V(out + 1), (0, 0, 0, 1), 0.0, out=out + 2),
     )
 
@@ -275,27 +281,29 @@ def _axis(region: Region, at: int) -> Program | None:
     return (
         None
         if step is None
-        else _edited(region, at, op(step.target, step.args[0], (0,), True, out=step.outs[0]))
+        else _replace_step(region, at, op(step.target, step.args[0], (0,), True, out=step.outs[0]))
     )
 
 
-def _swapped(region: Region, at: int) -> Program | None:
+def _swap_operands(region: Region, at: int) -> Program | None:
     step = _step(region, at, "aten.sub.Tensor", "aten.div.Tensor")
     return (
         None
         if step is None
-        else _edited(region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0]))
+        else _replace_step(
+            region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0])
+        )
     )
 
 
-def _frozen(region: Region, at: int) -> Program | None:
+def _freeze_parameter(region: Region, at: int) -> Program | None:
     """A parameter replaced by a constant of its shape, once for the Program."""
     if at or "parameter" not in region.roles:
         return None
     program, index = region.program, region.roles.index("parameter")
     count = len(program.inputs)
 
-    def moved(value: object) -> object:
+    def renumber(value: object) -> object:
         if isinstance(value, Value):
             return (
                 V(count)
@@ -304,12 +312,12 @@ def _frozen(region: Region, at: int) -> Program | None:
                 if value.index >= count
                 else value
             )
-        return tuple(map(moved, value)) if isinstance(value, tuple) else value
+        return tuple(map(renumber, value)) if isinstance(value, tuple) else value
 
-    own = [step for step in program.steps if isinstance(step, Aten)]
+    aten_steps = [step for step in program.steps if isinstance(step, Aten)]
     steps = tuple(
-        replace(step, args=moved(step.args), outs=tuple(out + 1 for out in step.outs))
-        for step in own
+        replace(step, args=renumber(step.args), outs=tuple(out + 1 for out in step.outs))
+        for step in aten_steps
     )
     outputs = tuple(None if out is None else out + 1 for out in program.outputs)
     return Program(
@@ -333,7 +341,7 @@ def _input_returned(region: Region, at: int) -> Program | None:
 
 def _constant(region: Region, at: int) -> Program | None:
     first = region.program.inputs[0]
-    made = op(
+    filled = op(
         "aten.full.default",
         first.shape,
         0.5,
@@ -341,7 +349,7 @@ def _constant(region: Region, at: int) -> Program | None:
         device=torch.device("cpu"),
         out=len(region.roles),
     )
-    return None if at else replace(region.program, steps=(made,), outputs=(len(region.roles),))
+    return None if at else replace(region.program, steps=(filled,), outputs=(len(region.roles),))
 
 
 def _one_pass(region: Region, at: int) -> Program | None:
@@ -354,15 +362,17 @@ def _one_pass(region: Region, at: int) -> Program | None:
         op("aten.mul.Tensor", V(3), V(3), out=8),
         op("aten.sub.Tensor", V(7), V(8), out=9),
     )
-    return _edited(region, at, *steps)
+    return _replace_step(region, at, *steps)
 
 
-def _commuted(region: Region, at: int) -> Program | None:
+def _commute_operands(region: Region, at: int) -> Program | None:
     step = _step(region, at, "aten.add.Tensor", "aten.mul.Tensor")
     return (
         None
         if step is None
-        else _edited(region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0]))
+        else _replace_step(
+            region, at, op(step.target, step.args[1], step.args[0], out=step.outs[0])
+        )
     )
 
 
@@ -383,7 +393,9 @@ def _split_k(region: Region, at: int) -> Program | None:
         op("aten.mm.default", V(out), V(out + 2), out=out + 4),
         op("aten.mm.default", V(out + 1), V(out + 3), out=out + 5),
     ]
-    return _edited(region, at, *steps, op("aten.add.Tensor", V(out + 4), V(out + 5), out=out + 6))
+    return _replace_step(
+        region, at, *steps, op("aten.add.Tensor", V(out + 4), V(out + 5), out=out + 6)
+    )
 
 
 def _mean_as_sum(region: Region, at: int) -> Program | None:
@@ -392,7 +404,7 @@ def _mean_as_sum(region: Region, at: int) -> Program | None:
         return None
     out = step.outs[0]
     total = op("aten.sum.dim_IntList", *step.args, out=out)
-    return _edited(region, at, total, op("aten.mul.Scalar", V(out), 1 / WIDE, out=out + 1))
+    return _replace_step(region, at, total, op("aten.mul.Scalar", V(out), 1 / WIDE, out=out + 1))
 
 
 def _base_two(region: Region, at: int) -> Program | None:
@@ -401,36 +413,36 @@ def _base_two(region: Region, at: int) -> Program | None:
         return None
     out = step.outs[0]
     scaled = op("aten.mul.Scalar", step.args[0], math.log2(math.e), out=out)
-    return _edited(region, at, scaled, op("aten.exp2.default", V(out), out=out + 1))
+    return _replace_step(region, at, scaled, op("aten.exp2.default", V(out), out=out + 1))
 
 
 DISHONEST: dict[str, Mutator] = {
     "drop bias": _drop_bias,
     "drop parameter": _drop_parameter,
     "drop step": _drop_step,
-    "freeze weight": _frozen,
+    "freeze weight": _freeze_parameter,
     "return input": _input_returned,
     "constant": _constant,
     "bfloat16 product": _cast(torch.bfloat16),
     "half product": _cast(torch.float16),
     "one-pass variance": _one_pass,
-    "tanh gelu": _in_place_of("aten.gelu.default", "aten.gelu.default", approximate="tanh"),
-    "hard sigmoid": _in_place_of("aten.sigmoid.default", "aten.hardsigmoid.default"),
-    "hard tanh": _in_place_of("aten.tanh.default", "aten.hardtanh.default"),
-    "abs for relu": _in_place_of("aten.relu.default", "aten.abs.default"),
-    "expm1 for exp": _in_place_of("aten.exp.default", "aten.expm1.default"),
+    "tanh gelu": _replace_operator("aten.gelu.default", "aten.gelu.default", approximate="tanh"),
+    "hard sigmoid": _replace_operator("aten.sigmoid.default", "aten.hardsigmoid.default"),
+    "hard tanh": _replace_operator("aten.tanh.default", "aten.hardtanh.default"),
+    "abs for relu": _replace_operator("aten.relu.default", "aten.abs.default"),
+    "expm1 for exp": _replace_operator("aten.exp.default", "aten.expm1.default"),
     "wrong epsilon": _scalar(10.0),
     "no epsilon": _scalar(0.0),
     "skip tail": _last_rows,
     "wrong axis": _axis,
-    "swap operands": _swapped,
+    "swap operands": _swap_operands,
     "scale by 1.001": _after("aten.mm.default", "aten.addmm.default")("aten.mul.Scalar", (1.001,)),
     "swallow NaN": _after()("aten.nan_to_num.default", (0.0,)),
     "clip": _after("aten.mm.default", "aten.addmm.default")("aten.clamp.default", (-3.0, 3.0)),
 }
 
 HONEST: dict[str, Mutator] = {
-    "commute": _commuted,
+    "commute": _commute_operands,
     "split-K": _split_k,
     "mean as sum": _mean_as_sum,
     "base two": _base_two,

@@ -13,7 +13,7 @@ import torch
 from torch_cudal1.ir.program import Alloc, Aten, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Region
 
-__all__ = ["PRODUCT", "V", "assembled", "candidate", "on_cuda", "op", "pointers", "product", "spec"]
+__all__ = ["PRODUCT", "V", "assemble", "candidate", "on_cuda", "op", "pointers", "product", "spec"]
 
 V = Value
 SM = 90
@@ -94,7 +94,7 @@ def on_cuda(
     )
 
 
-def assembled(ptx: str) -> bytes:
+def assemble(ptx: str) -> bytes:
     """PTX text through the assembler that comes with Triton; needs no GPU."""
     import triton
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import plant, same, shifted
+from tests.entries import add_one_to_output, plant, same
 
-__all__ = ["Layer", "answered_by_swap", "own", "swapped"]
+__all__ = ["Layer", "is_answered_by_swap", "own", "swap_module"]
 
 
 class Layer(nn.Module):
@@ -32,19 +32,19 @@ class Layer(nn.Module):
 
 
 @contextmanager
-def swapped(
+def swap_module(
     x: torch.Tensor, *, visible: bool = True, module: nn.Module | None = None
 ) -> Iterator[Any]:
     """An accelerated module whose swap is bound for `x` without gradients. `visible`: the swap adds 1 to the right result."""
-    made = module or Layer(x.shape[-1])
+    accelerated = module or Layer(x.shape[-1])
     with tempfile.TemporaryDirectory() as folder:
         with torch.no_grad():
-            plant(made, x, Path(folder), change=shifted if visible else same)
-            torch_cudal1.accelerate(made, x, cache_dir=Path(folder), strictness="error")
+            plant(accelerated, x, Path(folder), change=add_one_to_output if visible else same)
+            torch_cudal1.accelerate(accelerated, x, cache_dir=Path(folder), strictness="error")
         try:
-            yield made
+            yield accelerated
         finally:
-            torch_cudal1.restore(made)
+            torch_cudal1.restore(accelerated)
 
 
 def own(module: nn.Module, *args: Any) -> Any:
@@ -53,9 +53,9 @@ def own(module: nn.Module, *args: Any) -> Any:
     return call(*args)
 
 
-def answered_by_swap(module: nn.Module, *args: Any) -> bool:
+def is_answered_by_swap(module: nn.Module, *args: Any) -> bool:
     """Whether the visible swap answers this call: its result is the module's plus 1. Asserts that it is one of the two."""
-    found, expected = module(*args), own(module, *args)
-    by_swap = torch.allclose(found, expected + 1)
-    assert by_swap or torch.equal(found, expected), "neither the swap's result nor the module's"
+    result, expected = module(*args), own(module, *args)
+    by_swap = torch.allclose(result, expected + 1)
+    assert by_swap or torch.equal(result, expected), "neither the swap's result nor the module's"
     return by_swap

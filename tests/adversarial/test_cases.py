@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.adversarial.case import PROFILES, Case, CaseFile, Profile, case_files, controls
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from tests.adversarial.judging import Bench, Side, TooBusy, bench, failures
 from torch_cudal1.ir.records import CheckResult
 
@@ -24,7 +24,7 @@ GPUS = torch.cuda.device_count()
 @pytest.fixture(scope="module")
 def benches() -> Iterator[dict[str, Bench]]:
     """A bench for each device that is here."""
-    with forked_children(), bench(torch.device("cpu")) as cpu:
+    with fork_children(), bench(torch.device("cpu")) as cpu:
         if not GPUS:
             yield {"cpu": cpu}
             return
@@ -43,20 +43,20 @@ def profiles(request: pytest.FixtureRequest) -> tuple[Profile, ...]:
     return PROFILES[first : first + 1]
 
 
-def asked(made: Bench, file: CaseFile, side: Side, profile: Profile) -> list[CheckResult]:
+def run_side(case_bench: Bench, file: CaseFile, side: Side, profile: Profile) -> list[CheckResult]:
     """The checks of one side; all detectors for a cheat that only one of them may catch."""
     try:
-        return made.judge(file, side, profile, to_the_end=side == "cheat" and file.case.alone)
+        return case_bench.judge(file, side, profile, to_the_end=side == "cheat" and file.case.alone)
     except TooBusy as error:
         pytest.skip(str(error))
 
 
-def params(*forms: str, static: bool) -> list[object]:
+def select_cases(*forms: str, static: bool) -> list[object]:
     """The files of these forms. `static`: what is refused before anything runs needs no GPU."""
     chosen = [file for file in FILES if file.case.form in forms]
     return [
         pytest.param(
-            file, id=file.id, marks=() if static and file.case.static else marks(file.case)
+            file, id=file.id, marks=() if static and file.case.static else list_marks(file.case)
         )
         for file in chosen
     ]
@@ -65,7 +65,7 @@ def params(*forms: str, static: bool) -> list[object]:
 _DRAWS = 3  # inputs are drawn in secret, and an earlier detector may be lucky; refused it must be every time
 
 
-def marks(case: Case) -> list[pytest.MarkDecorator]:
+def list_marks(case: Case) -> list[pytest.MarkDecorator]:
     """What skips a case here."""
     if "gpu" not in case.needs:
         return []
@@ -76,15 +76,15 @@ def marks(case: Case) -> list[pytest.MarkDecorator]:
     ]
 
 
-@pytest.mark.parametrize("file", params("source", "program", static=True))
+@pytest.mark.parametrize("file", select_cases("source", "program", static=True))
 def test_the_cheat_is_refused_by_its_detector(
     benches: dict[str, Bench], file: CaseFile, profiles: tuple[Profile, ...]
 ) -> None:
     case = file.case
-    made = benches["cpu" if case.static else case.device]
+    case_bench = benches["cpu" if case.static else case.device]
     for profile in profiles:
         for draw in range(_DRAWS):
-            checks = asked(made, file, "cheat", profile)
+            checks = run_side(case_bench, file, "cheat", profile)
             refused = [check for check in checks if not check.passed]
             assert refused, f"every check passed at {profile}"
             named = refused[0].name == case.expected and (
@@ -97,12 +97,12 @@ def test_the_cheat_is_refused_by_its_detector(
             )
 
 
-@pytest.mark.parametrize("file", params("source", "program", static=False))
+@pytest.mark.parametrize("file", select_cases("source", "program", static=False))
 def test_its_honest_twin_is_accepted(
     benches: dict[str, Bench], file: CaseFile, profiles: tuple[Profile, ...]
 ) -> None:
     for profile in profiles:
-        checks = asked(benches[file.case.device], file, "honest", profile)
+        checks = run_side(benches[file.case.device], file, "honest", profile)
         assert [check for check in checks if not check.passed] == [], profile
 
 
@@ -112,11 +112,11 @@ def test_an_unusual_honest_candidate_is_accepted(benches: dict[str, Bench], name
     assert [check for check in checks if not check.passed] == []
 
 
-@pytest.mark.parametrize("file", params("runtime", static=False))
-def test_our_own_runtime_withstands_the_attack(file: CaseFile) -> None:
+@pytest.mark.parametrize("file", select_cases("runtime", static=False))
+def test_the_runtime_withstands_the_attack(file: CaseFile) -> None:
     file.module.attack()
 
 
-@pytest.mark.parametrize("file", params("runtime", static=False))
-def test_our_own_runtime_serves_the_honest_twin(file: CaseFile) -> None:
+@pytest.mark.parametrize("file", select_cases("runtime", static=False))
+def test_the_runtime_serves_the_honest_twin(file: CaseFile) -> None:
     file.module.twin()

@@ -17,13 +17,16 @@ def test_jobs_share_the_cores(cores: int, jobs: int, share: int) -> None:
     assert fair_share(cores, jobs) == share
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, "5"), ("2", "2")])
-def test_a_judged_process_gets_its_share_unless_the_user_gave_another(
-    asked: str | None, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("user_setting", "expected"), [(None, "5"), ("2", "2")])
+def test_a_child_gets_its_share_of_threads_unless_the_user_set_another(
+    user_setting: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", asked or "")
-    if asked is None:
+    monkeypatch.setenv("OMP_NUM_THREADS", user_setting or "")
+    if user_setting is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
     limit_threads(5)
-    for own in (True, False):
-        assert make_environment(tmp_path, own=own, visible_gpu=False)["OMP_NUM_THREADS"] == given
+    for trusted in (True, False):
+        assert (
+            make_environment(tmp_path, own=trusted, visible_gpu=False)["OMP_NUM_THREADS"]
+            == expected
+        )

@@ -32,7 +32,7 @@ def child() -> Iterator[Child]:
         yield running
 
 
-def judged(child: Child, mutant: Mutant, profile: str) -> list[CheckResult]:
+def list_failed(child: Child, mutant: Mutant, profile: str) -> list[CheckResult]:
     region, proposal = REGIONS[mutant.region], candidate(mutant.program)
     checks = contract(region, proposal)
     if all(check.passed for check in checks):
@@ -56,7 +56,7 @@ def judged(child: Child, mutant: Mutant, profile: str) -> list[CheckResult]:
 def test_a_mutant_is_refused_if_it_is_dishonest_and_accepted_if_not(
     child: Child, mutant: Mutant
 ) -> None:
-    failed = judged(child, mutant, "fast")
+    failed = list_failed(child, mutant, "fast")
     assert bool(failed) != mutant.honest, failed
 
 
@@ -66,7 +66,9 @@ def test_every_step_of_every_region_at_standard(
     if not request.config.getoption("--all-profiles", default=False):
         pytest.skip("minutes of work: --all-profiles")
     every = list(mutants(every_step=True))
-    survivors = [m for m in every if not m.honest and not judged(child, m, "standard")]
-    refused = [(m, found) for m in every if m.honest and (found := judged(child, m, "standard"))]
+    survivors = [m for m in every if not m.honest and not list_failed(child, m, "standard")]
+    refused = [
+        (m, failed) for m in every if m.honest and (failed := list_failed(child, m, "standard"))
+    ]
     assert not survivors
     assert not refused

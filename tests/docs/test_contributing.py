@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from tests.docs.test_examples import ROOT, blocks
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device import specs
@@ -100,7 +100,7 @@ def evaluate_source(text: str, check: object) -> list[CheckResult]:
     """The results of `numerics` and a check for a `ModelNew`."""
     device = torch.device("cpu")
     limits = make_limits(Settings(), device)
-    with forked_children(), Child(limits, Contract()) as oracle:
+    with fork_children(), Child(limits, Contract()) as oracle:
         reference, inputs = read_reference(oracle, REFERENCE, device)
         with Child(limits, Contract()) as child:
             trial = Trial(reference, SourceCandidate(text), Contract(), device, child, inputs)
@@ -108,15 +108,15 @@ def evaluate_source(text: str, check: object) -> list[CheckResult]:
             return list(validate(trial, PROFILES["fast"], checks=(NUMERICS, check)).checks)
 
 
-@pytest.mark.parametrize(("side", "failures"), [("CHEAT", ["elapsed_time"]), ("HONEST", [])])
+@pytest.mark.parametrize(("side", "failures"), [("CHEAT", ["ascending_inputs"]), ("HONEST", [])])
 def test_the_check_refuses_its_attack_and_passes_the_honest_twin(
     side: str, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = load_example("torch_cudal1/judge/checks/elapsed_time.py").ELAPSED_TIME
-    attack = load_example("tests/adversarial/state/time_bomb.py")
+    check = load_example("torch_cudal1/judge/checks/ascending_inputs.py").ASCENDING_INPUTS
+    attack = load_example("tests/adversarial/semantics/special_values_ascending.py")
     results = evaluate_source(getattr(attack, side), check)
     assert [result.name for result in results if not result.passed] == failures, results
-    assert any(result.name == "elapsed_time" for result in results)
+    assert any(result.name == "ascending_inputs" for result in results)
     monkeypatch.setattr(checks, "PROTOCOL", (*checks.PROTOCOL, check))
     assert check in checks.select_checks(PROFILES["fast"])
 

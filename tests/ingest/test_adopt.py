@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torch_cudal1
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from tests.entries import entry_for
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
@@ -100,14 +100,14 @@ def won(trial: Any, ranking: Any, verdict: Verdict, job: Any) -> tuple[Verdict, 
 
 @pytest.fixture(scope="module", autouse=True)
 def fork_server() -> Iterator[None]:
-    with forked_children():
+    with fork_children():
         yield
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One baseline, and a clock that every right Program wins on: what is raced, and how long, is
-    tested elsewhere.
+    """One baseline, and a clock on which every right Program wins: baselines and times are tested
+    elsewhere.
     """
     monkeypatch.setattr(
         baselines, "list_baseline_schedules", lambda place: [Schedule.parse("eager")]
@@ -129,15 +129,15 @@ def adoption(place: TuneContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ad
         SourceEvaluationConfig(
             place.settings, place.contract, CPU, gradients=False, trust="foreign"
         ),
-    ) as made:
-        yield made
+    ) as adopter:
+        yield adopter
 
 
 def entries(place: TuneContext) -> list[Any]:
     return list(place.cache.entries())
 
 
-def measured_whole(region: Region, entry: Entry, place: TuneContext) -> None:
+def store_end_to_end_decision(region: Region, entry: Entry, place: TuneContext) -> None:
     """Remember that the whole call is faster with it: `accelerate` asks its own clock otherwise."""
     choices = [Choice(region, entry.choice, entry, "")]
     note = {"winner": "cudal1", "note": "planted", "candidates": [entry.choice.digest]}
@@ -147,10 +147,10 @@ def measured_whole(region: Region, entry: Entry, place: TuneContext) -> None:
 def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(
     adoption: Adoption, place: TuneContext
 ) -> None:
-    found = adoption.adopt(task())
-    assert (found.outcome, found.stored) == ("accepted", True), found
-    assert found.low == 9.0
-    (entry,) = (one.entry for one in entries(place))
+    result = adoption.adopt(task())
+    assert (result.outcome, result.stored) == ("accepted", True), result
+    assert result.low == 9.0
+    (entry,) = (located.entry for located in entries(place))
     assert entry.choice.origin == "published"
     assert entry.evidence["published"]["task"] == "level 1 task 7"
     space: dict[str, Any] = {}
@@ -158,14 +158,14 @@ def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(
     model, x = space["Model"](512).eval(), torch.randn(256, 512)
     with torch.no_grad():
         expected = model(x)
-        measured_whole(capture_regions(model, (x,))[0], entry, place)
+        store_end_to_end_decision(capture_regions(model, (x,))[0], entry, place)
         before = telemetry.report().counters
         torch_cudal1.accelerate(model, x, cache_dir=place.settings.cache_dir, strictness="error")
         torch.testing.assert_close(model(x), expected)
     (region,) = torch_cudal1.explain(model).regions
     after = telemetry.report().counters
     assert region.origin == "published"
-    assert region.key == found.region_key
+    assert region.key == result.region_key
     for counter in ("regions_tuned", "candidates_judged"):
         assert after.get(counter, 0) == before.get(counter, 0)
 
@@ -175,37 +175,37 @@ def test_a_program_for_which_no_time_was_left_is_not_rejected(
 ) -> None:
     late = [{"label": "one -> eager", "decision": "not judged", "reason": "the budget was spent"}]
 
-    def raced_too_long(
+    def run_out_of_budget(
         region: Region, place: TuneContext, programs: Any, *, origin: str, **_: Any
     ) -> Entry:
         baseline = Candidate(region.program, "eager", "baseline")
         return replace(entry_for(region, baseline, place.settings), tried=tuple(late))
 
-    monkeypatch.setattr(adopt, "tune_with", raced_too_long)
-    found = adoption.adopt(task())
-    assert (found.outcome, found.detector, found.stored) == ("not_judged", "budget", False)
-    assert f"budget of {place.settings.budget_s:g} s" in found.reason
-    assert "--budget" in found.reason
+    monkeypatch.setattr(adopt, "tune_with", run_out_of_budget)
+    result = adoption.adopt(task())
+    assert (result.outcome, result.detector, result.stored) == ("not_judged", "budget", False)
+    assert f"budget of {place.settings.budget_s:g} s" in result.reason
+    assert "--budget" in result.reason
     assert entries(place) == []
 
 
-def entry_at(
-    low: float, region: Region, place: TuneContext, candidate: Candidate, **told: Any
+def make_entry(
+    low: float, region: Region, place: TuneContext, candidate: Candidate, **changes: Any
 ) -> Entry:
     """What a search would have made of a candidate."""
     entry = entry_for(region, candidate, place.settings)
     timing = {**entry.evidence["timing"], "speedup": low * 1.1, "low": low}
-    return replace(entry, evidence={**entry.evidence, "timing": timing}, **told)
+    return replace(entry, evidence={**entry.evidence, "timing": timing}, **changes)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, low: float) -> None:
-    """Let whatever is judged come out at `low`."""
+def set_measured_low(monkeypatch: pytest.MonkeyPatch, low: float) -> None:
+    """Every evaluated candidate has the lower bound `low`."""
 
     def stand_in(
         region: Region, place: TuneContext, programs: Any, *, origin: str, **_: Any
     ) -> Entry:
         ((program, techniques),) = programs
-        return entry_at(low, region, place, Candidate(program, "eager", origin, techniques))
+        return make_entry(low, region, place, Candidate(program, "eager", origin, techniques))
 
     monkeypatch.setattr(adopt, "tune_with", stand_in)
 
@@ -214,13 +214,13 @@ def test_a_stored_decision_goes_only_for_a_faster_one(
     adoption: Adoption, place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for low, stored in ((2.0, True), (1.5, False), (3.0, True)):
-        measured(monkeypatch, low)
-        found = adoption.adopt(task())
-        assert (found.outcome, found.stored) == ("accepted", stored)
+        set_measured_low(monkeypatch, low)
+        result = adoption.adopt(task())
+        assert (result.outcome, result.stored) == ("accepted", stored)
         assert (
-            found.reason == "the same Program is stored already, at 2.00x; this one reached 1.50x"
+            result.reason == "the same Program is stored already, at 2.00x; this one reached 1.50x"
         ) == (not stored)
-    (entry,) = (one.entry for one in entries(place))
+    (entry,) = (located.entry for located in entries(place))
     assert entry.speedup == 3.0
 
 
@@ -237,13 +237,13 @@ def test_a_program_that_is_right_and_no_faster_is_not_stored(
     }
 
     def stand_in(region: Region, place: TuneContext, programs: Any, **_: Any) -> Entry:
-        return entry_at(
+        return make_entry(
             1.0, region, place, Candidate(region.program, "eager", "baseline"), tried=(slow,)
         )
 
     monkeypatch.setattr(adopt, "tune_with", stand_in)
-    found = adoption.adopt(task())
-    assert (found.outcome, found.reason, found.low, found.stored) == (
+    result = adoption.adopt(task())
+    assert (result.outcome, result.reason, result.low, result.stored) == (
         "not_faster",
         "0.98x",
         0.98,
@@ -255,18 +255,18 @@ def test_a_program_that_is_right_and_no_faster_is_not_stored(
 
 LIES = {  # right when it is run, and not what it lets itself be traced as
     "another result": f"return x.amax(1) if type(x) is not torch.Tensor else {FAST[7:]}",
-    "memory that nobody wrote": "return torch.empty(x.shape[0])",
+    "memory that was never written": "return torch.empty(x.shape[0])",
     "nothing of its inputs": "return torch.zeros(x.shape[0])",
 }
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_program_that_is_not_what_its_source_was_judged_for_is_refused(
+def test_a_program_that_differs_from_its_validated_source_is_refused(
     name: str, adoption: Adoption, place: TuneContext
 ) -> None:
-    found = adoption.adopt(task(LIES[name]))
-    assert found.outcome == "rejected", found
-    assert found.detector
+    result = adoption.adopt(task(LIES[name]))
+    assert result.outcome == "rejected", result
+    assert result.detector
     assert not entries(place)
 
 
@@ -276,25 +276,25 @@ def test_a_cheating_source_is_refused_before_it_is_lowered(place: TuneContext) -
     )
     with Adoption(place, job) as adoption:
         assert isinstance(adoption._evaluator, SourceEvaluator)
-        found = adoption.adopt(
+        result = adoption.adopt(
             task(
                 "self.last = getattr(self, 'last', None)\nif self.last is None: self.last = x.amax(1)\nreturn self.last".replace(
                     "\n", "\n        "
                 )
             )
         )
-    assert (found.outcome, found.stored) == ("rejected", False)
-    assert found.detector
-    assert found.region_key == ""
+    assert (result.outcome, result.stored) == ("rejected", False)
+    assert result.detector
+    assert result.region_key == ""
     assert not entries(place)
 
 
 def test_what_is_not_lowerable_says_why_and_stores_nothing(
     adoption: Adoption, place: TuneContext
 ) -> None:
-    found = adoption.adopt(task(f"if x.sum() > 0: pass\n        {FAST}"))
-    assert found.outcome == "not_lowerable"
-    assert "values of tensors" in found.reason
+    result = adoption.adopt(task(f"if x.sum() > 0: pass\n        {FAST}"))
+    assert result.outcome == "not_lowerable"
+    assert "values of tensors" in result.reason
     assert not entries(place)
 
 
@@ -302,15 +302,15 @@ def test_a_reference_that_cannot_be_used_is_not_the_candidates_fault(adoption: A
     broken = PublishedTask("here:1", "x", REFERENCE.replace("[512]", "[513]"), task().candidate)
     assert adoption.adopt(broken).outcome in ("reference_unusable", "not_lowerable")
     unreadable = PublishedTask("here:1", "x", "class Model(:", task().candidate)
-    found = adoption.adopt(unreadable)
-    assert found.outcome == "reference_unusable"
-    assert "SyntaxError" in found.reason
+    result = adoption.adopt(unreadable)
+    assert result.outcome == "reference_unusable"
+    assert "SyntaxError" in result.reason
 
 
 def test_withdrawn_and_foreign_tasks_cost_nothing(adoption: Adoption) -> None:
     assert adoption.adopt(PublishedTask("here", "x", REFERENCE, None)).outcome == "withdrawn"
-    found = adoption.adopt(
+    result = adoption.adopt(
         PublishedTask("here", "x", REFERENCE, "", foreign="it is written in cuda")
     )
-    assert (found.outcome, found.reason) == ("not_lowerable", "it is written in cuda")
+    assert (result.outcome, result.reason) == ("not_lowerable", "it is written in cuda")
     assert adoption._evaluator.judged == 0  # type: ignore[attr-defined]

@@ -22,10 +22,10 @@ def verdict(source_text: str, cases: CaseBase = SHIPPED) -> Opinion:
 
 def test_the_shipped_index_is_a_recent_one_of_the_adversarial_tests() -> None:
     """Not the newest: who adds or words a case need not think of this; a release writes it anew."""
-    known = {file.id for file in case_files() if file.case.form == "source"}
+    case_ids = {file.id for file in case_files() if file.case.form == "source"}
     shipped = {case.name for case in SHIPPED}
-    told = "run `python -m torch_cudal1.ingest.llm.casebase tests/adversarial`"
-    assert len(shipped & known) >= 0.9 * max(len(known), len(shipped)), told
+    command = "run `python -m torch_cudal1.ingest.llm.casebase tests/adversarial`"
+    assert len(shipped & case_ids) >= 0.9 * max(len(case_ids), len(shipped)), command
 
 
 def test_a_folder_of_cases_is_read_as_text_and_its_index_says_the_same(tmp_path: Path) -> None:
@@ -63,7 +63,10 @@ def test_some_are_when_their_whole_family_is_unknown() -> None:
     for case in cheats:
         family = case.name.split("_")[0]
         caught += verdict(
-            case.cheat, CaseBase(one for one in SHIPPED if not one.name.startswith(family))
+            case.cheat,
+            CaseBase(
+                case_record for case_record in SHIPPED if not case_record.name.startswith(family)
+            ),
         ).cheat
     assert caught >= 8
 
@@ -79,19 +82,19 @@ def test_honest_programs_are_left_alone() -> None:
     assert not verdict(source()).cheat
 
 
-class Script:
+class EvaluatorOfScores:
     """An evaluator with the scores of a script."""
 
     def __init__(self, **scores: float | str) -> None:
         self.scores = scores
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        found = [self.scores[one.program] for one in programs]
+        scores = [self.scores[program_record.program] for program_record in programs]
         return [
-            Measured(task.id, one.program, "hack", detail=score)
+            Measured(task.id, program_record.program, "hack", detail=score)
             if isinstance(score, str)
-            else Measured(task.id, one.program, "ok", score)
-            for one, score in zip(programs, found, strict=True)
+            else Measured(task.id, program_record.program, "ok", score)
+            for program_record, score in zip(programs, scores, strict=True)
         ]
 
 
@@ -110,9 +113,9 @@ class Suspicious:
 
 def test_only_jumps_are_checked_and_each_program_once() -> None:
     checker = Suspicious()
-    checked = CheckedEvaluator(Script(a=1.2, b=2.3, c=2.5, d=6.0), checker, CaseBase([]))
+    checked = CheckedEvaluator(EvaluatorOfScores(a=1.2, b=2.3, c=2.5, d=6.0), checker, CaseBase([]))
     outcomes = [checked.measure(TASK, [program(name, source(name))])[0].outcome for name in "abcdd"]
-    assert [one[0] for one in checker.asked] == ["d"]
+    assert [question[0] for question in checker.asked] == ["d"]
     assert outcomes == ["ok", "ok", "ok", "hack", "hack"]
     checked.best["relu"] = 0.5
     assert (
@@ -123,12 +126,14 @@ def test_only_jumps_are_checked_and_each_program_once() -> None:
 def test_what_the_checker_calls_a_cheat_has_no_score_and_joins_the_cases(tmp_path: Path) -> None:
     grown = tmp_path / "cases.jsonl"
     cases = CaseBase([], grown)
-    checked = CheckedEvaluator(Script(a=9.0, b="cache: seen before"), Suspicious(), cases)
-    found = checked.measure(
+    checked = CheckedEvaluator(
+        EvaluatorOfScores(a=9.0, b="cache: seen before"), Suspicious(), cases
+    )
+    measurements = checked.measure(
         TASK, [program("a", source("x + 1")), program("b", source("x + 2 * x"))]
     )
-    assert [one.score for one in found] == [None, None]
-    assert "checked by nose: it smells" in found[0].detail
+    assert [measured.score for measured in measurements] == [None, None]
+    assert "checked by nose: it smells" in measurements[0].detail
     assert checked.best == {}
     assert {case.cheat for case in CaseBase([], grown)} == {source("x + 1"), source("x + 2 * x")}
     assert verdict(source("y + 1").replace("(self, x)", "(self, y)"), CaseBase([], grown)).cheat
@@ -147,7 +152,7 @@ def test_a_case_is_confirmed_once_and_a_torn_line_is_passed_over(tmp_path: Path)
 
 def test_earlier_scores_are_no_jumps_again() -> None:
     checker = Suspicious()
-    checked = CheckedEvaluator(Script(a=2.9), checker, CaseBase([]))
+    checked = CheckedEvaluator(EvaluatorOfScores(a=2.9), checker, CaseBase([]))
     checked.learn([StoredSample("s", Measured("relu", "p", "ok", 2.0))])
     assert checked.measure(TASK, [program("a", source())])[0].score == 2.9
     assert not checker.asked
@@ -166,10 +171,10 @@ def test_earlier_scores_are_no_jumps_again() -> None:
 def test_a_models_verdict_counts_and_silence_falls_back_on_the_rules(
     answer: str, cheat: bool, by: str
 ) -> None:
-    found = ModelChecker(lambda prompt: answer, SHIPPED).check(
+    opinion = ModelChecker(lambda prompt: answer, SHIPPED).check(
         TASK, program("p", source()), 9.0, 1.5
     )
-    assert (found.cheat, found.by) == (cheat, by)
+    assert (opinion.cheat, opinion.by) == (cheat, by)
 
 
 def test_a_model_is_shown_the_claim_and_the_three_nearest_cases() -> None:
@@ -184,11 +189,11 @@ def test_a_model_is_shown_the_claim_and_the_three_nearest_cases() -> None:
 
 
 def test_likeness_is_of_code_and_not_of_words() -> None:
-    one, other = (
+    first, second = (
         SHIPPED.nearest(source("x * 2"), 1)[0],
         SHIPPED.nearest(source("x * 2") + "# a comment\n", 1)[0],
     )
-    assert one == other
+    assert first == second
     grams = next(iter(SHIPPED)).grams
     assert likeness(grams, grams) == 1.0
     assert likeness(grams, grams - grams) == 0.0
@@ -199,25 +204,27 @@ def test_a_folder_without_cases_is_refused(tmp_path: Path) -> None:
         CaseBase.of_folder(tmp_path)
 
 
-def test_measurements_are_told_as_they_come_and_checked(tmp_path: Path) -> None:
-    class Telling(Script):
-        told: Callable[[Measured], None]
+def test_measurements_are_checked_and_reported_as_they_come(tmp_path: Path) -> None:
+    class Telling(EvaluatorOfScores):
+        on_measurement: Callable[[Measured], None]
         memory = "its memory"
 
         def measure_all(
             self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]
         ) -> list[list[Measured]]:
             answers = [self.measure(*question) for question in questions]
-            for one in (one for found in answers for one in found):
-                self.told(one)
+            for measured in (measured for measurements in answers for measured in measurements):
+                self.on_measurement(measured)
             return answers
 
-    told: list[str] = []
+    reported: list[str] = []
     checked = CheckedEvaluator(
         Telling(a=1.2, b=9.0), Suspicious(), CaseBase([], tmp_path / "cases.jsonl")
     )
     assert checked.memory == "its memory"
-    checked.told = lambda one: told.append(f"{one.program} {one.outcome}")
-    found = checked.measure(TASK, [program("a", source()), program("b", source("x + 1"))])
-    assert told == ["a ok", "b hack"]
-    assert [one.outcome for one in found] == ["ok", "hack"]
+    checked.on_measurement = lambda measured: reported.append(
+        f"{measured.program} {measured.outcome}"
+    )
+    measurements = checked.measure(TASK, [program("a", source()), program("b", source("x + 1"))])
+    assert reported == ["a ok", "b hack"]
+    assert [measured.outcome for measured in measurements] == ["ok", "hack"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from tests.ingest.published_sources import REFERENCE, RESULT, write_candidate
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
@@ -22,7 +22,7 @@ from torch_cudal1.device.cuda.cubin import inspect_cubin
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ingest.published import lower_source
 from torch_cudal1.ingest.published.lower_source import (
-    Reference,
+    CapturedReference,
     capture_reference,
     fit_to_reference,
     lower_candidate,
@@ -46,17 +46,17 @@ def job() -> SourceEvaluationConfig:
 
 
 @pytest.fixture(scope="module")
-def reference(job: SourceEvaluationConfig) -> Iterator[Reference]:
-    with forked_children():
-        found = capture_reference(REFERENCE, job)
-        assert isinstance(found, Reference)
-        yield found
+def reference(job: SourceEvaluationConfig) -> Iterator[CapturedReference]:
+    with fork_children():
+        captured = capture_reference(REFERENCE, job)
+        assert isinstance(captured, CapturedReference)
+        yield captured
 
 
-def program_of(text: str, reference: Reference, job: SourceEvaluationConfig) -> Program:
-    found = lower_candidate(text, "ModelNew", reference, job)
-    assert isinstance(found, Program), found
-    return found
+def program_of(text: str, reference: CapturedReference, job: SourceEvaluationConfig) -> Program:
+    program = lower_candidate(text, "ModelNew", reference, job)
+    assert isinstance(program, Program), program
+    return program
 
 
 def module() -> tuple[torch.nn.Module, list[torch.Tensor]]:
@@ -66,7 +66,9 @@ def module() -> tuple[torch.nn.Module, list[torch.Tensor]]:
     return space["Model"](16).eval(), space["get_inputs"]()
 
 
-def test_the_references_region_is_the_one_that_accelerate_looks_up(reference: Reference) -> None:
+def test_the_references_region_is_the_one_that_accelerate_looks_up(
+    reference: CapturedReference,
+) -> None:
     model, inputs = module()
     with torch.no_grad():
         (region,) = capture_regions(model, tuple(inputs))
@@ -75,21 +77,21 @@ def test_the_references_region_is_the_one_that_accelerate_looks_up(reference: Re
 
 
 def test_parameters_are_matched_by_name_in_whatever_order_they_are_held(
-    reference: Reference, job: SourceEvaluationConfig
+    reference: CapturedReference, job: SourceEvaluationConfig
 ) -> None:
     program = program_of(write_candidate(), reference, job)
     inputs = reference.inputs()
     assert inputs is not None
-    (expected,), (found,) = (
+    (expected,), (result,) = (
         prepare(reference.region.program, CPU)(inputs),
         prepare(program, CPU)(inputs),
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     assert program.inputs == reference.region.program.inputs
 
 
 def test_results_that_are_written_into_fresh_memory_are_plain_results(
-    reference: Reference, job: SourceEvaluationConfig
+    reference: CapturedReference, job: SourceEvaluationConfig
 ) -> None:
     written = f"out = torch.empty(x.shape)\nout.copy_({RESULT.removeprefix('return ')})\nreturn out"
     assert program_of(write_candidate(written), reference, job) == program_of(
@@ -147,7 +149,7 @@ NOT_LOWERABLE = {
 
 @pytest.mark.parametrize("name", NOT_LOWERABLE)
 def test_what_has_no_data_form_says_why(
-    name: str, reference: Reference, job: SourceEvaluationConfig
+    name: str, reference: CapturedReference, job: SourceEvaluationConfig
 ) -> None:
     text, word = NOT_LOWERABLE[name]
     short = (
@@ -155,13 +157,13 @@ def test_what_has_no_data_form_says_why(
         if name == "an endless loop"
         else job
     )
-    found = lower_candidate(text, "ModelNew", reference, short)
-    assert isinstance(found, Refusal), found
-    assert word in found.reason, found.reason
+    refusal = lower_candidate(text, "ModelNew", reference, short)
+    assert isinstance(refusal, Refusal), refusal
+    assert word in refusal.reason, refusal.reason
 
 
 def test_a_source_that_writes_files_or_calls_out_while_it_is_lowered_stays_in_the_sandbox(
-    tmp_path: Path, reference: Reference, job: SourceEvaluationConfig
+    tmp_path: Path, reference: CapturedReference, job: SourceEvaluationConfig
 ) -> None:
     tmp_path.chmod(0o777)
     victim = tmp_path / "victim"
@@ -174,7 +176,7 @@ def test_a_source_that_writes_files_or_calls_out_while_it_is_lowered_stays_in_th
             f"open({str(tmp_path / 'new')!r}, 'w').write('theirs')",
             f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1).sendall(b'hello')",
         )
-        tried = [
+        answers = [
             lower_candidate(write_candidate(f"{act}\n{RESULT}"), "ModelNew", reference, job)
             for act in acts
         ]
@@ -184,8 +186,8 @@ def test_a_source_that_writes_files_or_calls_out_while_it_is_lowered_stays_in_th
         )
         with pytest.raises(TimeoutError):
             server.accept()
-    assert all(isinstance(found, Refusal) for found in tried), (
-        tried
+    assert all(isinstance(answer, Refusal) for answer in answers), (
+        answers
     )  # no such file, or no permission, as the level has it
     assert isinstance(kept_on, Program)  # refused acts that it shrugs off cost it nothing
     assert (victim.read_text(), (tmp_path / "new").exists()) == ("mine", False)
@@ -223,16 +225,16 @@ def honest(program: Program, folder: Path) -> dict[str, Any]:
     }
 
 
-def nested(depth: int) -> dict[str, Any]:
+def nest_programs(depth: int) -> dict[str, Any]:
     """A Program in a Program in a Program."""
-    data: dict[str, Any] = Program((), (), ()).to_json()
+    content: dict[str, Any] = Program((), (), ()).to_json()
     for _ in range(depth):
-        data = {**data, "steps": [{"op": "call", "program": data, "args": [], "outs": []}]}
-    return data
+        content = {**content, "steps": [{"op": "call", "program": content, "args": [], "outs": []}]}
+    return content
 
 
 LIES = {
-    "Programs without end": {"program": nested(100_000)},
+    "Programs without end": {"program": nest_programs(100_000)},
     "not a program": {"program": {"format": 99}},
     "no program": {"program": None},
     "too few sources": {"sources": [0]},
@@ -247,32 +249,32 @@ LIES = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_an_answer_that_is_none_is_a_reason_and_nothing_else(
-    name: str, tmp_path: Path, reference: Reference
+    name: str, tmp_path: Path, reference: CapturedReference
 ) -> None:
     ordered = [reference.sources.index(source) for source in (0, 1, "scale", "shift")]
     assert ordered == [0, 1, 2, 3]  # what `honest` says is the truth
     answer = {**honest(reference.region.program, tmp_path), **LIES[name]}
     path = tmp_path / "none.safetensors"
     try:
-        found: Any = lower_source._read(answer, path)
+        traced: Any = lower_source._read(answer, path)
     except lower_source.MISREAD:
         return
     assert isinstance(
-        fit_to_reference(found.program, found.sources, found.writes, reference), Refusal
+        fit_to_reference(traced.program, traced.sources, traced.writes, reference), Refusal
     )
 
 
-def test_the_truth_is_taken(tmp_path: Path, reference: Reference) -> None:
+def test_the_truth_is_taken(tmp_path: Path, reference: CapturedReference) -> None:
     answer = honest(reference.region.program, tmp_path)
-    found = lower_source._read(answer, Path(answer["payloads"][2]))
+    traced = lower_source._read(answer, Path(answer["payloads"][2]))
     assert (
-        fit_to_reference(found.program, found.sources, found.writes, reference)
+        fit_to_reference(traced.program, traced.sources, traced.writes, reference)
         == reference.region.program
     )
 
 
 def test_a_parameter_that_the_reference_holds_under_two_names_is_one_input(
-    reference: Reference,
+    reference: CapturedReference,
 ) -> None:
     tied = replace(reference, same={"offset": "shift"})
     sources = (0, 1, "scale", "offset")
@@ -284,7 +286,7 @@ def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     job: SourceEvaluationConfig,
-    reference: Reference,
+    reference: CapturedReference,
 ) -> None:
     """`aten.from_file` writes to nothing by its schema, and with shared=True it makes the file."""
     target = tmp_path / "made"
@@ -297,14 +299,14 @@ def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
     class Subject:
         form = reference.form
 
-    monkeypatch.setattr(lower_source, "_child", lambda job: _entered(liar))
+    monkeypatch.setattr(lower_source, "_child", lambda job: _enter(liar))
     monkeypatch.setattr(
-        lower_source, "read_reference", lambda *given: (Subject, list(reference.examples))
+        lower_source, "read_reference", lambda *_: (Subject, list(reference.examples))
     )
-    monkeypatch.setattr(lower_source, "read_program", lambda *given: program)
-    found = capture_reference(REFERENCE, job)
-    assert isinstance(found, Refusal)
-    assert "aten.from_file.default" in found.reason
+    monkeypatch.setattr(lower_source, "read_program", lambda *_: program)
+    refusal = capture_reference(REFERENCE, job)
+    assert isinstance(refusal, Refusal)
+    assert "aten.from_file.default" in refusal.reason
     assert not target.exists()
 
 
@@ -315,7 +317,7 @@ def test_what_references_may_also_say_exists_and_writes_to_nothing(target: str) 
 
 
 @contextmanager
-def _entered(child: Any) -> Iterator[Any]:
+def _enter(child: Any) -> Iterator[Any]:
     yield child
 
 
@@ -336,7 +338,7 @@ def kernel(x, y, scale, shift, out, BLOCK: tl.constexpr):
 
 
 def test_a_triton_kernel_is_compiled_inside_the_sandbox(
-    reference: Reference, job: SourceEvaluationConfig
+    reference: CapturedReference, job: SourceEvaluationConfig
 ) -> None:
     pytest.importorskip("triton")
     body = "out = torch.empty_like(x)\nkernel[(8,)](x, y, self.scale, self.shift, out, BLOCK=16)\nreturn out"

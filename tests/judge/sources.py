@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
 from torch_cudal1.judge.checks.numerics import NUMERICS
@@ -62,15 +62,13 @@ REFERENCE = (
 def source(*, top: str = "", init: str = "", before: str = "pass", result: str = FORWARD) -> str:
     """The reference's module with statements at import, construction and call, and another result."""
 
-    def indented(text: str) -> str:
+    def indent(text: str) -> str:
         return "\n".join(f"        {line}" for line in text.splitlines())
 
     return (
         HEAD
         + top
-        + MODULE.format(
-            entry="ModelNew", init=indented(init), before=indented(before), result=result
-        )
+        + MODULE.format(entry="ModelNew", init=indent(init), before=indent(before), result=result)
     )
 
 
@@ -111,5 +109,5 @@ class SourceBench:
 @contextmanager
 def source_bench(reference: str = REFERENCE) -> Iterator[SourceBench]:
     """A bench whose processes end with the block."""
-    with forked_children(), Child(make_limits(Settings(), CPU), Contract()) as oracle:
+    with fork_children(), Child(make_limits(Settings(), CPU), Contract()) as oracle:
         yield SourceBench(*read_reference(oracle, reference, CPU))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import answered_by_swap, swapped
+from tests.adversarial.swapped import is_answered_by_swap, swap_module
 
 CASE = Case(
     39,
@@ -24,16 +24,16 @@ CASE = Case(
 
 def attack() -> None:
     x = torch.randn(3, 8)
-    with swapped(x) as module:
-        assert not answered_by_swap(module, x)
-        given = x.clone().requires_grad_()
-        module(given).sum().backward()
-        assert given.grad is not None
+    with swap_module(x) as module:
+        assert not is_answered_by_swap(module, x)
+        leaf = x.clone().requires_grad_()
+        module(leaf).sum().backward()
+        assert leaf.grad is not None
         assert module.linear.weight.grad is not None
 
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
-        assert answered_by_swap(module, x)
-        assert answered_by_swap(module, torch.randn(3, 8))
+    with torch.no_grad(), swap_module(x) as module:
+        assert is_answered_by_swap(module, x)
+        assert is_answered_by_swap(module, torch.randn(3, 8))

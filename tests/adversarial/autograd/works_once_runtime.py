@@ -10,7 +10,7 @@ import copy
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import answered_by_swap, swapped
+from tests.adversarial.swapped import is_answered_by_swap, swap_module
 
 CASE = Case(
     42,
@@ -26,19 +26,19 @@ CASE = Case(
 
 def attack() -> None:
     x = torch.randn(3, 8)
-    with swapped(x) as module:
+    with swap_module(x) as module:
         with torch.no_grad():
             module(x)
-        for one in (module, copy.deepcopy(module)):
-            optimiser = torch.optim.SGD(one.parameters(), lr=0.1)
+        for instance in (module, copy.deepcopy(module)):
+            optimiser = torch.optim.SGD(instance.parameters(), lr=0.1)
             for _ in range(2):
                 optimiser.zero_grad()
-                one(x).square().sum().backward()
+                instance(x).square().sum().backward()
                 optimiser.step()
 
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
-        assert answered_by_swap(module, x)
-        assert answered_by_swap(module, torch.randn(3, 8))
+    with torch.no_grad(), swap_module(x) as module:
+        assert is_answered_by_swap(module, x)
+        assert is_answered_by_swap(module, torch.randn(3, 8))

@@ -33,14 +33,14 @@ def reference() -> Region:
 
 def cheat() -> Candidate:
     region = product()
-    kept = torch.randn(64, 64)
+    payload = torch.randn(64, 64)
     return candidate(
         Program(
             region.program.inputs,
             (op("aten.clone.default", V(2), out=3),),
             (3,),
             ("kept",),
-            {"kept": kept},
+            {"kept": payload},
         )
     )
 

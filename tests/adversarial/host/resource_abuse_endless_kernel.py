@@ -7,7 +7,7 @@ candidate meets a new one.
 from __future__ import annotations
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, assembled, candidate, on_cuda, product
+from tests.adversarial.plans import PRODUCT, assemble, candidate, on_cuda, product
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
@@ -34,8 +34,8 @@ def reference() -> Region:
 
 
 def cheat() -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(SPINNING), "product"))
+    return candidate(on_cuda(product("cuda"), assemble(SPINNING), "product"))
 
 
 def honest() -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(PRODUCT), "product"))
+    return candidate(on_cuda(product("cuda"), assemble(PRODUCT), "product"))

@@ -7,7 +7,7 @@ held against the limits of the targets before anything runs (`contract`); the la
 from __future__ import annotations
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, assembled, candidate, on_cuda, product
+from tests.adversarial.plans import PRODUCT, assemble, candidate, on_cuda, product
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
@@ -29,7 +29,7 @@ def reference() -> Region:
 
 def plan(block: int) -> Candidate:
     return candidate(
-        on_cuda(product("cuda"), assembled(PRODUCT), "product", grid=4096 // block, block=block)
+        on_cuda(product("cuda"), assemble(PRODUCT), "product", grid=4096 // block, block=block)
     )
 
 

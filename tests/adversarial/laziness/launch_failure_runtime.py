@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, assembled, on_cuda, product
+from tests.adversarial.plans import PRODUCT, assemble, on_cuda, product
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.runtime.executor import prepare
 
@@ -28,7 +28,7 @@ CASE = Case(
 
 def attack() -> None:
     device = torch.device("cuda")
-    plan = on_cuda(product("cuda"), assembled(PRODUCT), "product", cluster=16)
+    plan = on_cuda(product("cuda"), assemble(PRODUCT), "product", cluster=16)
     x, y = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
     with pytest.raises(Cudal1Error):
         prepare(plan, device)([x, y])
@@ -36,6 +36,6 @@ def attack() -> None:
 
 def twin() -> None:
     device = torch.device("cuda")
-    plan = on_cuda(product("cuda"), assembled(PRODUCT), "product")
+    plan = on_cuda(product("cuda"), assemble(PRODUCT), "product")
     x, y = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
     assert torch.equal(prepare(plan, device)([x, y])[0], x * y)

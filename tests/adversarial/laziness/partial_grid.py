@@ -6,7 +6,7 @@ Ours. `numerics` sees the wrong values, and a fill of fresh memory (`poison`) sh
 from __future__ import annotations
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, assembled, candidate, on_cuda, product
+from tests.adversarial.plans import PRODUCT, assemble, candidate, on_cuda, product
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
@@ -26,8 +26,8 @@ def reference() -> Region:
 
 
 def cheat() -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(PRODUCT), "product", grid=31))
+    return candidate(on_cuda(product("cuda"), assemble(PRODUCT), "product", grid=31))
 
 
 def honest() -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(PRODUCT), "product", grid=32))
+    return candidate(on_cuda(product("cuda"), assemble(PRODUCT), "product", grid=32))

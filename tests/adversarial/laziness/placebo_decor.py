@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, V, assembled, candidate, on_cuda, op, product
+from tests.adversarial.plans import PRODUCT, V, assemble, candidate, on_cuda, op, product
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
@@ -31,7 +31,7 @@ def reference() -> Region:
 
 
 def cheat() -> Candidate:
-    launched = on_cuda(product("cuda"), assembled(PRODUCT), "product")
+    launched = on_cuda(product("cuda"), assemble(PRODUCT), "product")
     real = op("aten.mul.Tensor", V(0), V(1), out=3)
     never = op("aten.ne.Tensor", V(3), V(3), out=4)
     number = op("aten.isnan.default", V(3), out=5)
@@ -53,4 +53,4 @@ def cheat() -> Candidate:
 
 
 def honest() -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(PRODUCT), "product"))
+    return candidate(on_cuda(product("cuda"), assemble(PRODUCT), "product"))

@@ -7,7 +7,7 @@ and finds it changed. A store far away is for `guard_page`.
 from __future__ import annotations
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, assembled, candidate, on_cuda, product
+from tests.adversarial.plans import PRODUCT, assemble, candidate, on_cuda, product
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
@@ -28,8 +28,8 @@ def reference() -> Region:
 
 
 def cheat() -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(PRODUCT), "product", grid=33))
+    return candidate(on_cuda(product("cuda"), assemble(PRODUCT), "product", grid=33))
 
 
 def honest() -> Candidate:
-    return candidate(on_cuda(product("cuda"), assembled(PRODUCT), "product", grid=32))
+    return candidate(on_cuda(product("cuda"), assemble(PRODUCT), "product", grid=32))

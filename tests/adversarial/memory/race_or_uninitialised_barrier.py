@@ -8,7 +8,7 @@ Races in global memory evade it.
 from __future__ import annotations
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, assembled, candidate, on_cuda, product
+from tests.adversarial.plans import PRODUCT, assemble, candidate, on_cuda, product
 from torch_cudal1.ir.records import Candidate, Region
 
 CASE = Case(
@@ -60,7 +60,7 @@ def _handing_over(between: str, after: str = "") -> bytes:
     text = PRODUCT.replace(
         ".reg .pred %p<2>;", ".reg .pred %p<2>;\n    .shared .align 4 .b8 held[512];"
     )
-    return assembled(
+    return assemble(
         text.replace("st.global.f32 [%d4], %f3;", _HANDED_OVER.format(between=between, after=after))
     )
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import answered_by_swap, own, swapped
+from tests.adversarial.swapped import is_answered_by_swap, own, swap_module
 
 CASE = Case(
     51,
@@ -26,13 +26,13 @@ CASE = Case(
 
 def attack() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x, visible=False) as module:
+    with torch.no_grad(), swap_module(x, visible=False) as module:
 
         def work(seed: int) -> bool:
-            given = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed))
+            inputs = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed))
             with torch.no_grad():
-                expected = own(module, given)
-                return all(torch.allclose(module(given), expected) for _ in range(50))
+                expected = own(module, inputs)
+                return all(torch.allclose(module(inputs), expected) for _ in range(50))
 
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(work, range(8)))
@@ -40,6 +40,6 @@ def attack() -> None:
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
-        assert answered_by_swap(module, x)
-        assert answered_by_swap(module, torch.randn(3, 8))
+    with torch.no_grad(), swap_module(x) as module:
+        assert is_answered_by_swap(module, x)
+        assert is_answered_by_swap(module, torch.randn(3, 8))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.plans import PRODUCT, assembled, on_cuda, product
+from tests.adversarial.plans import PRODUCT, assemble, on_cuda, product
 from torch_cudal1.runtime.executor import prepare
 
 CASE = Case(
@@ -26,7 +26,7 @@ CASE = Case(
 
 def attack() -> None:
     device = torch.device("cuda")
-    plan = on_cuda(product("cuda"), assembled(PRODUCT), "product")
+    plan = on_cuda(product("cuda"), assemble(PRODUCT), "product")
     runner = prepare(plan, device)
     x, y = torch.zeros(64, 64, device=device), torch.full((64, 64), 3.0, device=device)
     runner([x, y])
@@ -41,6 +41,6 @@ def attack() -> None:
 
 def twin() -> None:
     device = torch.device("cuda")
-    plan = on_cuda(product("cuda"), assembled(PRODUCT), "product")
+    plan = on_cuda(product("cuda"), assemble(PRODUCT), "product")
     x, y = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
     assert torch.equal(prepare(plan, device)([x, y])[0], x * y)

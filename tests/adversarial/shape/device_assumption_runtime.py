@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import answered_by_swap, swapped
+from tests.adversarial.swapped import is_answered_by_swap, swap_module
 
 CASE = Case(
     47,
@@ -24,7 +24,7 @@ CASE = Case(
 
 def attack() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
+    with torch.no_grad(), swap_module(x) as module:
         module.to("meta")
         assert module(x.to("meta")).device.type == "meta"
         if torch.cuda.is_available():
@@ -34,6 +34,6 @@ def attack() -> None:
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
-        assert answered_by_swap(module, x)
-        assert answered_by_swap(module, torch.randn(3, 8))
+    with torch.no_grad(), swap_module(x) as module:
+        assert is_answered_by_swap(module, x)
+        assert is_answered_by_swap(module, torch.randn(3, 8))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import answered_by_swap, swapped
+from tests.adversarial.swapped import is_answered_by_swap, swap_module
 
 CASE = Case(
     43,
@@ -28,7 +28,7 @@ class Marked(torch.Tensor):
 
 def attack() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
+    with torch.no_grad(), swap_module(x) as module:
         for outside in (
             torch.randn(4, 8),
             torch.randn(1, 8),
@@ -37,17 +37,17 @@ def attack() -> None:
             torch.randn(3, 16)[:, ::2],
             torch.randn(3, 8).as_subclass(Marked),
         ):
-            assert not answered_by_swap(module, outside), (
+            assert not is_answered_by_swap(module, outside), (
                 tuple(outside.shape),
                 outside.stride(),
                 type(outside),
             )
         module.double()
-        assert not answered_by_swap(module, x.double())
+        assert not is_answered_by_swap(module, x.double())
 
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
-        assert answered_by_swap(module, x)
-        assert answered_by_swap(module, torch.randn(3, 8))
+    with torch.no_grad(), swap_module(x) as module:
+        assert is_answered_by_swap(module, x)
+        assert is_answered_by_swap(module, torch.randn(3, 8))

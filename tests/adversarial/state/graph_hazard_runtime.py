@@ -28,16 +28,16 @@ def attack() -> None:
     program = product("cuda").program
     device = torch.device("cuda")
     runner = build_runner(program, "eager+graph", device, static=frozenset())
-    held = []
+    outputs = []
     for _ in range(6):
         x, y = torch.randn(64, 64, device=device), torch.randn(64, 64, device=device)
         (out,) = runner([x, y])
-        held.append((out, x * y))
+        outputs.append((out, x * y))
         x.data.normal_()
         (again,) = runner([x, y])
         assert torch.equal(again, x * y)
     torch.cuda.synchronize()
-    assert all(torch.equal(out, expected) for out, expected in held)
+    assert all(torch.equal(out, expected) for out, expected in outputs)
 
 
 def twin() -> None:

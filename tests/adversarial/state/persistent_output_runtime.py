@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import answered_by_swap, own, swapped
+from tests.adversarial.swapped import is_answered_by_swap, own, swap_module
 
 CASE = Case(
     33,
@@ -24,19 +24,19 @@ CASE = Case(
 
 def attack() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x, visible=False) as module:
+    with torch.no_grad(), swap_module(x, visible=False) as module:
         inputs = [torch.randn(3, 8) for _ in range(6)]
-        held = [module(given) for given in inputs]
-        assert len({result.data_ptr() for result in held}) == len(held)
+        outputs = [module(tensor) for tensor in inputs]
+        assert len({result.data_ptr() for result in outputs}) == len(outputs)
         assert all(
-            torch.allclose(result, own(module, given))
-            for result, given in zip(held, inputs, strict=True)
+            torch.allclose(result, own(module, tensor))
+            for result, tensor in zip(outputs, inputs, strict=True)
         )
 
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
+    with torch.no_grad(), swap_module(x) as module:
         assert all(
-            answered_by_swap(module, torch.randn(3, 8)) for _ in range(6)
+            is_answered_by_swap(module, torch.randn(3, 8)) for _ in range(6)
         )  # each result dies before the next call

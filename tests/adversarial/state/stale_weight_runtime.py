@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import answered_by_swap, own, swapped
+from tests.adversarial.swapped import is_answered_by_swap, own, swap_module
 
 CASE = Case(
     35,
@@ -53,7 +53,7 @@ def changes(module: torch.nn.Module) -> dict[str, Callable[[], object]]:
 
 def attack() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x, visible=False) as module:
+    with torch.no_grad(), swap_module(x, visible=False) as module:
         for name in changes(module):
             before = module(x)
             changes(module)[name]()
@@ -63,6 +63,6 @@ def attack() -> None:
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
-        assert answered_by_swap(module, x)
-        assert answered_by_swap(module, torch.randn(3, 8))
+    with torch.no_grad(), swap_module(x) as module:
+        assert is_answered_by_swap(module, x)
+        assert is_answered_by_swap(module, torch.randn(3, 8))

@@ -11,7 +11,7 @@ import pickle
 import torch
 
 from tests.adversarial.case import Case
-from tests.adversarial.swapped import Layer, answered_by_swap, own, swapped
+from tests.adversarial.swapped import Layer, is_answered_by_swap, own, swap_module
 
 CASE = Case(
     37,
@@ -28,7 +28,7 @@ CASE = Case(
 def attack() -> None:
     x = torch.randn(3, 8)
     plain = Layer()
-    with torch.no_grad(), swapped(x, visible=False) as module:
+    with torch.no_grad(), swap_module(x, visible=False) as module:
         module(x)
         assert list(module.state_dict()) == list(plain.state_dict())
         assert type(module) is Layer
@@ -40,6 +40,6 @@ def attack() -> None:
 
 def twin() -> None:
     x = torch.randn(3, 8)
-    with torch.no_grad(), swapped(x) as module:
-        assert answered_by_swap(module, x)
-        assert answered_by_swap(module, torch.randn(3, 8))
+    with torch.no_grad(), swap_module(x) as module:
+        assert is_answered_by_swap(module, x)
+        assert is_answered_by_swap(module, torch.randn(3, 8))

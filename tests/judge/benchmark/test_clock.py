@@ -41,10 +41,10 @@ def test_readings_come_in_the_order_of_the_schedule(on_cpu: Clock) -> None:
 
 def test_a_sample_of_several_calls_is_the_time_of_them_all(on_cpu: Clock) -> None:
     called: list[int] = []
-    one, many = on_cpu.read((nap, lambda: (called.append(1), nap())), [0, 1], repeats=(1, 5))
+    single, many = on_cpu.read((nap, lambda: (called.append(1), nap())), [0, 1], repeats=(1, 5))
     assert len(called) == 5
     assert many.wall_us >= 10_000
-    assert one.wall_us >= 2_000
+    assert single.wall_us >= 2_000
 
 
 def test_results_die_one_by_one(on_cpu: Clock) -> None:
@@ -93,8 +93,8 @@ def test_both_clocks_agree_on_a_kernel() -> None:
     device = torch.device("cuda", 0)
     x = torch.randn(1 << 26, device=device)
 
-    def fastest(found: list[Reading]) -> Reading:
-        return min(found, key=lambda reading: reading.wall_us)
+    def fastest(readings: list[Reading]) -> Reading:
+        return min(readings, key=lambda reading: reading.wall_us)
 
     for cold in (False, True):
         c, python = (

@@ -45,19 +45,19 @@ class Machine:
 
 
 def test_the_slope_is_free_of_the_cost_of_a_request() -> None:
-    found = measure_slope(Machine(50.0, request_us=10_000.0), 10)
-    assert found.wall_us == pytest.approx(50.0)
-    assert found.claimed_us == pytest.approx(50.0)
-    assert found.mean_us == pytest.approx(550.0)
+    measurement = measure_slope(Machine(50.0, request_us=10_000.0), 10)
+    assert measurement.wall_us == pytest.approx(50.0)
+    assert measurement.claimed_us == pytest.approx(50.0)
+    assert measurement.mean_us == pytest.approx(550.0)
 
 
-def test_a_duel_measures_the_ratio_of_two_processes() -> None:
-    duel = CrossProcessBenchmark(Machine(120.0), Machine(100.0, request_us=50.0))
-    found = measure(duel, FAST)
-    assert found.summary.speedup == pytest.approx(1.2)
-    assert found.steady
-    assert duel.check().passed
-    assert found.first_call_us == (pytest.approx(420.0), pytest.approx(150.0))
+def test_a_benchmark_measures_the_ratio_of_two_processes() -> None:
+    benchmark = CrossProcessBenchmark(Machine(120.0), Machine(100.0, request_us=50.0))
+    measurement = measure(benchmark, FAST)
+    assert measurement.summary.speedup == pytest.approx(1.2)
+    assert measurement.steady
+    assert benchmark.check().passed
+    assert measurement.first_call_us == (pytest.approx(420.0), pytest.approx(150.0))
 
 
 def test_batches_outlast_the_jitter_of_a_request() -> None:
@@ -102,8 +102,8 @@ def test_short_batches_made_slow_gain_nothing() -> None:
                 spun, wall_s=spun.wall_s + (0.002 if calls * self.call_us < 2_500 else 0.0)
             )
 
-    found = measure(CrossProcessBenchmark(Machine(100.0), Sly(100.0)), FAST)
-    assert found.summary.speedup == pytest.approx(1.0)
+    measurement = measure(CrossProcessBenchmark(Machine(100.0), Sly(100.0)), FAST)
+    assert measurement.summary.speedup == pytest.approx(1.0)
 
 
 def test_one_slow_short_batch_in_three_changes_nothing() -> None:
@@ -115,16 +115,16 @@ def test_one_slow_short_batch_in_three_changes_nothing() -> None:
                 spun, wall_s=spun.wall_s + (0.002 if short and len(self.batches) % 3 == 0 else 0.0)
             )
 
-    found = measure(CrossProcessBenchmark(Machine(100.0), Disturbed(100.0)), FAST)
-    assert found.summary.speedup == pytest.approx(1.0, abs=1e-6)
+    measurement = measure(CrossProcessBenchmark(Machine(100.0), Disturbed(100.0)), FAST)
+    assert measurement.summary.speedup == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("lie", [0.1, 0.5, 0.85, 1.2])
-def test_a_process_that_claims_another_time_is_found_out_and_gains_nothing(lie: float) -> None:
-    duel = CrossProcessBenchmark(Machine(100.0), Machine(100.0, lie=lie))
-    found = measure(duel, FAST)
-    assert found.summary.speedup == pytest.approx(1.0)
-    check = duel.check()
+def test_a_process_that_claims_another_time_is_refused_and_gains_nothing(lie: float) -> None:
+    benchmark = CrossProcessBenchmark(Machine(100.0), Machine(100.0, lie=lie))
+    measurement = measure(benchmark, FAST)
+    assert measurement.summary.speedup == pytest.approx(1.0)
+    check = benchmark.check()
     assert (check.name, check.passed) == ("wall_slope", False)
     assert check.value is not None
     assert check.limit is not None
@@ -172,14 +172,14 @@ def test_how_many_outputs_are_kept(output_bytes: int, device: str, calls: int) -
     assert limit_batch_calls(output_bytes, torch.device(device)) == calls
 
 
-def test_a_machine_whose_clock_runs_backwards_is_too_busy_to_judge() -> None:
+def test_a_machine_whose_clock_runs_backwards_is_too_busy_to_time() -> None:
     class Busy(Machine):
         def time_batch(self, calls: int) -> TimedBatch:
             return TimedBatch(1.0 / calls, 0.0, calls)
 
-    duel = CrossProcessBenchmark(Busy(1.0), Busy(1.0))
+    benchmark = CrossProcessBenchmark(Busy(1.0), Busy(1.0))
     with pytest.raises(CandidateFailure, match="busy") as caught:
-        measure(duel, FAST)
+        measure(benchmark, FAST)
     assert caught.value.detector == "unstable"
 
 

@@ -8,7 +8,13 @@ from typing import Literal
 import pytest
 import torch
 
-from tests.judge.benchmark.scripted_sampler import FAST, Scripted, quick, side, slow
+from tests.judge.benchmark.scripted_sampler import (
+    FAST,
+    ScriptedSampler,
+    make_costs,
+    sleep_2_ms,
+    sleep_half_ms,
+)
 from tests.virtual_clock import install_virtual_clock
 from torch_cudal1.judge.benchmark.protocol import LocalSampler, measure, sample_pairs
 from torch_cudal1.judge.benchmark.statistics import summarise
@@ -33,20 +39,20 @@ STEADY, RISING = [1.5] * 30, [0.9 * 1.1**position for position in range(30)]
 
 
 def test_agreeing_buckets_are_sampled_once_and_the_lower_speedup_decides() -> None:
-    sampler = Scripted({"cold": [1.2] * 7, "hot": STEADY[:7]})
-    found = measure(sampler, FAST)
-    assert sampler.asked == {"cold": 56, "hot": 56}
-    assert (found.deciding, found.rounds, found.steady) == ("cold", 1, True)
-    assert found.summary.speedup == pytest.approx(1.2)
-    assert found.first_call_us == (100.0, 100.0)
+    sampler = ScriptedSampler({"cold": [1.2] * 7, "hot": STEADY[:7]})
+    measurement = measure(sampler, FAST)
+    assert sampler.requested_pairs == {"cold": 56, "hot": 56}
+    assert (measurement.deciding, measurement.rounds, measurement.steady) == ("cold", 1, True)
+    assert measurement.summary.speedup == pytest.approx(1.2)
+    assert measurement.first_call_us == (100.0, 100.0)
 
 
 def test_only_the_state_whose_buckets_disagree_gets_three_times_the_pairs() -> None:
-    sampler = Scripted({"cold": RISING, "hot": STEADY})
-    found = measure(sampler, FAST)
-    assert sampler.asked == {"cold": 3 * 56, "hot": 56}
-    assert (found.rounds, found.steady) == (3, False)
-    assert found.summaries["cold"].pairs == 3 * 56
+    sampler = ScriptedSampler({"cold": RISING, "hot": STEADY})
+    measurement = measure(sampler, FAST)
+    assert sampler.requested_pairs == {"cold": 3 * 56, "hot": 56}
+    assert (measurement.rounds, measurement.steady) == (3, False)
+    assert measurement.summaries["cold"].pairs == 3 * 56
 
 
 WIDE, SLOWER, ACROSS = (
@@ -70,44 +76,52 @@ LEVEL = [1.01, 1.01, 1.3, 1.3] * 10  # across the margin, too few below it for a
 def test_buckets_that_disagree_on_one_side_of_the_margin_decide(
     gate: Literal["widen", "reject"], cold: list[float], hot: list[float], rounds: int
 ) -> None:
-    found = measure(Scripted({"cold": cold, "hot": hot}), replace(FAST, gate=gate, margin=1.05))
-    assert (found.rounds, found.steady) == (rounds, False)
+    measurement = measure(
+        ScriptedSampler({"cold": cold, "hot": hot}), replace(FAST, gate=gate, margin=1.05)
+    )
+    assert (measurement.rounds, measurement.steady) == (rounds, False)
 
 
 @pytest.mark.parametrize("margin", [None, 1.4])
-def test_who_decides_by_no_margin_or_one_within_the_range_gets_more_pairs(
+def test_without_a_margin_or_with_one_within_the_range_more_pairs_are_taken(
     margin: float | None,
 ) -> None:
-    assert measure(Scripted({"cold": WIDE, "hot": WIDE}), replace(FAST, margin=margin)).rounds == 3
+    assert (
+        measure(ScriptedSampler({"cold": WIDE, "hot": WIDE}), replace(FAST, margin=margin)).rounds
+        == 3
+    )
 
 
 def test_the_paper_takes_no_second_round() -> None:
-    sampler = Scripted({"hot": RISING})
+    sampler = ScriptedSampler({"hot": RISING})
     sampler.temperatures = ("hot",)
     assert measure(sampler, replace(TIMING_PLANS["cudal1"], window_s=1e-9)).rounds == 1
 
 
 def test_a_window_is_filled_with_pairs() -> None:
-    found = measure(LocalSampler(quick, quick, CPU), replace(TIMING_PLANS["cudal1"], window_s=0.7))
-    assert 0.5 < found.seconds < 30
-    assert found.summary.pairs >= 7
+    measurement = measure(
+        LocalSampler(sleep_half_ms, sleep_half_ms, CPU),
+        replace(TIMING_PLANS["cudal1"], window_s=0.7),
+    )
+    assert 0.5 < measurement.seconds < 30
+    assert measurement.summary.pairs >= 7
 
 
 def test_past_its_budget_a_measurement_still_has_seven_buckets() -> None:
-    found = measure(LocalSampler(slow, slow, CPU), replace(FAST, budget_s=1e-3))
-    assert 7 <= found.summary.pairs <= 14
+    measurement = measure(LocalSampler(sleep_2_ms, sleep_2_ms, CPU), replace(FAST, budget_s=1e-3))
+    assert 7 <= measurement.summary.pairs <= 14
 
 
 SLOW_S = replace(FAST, budget_s=1e-9)  # every pair is a bucket of its own, as of calls of a second
 
 
-class Slow(Scripted):
+class SlowSampler(ScriptedSampler):
     """Scripted ratios of calls that are slow for the plan."""
 
     temperatures: tuple[L2, ...] = ("hot",)
 
     def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
-        return side(2e6), side(1e5)
+        return make_costs(2e6), make_costs(1e5)
 
 
 @pytest.mark.parametrize(
@@ -138,29 +152,33 @@ class Slow(Scripted):
 def test_few_pairs_of_slow_calls_end_a_measurement_that_is_settled(
     ratios: list[float], margin: float | None, pairs: int
 ) -> None:
-    found = measure(Slow({"hot": ratios}), replace(SLOW_S, rounds=1, margin=margin))
-    assert found.summary.pairs == pairs
-    assert (found.summary.low >= 1.05) == (min(ratios[:pairs]) > 1.05)
+    measurement = measure(SlowSampler({"hot": ratios}), replace(SLOW_S, rounds=1, margin=margin))
+    assert measurement.summary.pairs == pairs
+    assert (measurement.summary.low >= 1.05) == (min(ratios[:pairs]) > 1.05)
 
 
 def test_a_measurement_of_fast_calls_does_not_end_with_a_few_pairs() -> None:
-    found = measure(Scripted({"cold": [40.0] * 7, "hot": [40.0] * 7}), replace(FAST, margin=1.05))
-    assert found.summary.pairs == 28
+    measurement = measure(
+        ScriptedSampler({"cold": [40.0] * 7, "hot": [40.0] * 7}), replace(FAST, margin=1.05)
+    )
+    assert measurement.summary.pairs == 28
 
 
 def test_every_state_of_the_cache_must_be_settled() -> None:
-    class Both(Slow):
+    class TwoStates(SlowSampler):
         temperatures: tuple[L2, ...] = ("cold", "hot")
 
     assert (
         measure(
-            Both({"cold": [40.0] * 7, "hot": [2.0] * 7}), replace(SLOW_S, rounds=1, margin=1.05)
+            TwoStates({"cold": [40.0] * 7, "hot": [2.0] * 7}),
+            replace(SLOW_S, rounds=1, margin=1.05),
         ).summary.pairs
         == 7
     )
     assert (
         measure(
-            Both({"cold": [40.0] * 7, "hot": [0.9] * 7}), replace(SLOW_S, rounds=1, margin=1.05)
+            TwoStates({"cold": [40.0] * 7, "hot": [0.9] * 7}),
+            replace(SLOW_S, rounds=1, margin=1.05),
         ).summary.pairs
         == 3
     )
@@ -171,7 +189,7 @@ def test_a_plan_that_refuses_unstable_measurements_takes_all_its_pairs(
     gate: Literal["reject", "paper"],
 ) -> None:
     plan = replace(SLOW_S, gate=gate, rounds=1, margin=1.05)
-    assert measure(Slow({"hot": [40.0] * 7}), plan).summary.pairs == 7
+    assert measure(SlowSampler({"hot": [40.0] * 7}), plan).summary.pairs == 7
 
 
 @pytest.mark.parametrize(
@@ -184,17 +202,17 @@ def test_a_plan_that_refuses_unstable_measurements_takes_all_its_pairs(
         ([1.04, 1.06] * 7, [1.3] * 14, 56),
     ],
 )
-def test_a_decision_that_is_plain_after_half_of_the_pairs_takes_no_more(
+def test_a_decision_that_is_clear_after_half_of_the_pairs_takes_no_more(
     cold: list[float], hot: list[float], pairs: int
 ) -> None:
-    sampler = Scripted({"cold": cold, "hot": hot})
+    sampler = ScriptedSampler({"cold": cold, "hot": hot})
     assert measure(sampler, replace(FAST, rounds=1, margin=1.05)).summary.pairs == pairs
-    assert set(sampler.asked.values()) == {pairs}
+    assert set(sampler.requested_pairs.values()) == {pairs}
 
 
 @pytest.mark.parametrize(
     "plan", [FAST, replace(FAST, gate="reject", margin=1.05), replace(FAST, pairs=7, margin=1.05)]
 )
 def test_other_measurements_are_not_taken_in_halves(plan: TimingPlan) -> None:
-    sampler = Scripted({"cold": [1.3] * 7, "hot": [1.3] * 7})
+    sampler = ScriptedSampler({"cold": [1.3] * 7, "hot": [1.3] * 7})
     assert measure(sampler, plan).summary.pairs == 7 * plan.pairs

@@ -1,4 +1,4 @@
-"""The short race, with scripted processes, so that the truth is known."""
+"""The quick benchmark, with scripted processes, so that the truth is known."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Machine:
 
 
 @dataclass
-class Looks:
-    kept: list[int] = field(default_factory=list)
+class CountedChecks:
+    held_counts: list[int] = field(default_factory=list)
 
     def is_due(self) -> bool:
         return True
@@ -62,72 +62,72 @@ class Looks:
     def shift(self) -> int:
         return 1
 
-    def check_output(self, start: int, shift: int, held: int) -> None:
-        self.kept.append(held)
+    def check_output(self, start: int, shift: int, count: int) -> None:
+        self.held_counts.append(count)
 
 
-def race(baseline: Machine, candidate: Machine) -> tuple[QuickBenchmark, Looks]:
-    looks = Looks()
+def make_benchmark(baseline: Machine, candidate: Machine) -> tuple[QuickBenchmark, CountedChecks]:
+    checks = CountedChecks()
     return QuickBenchmark(
-        cast(ChildBatchTimer, baseline), cast(ChildBatchTimer, candidate), cast(OutputAudit, looks)
-    ), looks
+        cast(ChildBatchTimer, baseline), cast(ChildBatchTimer, candidate), cast(OutputAudit, checks)
+    ), checks
 
 
-def believed(machine: Machine) -> Any:
+def check_clock(machine: Machine) -> Any:
     return _check_child_clock(cast(ChildBatchTimer, machine), machine.call_us * machine.lie)
 
 
-def test_a_race_measures_the_ratio_of_two_processes_whatever_a_request_costs() -> None:
-    found = measure(
-        race(Machine(12.0, request_us=1_000.0), Machine(10.0, request_us=50.0))[0], TRAIN
+def test_a_quick_benchmark_measures_the_ratio_of_two_processes_whatever_a_request_costs() -> None:
+    measurement = measure(
+        make_benchmark(Machine(12.0, request_us=1_000.0), Machine(10.0, request_us=50.0))[0], TRAIN
     )
-    assert found.summary.speedup == pytest.approx(1.2)
-    assert found.steady
-    assert len(found.summary.means) == BUCKETS
+    assert measurement.summary.speedup == pytest.approx(1.2)
+    assert measurement.steady
+    assert len(measurement.summary.means) == BUCKETS
 
 
 def test_samples_are_as_short_as_the_plan_says() -> None:
     candidate = Machine(10.0)
-    measure(race(Machine(10.0), candidate)[0], TRAIN)
+    measure(make_benchmark(Machine(10.0), candidate)[0], TRAIN)
     assert max(candidate.batches[-TRAIN.pairs * BUCKETS :]) == math.ceil(TRAIN.sample_us / 10.0)
 
 
-def test_outputs_of_some_buckets_are_looked_at_and_which_is_not_known_before() -> None:
-    drawn = set()
+def test_outputs_of_some_buckets_are_checked_and_which_ones_is_drawn_anew() -> None:
+    drawn_buckets = set()
     for _ in range(30):
-        sampler, looks = race(Machine(10.0), Machine(10.0))
-        drawn.add(frozenset(sampler.checked_buckets))
+        sampler, checks = make_benchmark(Machine(10.0), Machine(10.0))
+        drawn_buckets.add(frozenset(sampler.checked_buckets))
         measure(sampler, TRAIN)
-        assert len(looks.kept) == 2
-        assert all(looks.kept)
-    assert len(drawn) > 5
+        assert len(checks.held_counts) == 2
+        assert all(checks.held_counts)
+    assert len(drawn_buckets) > 5
 
 
-def test_two_of_ours_in_one_process_are_looked_at_when_the_race_is_over() -> None:
-    class Told:
-        """A child that tells what a request for pairs does."""
+def test_two_own_programs_in_one_process_are_checked_after_the_benchmark() -> None:
+    class PairChild:
+        """A child that answers requests for pairs."""
 
         requests = 0
 
-        def call(self, verb: str, **what: Any) -> dict[str, Any]:
+        def call(self, verb: str, **request: Any) -> dict[str, Any]:
             assert verb == "pairs"
             self.requests += 1
             time.sleep(1e-3)
-            return {"pairs": [[12.0, 10.0]] * len(what["leads"]), "start": 7}
+            return {"pairs": [[12.0, 10.0]] * len(request["leads"]), "start": 7}
 
-    child = Told()
-    sampler, looks = race(Machine(12.0, child=child), Machine(10.0, child=child))
+    child = PairChild()
+    sampler, checks = make_benchmark(Machine(12.0, child=child), Machine(10.0, child=child))
     plan = replace(TRAIN, pairs=2, side_us=20.0)
     assert measure(sampler, plan).summary.speedup == pytest.approx(1.2)
-    assert child.requests == 1, "all buckets at once: everybody waits meanwhile"
-    assert not looks.kept
+    assert child.requests == 1, "all buckets at once: all other slots wait meanwhile"
+    assert not checks.held_counts
     sampler.check_last_outputs()
-    assert len(looks.kept) == 2
+    assert len(checks.held_counts) == 2
     assert sampler.candidate.start == 7
 
 
 @pytest.mark.parametrize("later_us", [2.5, 10.0, 1e4])
-def test_what_a_call_costs_is_known_after_one_batch_where_the_first_calls_told_it(
+def test_the_cost_of_a_call_is_known_after_one_batch_where_the_first_calls_showed_it(
     later_us: float,
 ) -> None:
     candidate = Machine(10.0)
@@ -139,12 +139,12 @@ def test_what_a_call_costs_is_known_after_one_batch_where_the_first_calls_told_i
 
 
 @pytest.mark.parametrize("lie", [0.1, 0.5, 0.8])
-def test_a_clock_that_tells_less_than_passed_is_found_out(lie: float) -> None:
-    assert not believed(Machine(50.0, lie=lie)).passed
-    assert believed(Machine(50.0)).passed
+def test_a_clock_that_reports_less_than_passed_fails_its_check(lie: float) -> None:
+    assert not check_clock(Machine(50.0, lie=lie)).passed
+    assert check_clock(Machine(50.0)).passed
 
 
 def test_a_batch_that_took_no_time_or_longer_than_its_request_is_refused() -> None:
     for lie in (0.0, -1.0, 1e3):
         with pytest.raises(CandidateFailure, match="us told of a request"):
-            race(Machine(10.0), replace(Machine(10.0), lie=lie))[0]._cost(1, 5)
+            make_benchmark(Machine(10.0), replace(Machine(10.0), lie=lie))[0]._cost(1, 5)

@@ -40,11 +40,11 @@ def test_a_turn_puts_other_values_at_the_same_addresses_and_leaves_the_given_set
     assert [float(entry[1][0, 0]) for entry in ring.entries] == [1.0, 2.0] * 4
 
 
-def test_an_answer_kept_by_address_is_wrong_after_a_turn() -> None:
-    ring, known = RotatingInputs(two_sets(), {0}), {}
+def test_a_result_cached_by_address_is_wrong_after_a_turn() -> None:
+    ring, results = RotatingInputs(two_sets(), {0}), {}
 
     def lazy(inputs: list[torch.Tensor]) -> torch.Tensor:
-        return known.setdefault(inputs[1].data_ptr(), inputs[1] * 2)
+        return results.setdefault(inputs[1].data_ptr(), inputs[1] * 2)
 
     run = RotatingCalls(lazy, ring)
     for _ in range(8):
@@ -58,7 +58,7 @@ def test_turns_take_the_entries_in_order_from_a_place() -> None:
     ring = RotatingInputs(two_sets(), ())
     run = RotatingCalls(lambda inputs: inputs, ring, 13)
     assert run.position == 5
-    assert [run() is ring.entries[place] for place in (5, 6, 7, 0)] == [True] * 4
+    assert [run() is ring.entries[index] for index in (5, 6, 7, 0)] == [True] * 4
     assert run.position == 1
 
 
@@ -66,7 +66,9 @@ def test_sets_too_large_for_copies_are_used_as_they_are_and_do_not_turn() -> Non
     large = [[torch.empty(1, dtype=torch.uint8).expand(400 << 20)] for _ in range(2)]
     assert plan_rotation(large[0], (), 2) == (2, False)
     ring = RotatingInputs(large, ())
-    assert [entry[0] is given[0] for entry, given in zip(ring.entries, large, strict=True)] == [
+    assert [
+        entry[0] is original[0] for entry, original in zip(ring.entries, large, strict=True)
+    ] == [
         True,
         True,
     ]

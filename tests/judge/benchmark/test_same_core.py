@@ -1,4 +1,4 @@
-"""Processes that are raced share a core, another one each time, and have all cores again
+"""Processes that are benchmarked share a core, another one each time, and have all cores again
 afterwards.
 """
 
@@ -23,87 +23,89 @@ STARTS_ANOTHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 
 
 
 @pytest.fixture
-def supervised() -> Iterator[tuple[int, int]]:
+def process_tree() -> Iterator[tuple[int, int]]:
     """A process, and the one that it started, as a child's supervisor and the child."""
     with subprocess.Popen(
         [sys.executable, "-c", STARTS_ANOTHER], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        (below,) = module._find_descendants(process.pid)
-        yield process.pid, below
-        os.kill(below, 9)
+        (descendant,) = module._find_descendants(process.pid)
+        yield process.pid, descendant
+        os.kill(descendant, 9)
 
 
 def test_a_process_and_what_it_started_share_a_core_and_then_have_all(
-    supervised: tuple[int, int],
+    process_tree: tuple[int, int],
 ) -> None:
-    with same_core([supervised[0]]) as held:
-        assert held is not None
-        assert held.move()
-        found = [os.sched_getaffinity(pid) for pid in supervised]
-        assert found[0] == found[1]
-        assert len(found[0]) == 1
-        assert held.shared
+    with same_core([process_tree[0]]) as pinned:
+        assert pinned is not None
+        assert pinned.move()
+        affinities = [os.sched_getaffinity(pid) for pid in process_tree]
+        assert affinities[0] == affinities[1]
+        assert len(affinities[0]) == 1
+        assert pinned.shared
         assert os.sched_getaffinity(0) == ALL  # this process waits elsewhere
-    assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
+    assert [os.sched_getaffinity(pid) for pid in process_tree] == [ALL, ALL]
 
 
 def test_the_core_is_one_of_the_idler_half(
-    supervised: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    process_tree: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = iter([dict.fromkeys(range(4), 1_000), {0: 1_900, 1: 1_001, 2: 1_500, 3: 1_000}])
     monkeypatch.setattr(module, "_busy_ticks", lambda: next(ticks))
-    put: list[set[int]] = []
-    monkeypatch.setattr(module, "_pin_thread", lambda thread, cores: put.append(cores))
-    held = SameCore([supervised[0]])
-    held._allowed = set(range(4))
-    assert held.move()
-    assert put[0] <= {1, 3}
-    assert all(cores == put[0] for cores in put)
+    pinned_cores: list[set[int]] = []
+    monkeypatch.setattr(module, "_pin_thread", lambda thread, cores: pinned_cores.append(cores))
+    pinned = SameCore([process_tree[0]])
+    pinned._allowed = set(range(4))
+    assert pinned.move()
+    assert pinned_cores[0] <= {1, 3}
+    assert all(cores == pinned_cores[0] for cores in pinned_cores)
 
 
-def test_a_process_that_is_gone_leaves_cores_as_they_are() -> None:
+def test_a_process_that_has_ended_changes_no_cores() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    with same_core([process.pid]) as held:
-        assert held is not None
-        assert not held.move()
-        assert not held.shared
+    with same_core([process.pid]) as pinned:
+        assert pinned is not None
+        assert not pinned.move()
+        assert not pinned.shared
 
 
-def test_where_one_of_two_is_gone_the_other_keeps_all_cores(supervised: tuple[int, int]) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    for leaders in ([supervised[0], gone.pid], [gone.pid, supervised[0]]):
-        with same_core(leaders) as held:
-            assert held is not None
-            assert not held.move()
-            assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
+def test_where_one_of_two_processes_has_ended_the_other_keeps_all_cores(
+    process_tree: tuple[int, int],
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for leaders in ([process_tree[0], ended.pid], [ended.pid, process_tree[0]]):
+        with same_core(leaders) as pinned:
+            assert pinned is not None
+            assert not pinned.move()
+            assert [os.sched_getaffinity(pid) for pid in process_tree] == [ALL, ALL]
 
 
-def test_one_that_ends_during_the_race_keeps_nobody_on_its_core(
-    supervised: tuple[int, int],
+def test_a_process_that_ends_during_the_benchmark_leaves_the_other_all_cores(
+    process_tree: tuple[int, int],
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        with same_core([other.pid, supervised[0]]) as held:
-            assert held is not None
-            assert held.move()
+        with same_core([other.pid, process_tree[0]]) as pinned:
+            assert pinned is not None
+            assert pinned.move()
             other.kill()
             other.wait()
-        assert [os.sched_getaffinity(pid) for pid in supervised] == [ALL, ALL]
+        assert [os.sched_getaffinity(pid) for pid in process_tree] == [ALL, ALL]
 
 
-def test_a_process_of_somebody_else_leaves_cores_as_they_are(
-    supervised: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_a_process_of_another_user_keeps_its_cores(
+    process_tree: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(thread: int, cores: set[int]) -> None:
+    def refuse_pinning(thread: int, cores: set[int]) -> None:
         raise PermissionError(1, "not yours")
 
-    monkeypatch.setattr(module, "_pin_thread", refused)
-    with same_core([supervised[0]]) as held:
-        assert held is not None
-        assert not held.move()
+    monkeypatch.setattr(module, "_pin_thread", refuse_pinning)
+    with same_core([process_tree[0]]) as pinned:
+        assert pinned is not None
+        assert not pinned.move()
 
 
 def test_a_core_that_works_is_told_from_one_that_does_not() -> None:

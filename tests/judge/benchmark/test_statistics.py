@@ -92,10 +92,10 @@ NOISES: dict[str, Noise] = {
 
 def trial(noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS) -> PairedSummary:
     """One measurement of a true speed-up `ratio`."""
-    return summarise(sampled(noise, seed, ratio, count))
+    return summarise(make_samples(noise, seed, ratio, count))
 
 
-def sampled(
+def make_samples(
     noise: Noise, seed: int, ratio: float = 1.0, count: int = PAIRS
 ) -> list[tuple[float, float]]:
     """Pairs are drawn as A B B A: a coin turns the sides of each block round."""
@@ -187,7 +187,7 @@ def test_looking_after_each_of_the_first_pairs_calls_one_kernel_faster_in_under_
     """
     wrong = 0
     for seed in range(500):
-        samples = sampled(noise, seed, count=FEWEST_PAIRS - 1)
+        samples = make_samples(noise, seed, count=FEWEST_PAIRS - 1)
         wrong += any(
             summarise(samples[:count]).low >= MARGIN
             for count in range(FEWEST_SLOW_PAIRS, FEWEST_PAIRS)
@@ -201,7 +201,7 @@ class Noisy:
     temperatures: tuple[L2, ...] = ("hot",)
 
     def __init__(self, noise: Noise, seed: int) -> None:
-        self.left = iter(sampled(noise, seed, count=4 * PAIRS))
+        self.left = iter(make_samples(noise, seed, count=4 * PAIRS))
 
     def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         return (WarmCosts(100.0, 100.0, 100.0),) * 2
@@ -215,20 +215,20 @@ def test_measuring_until_it_is_plain_calls_one_kernel_faster_in_under_one_percen
     noise: Noise,
 ) -> None:
     plan = replace(TIMING_PLANS["fast"], margin=MARGIN)
-    found = [measure(Noisy(noise, seed), plan).summary for seed in range(200)]
-    assert sum(summary.low >= MARGIN for summary in found) < 2
-    assert min(summary.pairs for summary in found) == PAIRS // 2
+    summaries = [measure(Noisy(noise, seed), plan).summary for seed in range(200)]
+    assert sum(summary.low >= MARGIN for summary in summaries) < 2
+    assert min(summary.pairs for summary in summaries) == PAIRS // 2
 
 
 def test_the_interval_of_a_few_pairs_is_students_and_holds_the_centre() -> None:
-    found = summarise(
+    summary = summarise(
         [(200.0, 100.0), (220.0, 100.0), (242.0, 100.0)]
     )  # logs one tenth of ln 2.594 apart
     half = 10.777 * math.log(1.1) / math.sqrt(3)
-    assert found.speedup == pytest.approx(2.2)
-    assert found.low == pytest.approx(2.2 * math.exp(-half))
-    assert found.high == pytest.approx(2.2 * math.exp(half))
-    assert (found.pairs, found.steady, found.values) == (3, False, (2.0, 2.2, 2.42))
+    assert summary.speedup == pytest.approx(2.2)
+    assert summary.low == pytest.approx(2.2 * math.exp(-half))
+    assert summary.high == pytest.approx(2.2 * math.exp(half))
+    assert (summary.pairs, summary.steady, summary.values) == (3, False, (2.0, 2.2, 2.42))
     lopsided = summarise([(1e-150, 1e150), (1.0, 1.0), (1.0, 1.0), (1e150, 1e-150)])
     assert lopsided.low <= lopsided.speedup <= lopsided.high < math.inf
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.judge.benchmark.scripted_sampler import FAST, quick, side, slow
+from tests.judge.benchmark.scripted_sampler import FAST, make_costs, sleep_2_ms, sleep_half_ms
 from tests.virtual_clock import install_virtual_clock
 from torch_cudal1.judge.benchmark import timing
 from torch_cudal1.judge.benchmark.clock import Call, clock_of
@@ -55,19 +55,22 @@ def test_the_real_clock_sees_time_pass() -> None:
         (1e5, False, 30),
     ],
 )
-def test_slow_calls_are_raced_until_the_fastest_is_far_ahead(
+def test_slow_calls_are_interleaved_until_the_fastest_is_far_ahead(
     other_us: float, ran: bool, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs = {slow: 1e6, quick: other_us}
-    monkeypatch.setattr(timing, "warm_up", lambda run, device, settle_s: side(costs[run]))
+    costs = {sleep_2_ms: 1e6, sleep_half_ms: other_us}
+    monkeypatch.setattr(timing, "warm_up", lambda run, device, settle_s: make_costs(costs[run]))
     monkeypatch.setattr(timing, "_sample", lambda run, calls, device: costs[run])
-    found = interleave(
-        {"one": slow, "other": quick}, CPU, budget_s=1e6 if samples >= 5 else 1.0, ran=ran
+    times = interleave(
+        {"one": sleep_2_ms, "other": sleep_half_ms},
+        CPU,
+        budget_s=1e6 if samples >= 5 else 1.0,
+        ran=ran,
     )
-    assert found == {"one": [1e6] * samples, "other": [other_us] * samples}
+    assert times == {"one": [1e6] * samples, "other": [other_us] * samples}
 
 
-def test_warming_tells_the_first_call_apart() -> None:
+def test_warming_up_reports_the_first_call_apart() -> None:
     calls = 0
 
     def lazy() -> None:
@@ -76,38 +79,38 @@ def test_warming_tells_the_first_call_apart() -> None:
         if calls == 1:
             time.sleep(0.05)
 
-    found = warm_up(lazy, CPU)
-    assert found.first_us > 50_000 > found.call_us
+    costs = warm_up(lazy, CPU)
+    assert costs.first_us > 50_000 > costs.call_us
     assert calls > 3
 
 
 @pytest.mark.parametrize(
     ("a", "b", "l2", "calls"),
     [
-        (side(50.0), side(50.0), "hot", (50, 50)),
-        (side(50.0), side(45.0), "hot", (56, 56)),  # the faster one fills a sample
-        (side(150.0), side(50.0), "hot", (50, 50)),
+        (make_costs(50.0), make_costs(50.0), "hot", (50, 50)),
+        (make_costs(50.0), make_costs(45.0), "hot", (56, 56)),  # the faster one fills a sample
+        (make_costs(150.0), make_costs(50.0), "hot", (50, 50)),
         (
-            side(500.0),
-            side(50.0),
+            make_costs(500.0),
+            make_costs(50.0),
             "hot",
             (20, 20),
         ),  # the slower one is timed for four samples at most
         (
-            side(450.0),
-            side(22.5),
+            make_costs(450.0),
+            make_costs(22.5),
             "hot",
             (22, 22),
         ),  # one kernel; something else had the GPU while one side warmed up
-        (side(10_000.0), side(50.0), "hot", (1, 10)),  # a twentieth of a long call
-        (side(0.001), side(0.001), "hot", (5_000, 5_000)),
+        (make_costs(10_000.0), make_costs(50.0), "hot", (1, 10)),  # a twentieth of a long call
+        (make_costs(0.001), make_costs(0.001), "hot", (5_000, 5_000)),
         (
-            side(50.0, 200.0),
-            side(50.0, 200.0),
+            make_costs(50.0, 200.0),
+            make_costs(50.0, 200.0),
             "cold",
             (25, 25),
         ),  # the flush takes three times as long: half the calls
-        (side(50.0, 60.0), side(50.0, 60.0), "cold", (50, 50)),
+        (make_costs(50.0, 60.0), make_costs(50.0, 60.0), "cold", (50, 50)),
     ],
 )
 def test_both_sides_get_the_calls_that_fill_a_sample(
@@ -124,7 +127,7 @@ def test_one_kernel_is_as_fast_as_itself_though_it_warmed_up_beside_another_proc
         temperatures: tuple[L2, ...] = (l2,)
 
         def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
-            return side(450.0), side(22.5)
+            return make_costs(450.0), make_costs(22.5)
 
         def take_samples(self, batch: SampleBatch) -> list[tuple[float, float]]:
             a, b = (20.0 + 500.0 / calls for calls in batch.calls)
@@ -134,25 +137,29 @@ def test_one_kernel_is_as_fast_as_itself_though_it_warmed_up_beside_another_proc
 
 
 def test_the_papers_samples_are_single_runs() -> None:
-    assert batch_for(TIMING_PLANS["cudal1"], "hot", (side(50.0), side(500.0))).calls == (1, 1)
+    assert batch_for(
+        TIMING_PLANS["cudal1"], "hot", (make_costs(50.0), make_costs(500.0))
+    ).calls == (1, 1)
 
 
 @pytest.mark.parametrize("order", ["abba", "random"])
 def test_sides_alternate_and_each_leads_about_half_of_the_pairs(order: str) -> None:
     log: list[str] = []
-    found = sample_bucket(
+    pairs = sample_bucket(
         lambda: log.append("a"),
         lambda: log.append("b"),
         CPU,
         SampleBatch("hot", 200, (1, 1), order),
     )  # type: ignore[arg-type]
-    assert len(found) == 200
+    assert len(pairs) == 200
     leaders = log[::2]
-    assert all({one, other} == {"a", "b"} for one, other in zip(log[::2], log[1::2], strict=True))
+    assert all(
+        {first, second} == {"a", "b"} for first, second in zip(log[::2], log[1::2], strict=True)
+    )
     if order == "abba":
         assert all(
-            {one, other} == {"a", "b"}
-            for one, other in zip(leaders[::2], leaders[1::2], strict=True)
+            {first, second} == {"a", "b"}
+            for first, second in zip(leaders[::2], leaders[1::2], strict=True)
         )
         assert {tuple(leaders[i : i + 2]) for i in range(0, 200, 2)} == {
             ("a", "b"),
@@ -162,22 +169,28 @@ def test_sides_alternate_and_each_leads_about_half_of_the_pairs(order: str) -> N
 
 
 def test_times_belong_to_their_side_whoever_leads() -> None:
-    pairs = sample_bucket(slow, lambda: None, CPU, SampleBatch("hot", 10, (1, 1)))
+    pairs = sample_bucket(sleep_2_ms, lambda: None, CPU, SampleBatch("hot", 10, (1, 1)))
     assert all(a > 1_500 for a, _ in pairs)
     assert sum(b < a for a, b in pairs) >= 6  # a busy machine may stop the idle side too
 
 
-def test_the_last_results_of_the_second_side_are_kept_when_asked_for() -> None:
+def test_the_last_results_of_the_second_side_are_kept_on_request() -> None:
     numbers = iter(range(100))
-    kept: deque[object] = deque(maxlen=3)
-    sample_bucket(lambda: None, lambda: next(numbers), CPU, SampleBatch("hot", 4, (1, 5)), kept)
-    assert list(kept) == [17, 18, 19]
+    last_results: deque[object] = deque(maxlen=3)
+    sample_bucket(
+        lambda: None, lambda: next(numbers), CPU, SampleBatch("hot", 4, (1, 5)), last_results
+    )
+    assert list(last_results) == [17, 18, 19]
 
 
 def test_hidden_host_time_is_in_the_host_time() -> None:
-    found = measure_side(quick, CPU)
-    assert found.host_us > 500
-    assert (found.device_us, found.sync_ratio, device_time_us(quick, CPU)) == (None, None, 0.0)
+    times = measure_side(sleep_half_ms, CPU)
+    assert times.host_us > 500
+    assert (times.device_us, times.sync_ratio, device_time_us(sleep_half_ms, CPU)) == (
+        None,
+        None,
+        0.0,
+    )
 
 
 def test_the_cpu_has_no_cache_to_flush() -> None:
@@ -187,27 +200,27 @@ def test_the_cpu_has_no_cache_to_flush() -> None:
 
 
 def test_beside_a_slow_call_a_fast_one_is_timed_for_a_part_of_it() -> None:
-    assert batch_for(FAST, "hot", (side(1e6), side(20_000.0))).calls == (1, 3)
+    assert batch_for(FAST, "hot", (make_costs(1e6), make_costs(20_000.0))).calls == (1, 3)
 
 
 def test_calls_that_a_gpu_began_with_before_all_were_queued_are_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun: list[int] = []
+    starts: list[int] = []
     leads: list[float] = []
 
     def begin() -> Call:
-        begun.append(1)
+        starts.append(1)
         return lambda: None
 
-    def queued(
+    def time_queue(
         run: Call, calls: int, device: torch.device, sink: object, lead_us: float
     ) -> tuple[float, float, bool]:
         leads.append(lead_us)
         return 1_000.0, 10.0 * len(leads), len(leads) < 3
 
-    monkeypatch.setattr(timing, "_time_queue", queued)
-    found = timing.time_queued_calls(begin, 10, CPU, deque(), 50.0)
+    monkeypatch.setattr(timing, "_time_queue", time_queue)
+    queued_time = timing.time_queued_calls(begin, 10, CPU, deque(), 50.0)
     assert leads == pytest.approx([600.0, 1_440.0, 1_728.0])
-    assert len(begun) == 3, "each time from the same beginning"
-    assert (found.spent_us, found.host_us) == (30.0, 100.0)
+    assert len(starts) == 3, "each time from the same beginning"
+    assert (queued_time.spent_us, queued_time.host_us) == (30.0, 100.0)

@@ -81,8 +81,8 @@ def test_work_on_a_hidden_stream_is_in_the_time_all_the_same() -> None:
         with torch.cuda.stream(side):
             return x @ x
 
-    found = measure(LocalSampler(lambda: x @ x, hidden, CUDA, ("cold", "hot")), FAST)
-    assert found.summary.speedup < 1.1
+    measurement = measure(LocalSampler(lambda: x @ x, hidden, CUDA, ("cold", "hot")), FAST)
+    assert measurement.summary.speedup < 1.1
 
 
 def test_host_and_device_time_are_told_apart() -> None:
@@ -117,29 +117,29 @@ def _hot_us(x: torch.Tensor) -> float:
 def test_a_kernel_is_as_fast_as_itself(size: int) -> None:
     x, y = square(size), square(size)
     assert temperatures(CUDA, FAST) == ("cold", "hot")
-    found = measure(
+    measurement = measure(
         LocalSampler(lambda: x.softmax(-1), lambda: y.softmax(-1), CUDA, ("cold", "hot")), FAST
     )
-    assert found.steady
-    assert all(abs(math.log(each.speedup)) < 0.02 for each in found.summaries.values())
-    assert found.summary.low < 1.05
+    assert measurement.steady
+    assert all(abs(math.log(each.speedup)) < 0.02 for each in measurement.summaries.values())
+    assert measurement.summary.low < 1.05
 
 
 def test_this_gpus_ceiling_is_known_and_a_product_stays_below_it() -> None:
-    found = find_device_peaks(CUDA)
-    if isinstance(found, str):
-        pytest.skip(found)
-    assert isinstance(found, DevicePeaks)
-    assert found.bytes_per_s > 5e11
+    peaks = find_device_peaks(CUDA)
+    if isinstance(peaks, str):
+        pytest.skip(peaks)
+    assert isinstance(peaks, DevicePeaks)
+    assert peaks.bytes_per_s > 5e11
     spec = replace(TensorSpec.of(torch.empty(4096, 4096, dtype=torch.bfloat16)), device="cuda")
     product = Program((spec, spec), (op("aten.mm.default", V(0), V(1), out=2),), (2,))
     x = torch.randn(4096, 4096, device=CUDA, dtype=torch.bfloat16)
-    check = check_roofline(count_required_work(product), found, device_time_us(lambda: x @ x, CUDA))
+    check = check_roofline(count_required_work(product), peaks, device_time_us(lambda: x @ x, CUDA))
     assert check.passed, check
     assert (check.value or 0) > 0.2  # a bound that is of some use
 
 
-def test_a_typical_candidate_is_judged_with_all_its_numbers_in_time() -> None:
+def test_a_typical_candidate_is_evaluated_with_all_its_numbers_in_time() -> None:
     spec = replace(TensorSpec.of(torch.empty(1024, 1024)), device="cuda")
     region = Region(
         Program((spec,), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)), ("input",)

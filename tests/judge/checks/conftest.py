@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.adversarial.fork_server import forked_children
+from tests.adversarial.fork_server import fork_children
 from tests.judge.checks.module_sources import CPU, REFERENCE, ModuleBench
 from tests.judge.checks.program_bench import ProgramChecker
 from tests.judge.programs import candidate, subject
@@ -31,7 +31,7 @@ def bench() -> Iterator[SourceBench]:
 
 @pytest.fixture(scope="module")
 def module_bench() -> Iterator[ModuleBench]:
-    with forked_children(), Child(make_limits(Settings(), CPU), Contract()) as oracle:
+    with fork_children(), Child(make_limits(Settings(), CPU), Contract()) as oracle:
         yield ModuleBench(*read_reference(oracle, REFERENCE, CPU))
 
 

@@ -21,7 +21,7 @@ def result(*outputs: torch.Tensor | None, tree: str = "") -> Result:
     return Result(list(outputs), describe(outputs, []), tree)
 
 
-def test_the_first_disagreement_is_told_with_its_question() -> None:
+def test_the_first_disagreement_is_reported_with_its_question() -> None:
     (check,) = summarise(
         "shapes", [Agreement("batch 3", "", 1.0, 2.0), Agreement("batch 1", "off", 9.0, 2.0)], ""
     )
@@ -55,7 +55,7 @@ def test_form_comes_before_values() -> None:
 @pytest.mark.parametrize(
     "detector", [SHAPES, LAYOUTS, DTYPES, SCALARS, GRAD, MODE, STATE_DICT, RIGHTS]
 )
-def test_what_a_program_cannot_do_is_said(
+def test_a_check_that_does_not_apply_to_programs_says_so(
     check_program: ProgramChecker, detector: CheckSpec
 ) -> None:
     check = get_last(check_program(REGION, REGION.program, "standard", detector))

@@ -40,7 +40,7 @@ def get_init_inputs(): return []
 """
 
 
-def source(body: str) -> str:
+def make_source(body: str) -> str:
     indented = "\n".join(f"        {line}" for line in body.splitlines())
     return REFERENCE.replace("class Model(", "class ModelNew(").replace(
         "def forward(self, x): return self.plain(x)", f"def forward(self, x):\n{indented}"
@@ -116,14 +116,14 @@ def oracle() -> Iterator[Child]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_each_detector_stops_its_attack_and_passes_the_twin(oracle: Child, name: str) -> None:
+def test_each_check_stops_its_attack_and_passes_the_twin(oracle: Child, name: str) -> None:
     body, detector, expected = ROWS[name]
     device = torch.device("cuda", 0)
     subject, examples = read_reference(oracle, REFERENCE, device)
     with Child(make_limits(Settings(), device), TERMS) as child:
         trial = Trial(
             subject,
-            SourceCandidate(source(body)),
+            SourceCandidate(make_source(body)),
             TERMS,
             device,
             child,
@@ -132,6 +132,6 @@ def test_each_detector_stops_its_attack_and_passes_the_twin(oracle: Child, name:
         )
         trial.profile = replace(trial.profile, distributions=(), seeds=1)
         trial.load("candidate", trial.candidate)
-        asked = (SETS, detector) if detector is RIGHTS else (NUMERICS, detector)
-        refused = [check for check in validate(trial, checks=asked).checks if not check.passed]
+        checks = (SETS, detector) if detector is RIGHTS else (NUMERICS, detector)
+        refused = [check for check in validate(trial, checks=checks).checks if not check.passed]
     assert (refused[0].name if refused else None) == expected, refused

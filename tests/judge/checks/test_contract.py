@@ -40,7 +40,7 @@ VIEW = Region(
 )
 
 
-def launched(
+def launch_twice(
     out: TensorSpec = GPU_INPUT, *after: object, output: int = 1, writes: int = 1
 ) -> Program:
     launch = Launch(
@@ -51,17 +51,17 @@ def launched(
     )  # type: ignore[arg-type]
 
 
-def only(checks: list[CheckResult]) -> CheckResult:
+def get_first_check(checks: list[CheckResult]) -> CheckResult:
     """The check of the plan or text itself; `cubin_scan` or `triage` may follow."""
     assert checks[0].name == "contract"
     return checks[0]
 
 
-def asked(program: Program, region: Region) -> CheckResult:
-    return only(contract(region, candidate(program)))
+def check_contract(program: Program, region: Region) -> CheckResult:
+    return get_first_check(contract(region, candidate(program)))
 
 
-def stored_result() -> Program:
+def return_a_constant() -> Program:
     stored = torch.relu(torch.randn(32, OUT))
     return Program(
         REFERENCE.inputs,
@@ -72,30 +72,30 @@ def stored_result() -> Program:
     )
 
 
-def hidden_in_a_nested_program() -> Program:
-    return Program(REFERENCE.inputs, (Call(stored_result(), (0, 1, 2), (3,)),), (3,))
+def hide_in_a_nested_program() -> Program:
+    return Program(REFERENCE.inputs, (Call(return_a_constant(), (0, 1, 2), (3,)),), (3,))
 
 
-def changed_table() -> Program:
+def change_table() -> Program:
     return replace(WITH_TABLE.program, payloads={"table": TABLE + 1})
 
 
-def returned_table() -> Program:
+def return_table() -> Program:
     steps = (op("aten.add.Tensor", V(0), V(1), out=2), op("aten.view.default", V(1), (8,), out=3))
     return replace(WITH_TABLE.program, steps=steps, outputs=(3,))
 
 
 def never_written() -> Program:
     spare = Alloc(2, GPU_INPUT)
-    return launched(GPU_INPUT, spare, output=2)
+    return launch_twice(GPU_INPUT, spare, output=2)
 
 
-def read_before_written() -> Program:
+def read_before_writing() -> Program:
     steps = (Alloc(1, GPU_INPUT), op("aten.add.Tensor", V(0), V(1), out=2))
     return Program((GPU_INPUT,), steps, (2,))
 
 
-def nested(depth: int) -> Program:
+def nest_programs(depth: int) -> Program:
     program = REFERENCE
     for _ in range(depth):
         program = Program(REFERENCE.inputs, (Call(program, (0, 1, 2), (3,)),), (3,))
@@ -103,10 +103,10 @@ def nested(depth: int) -> Program:
 
 
 ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
-    "a stored result": (stored_result, REGION, "no rule"),
-    "a stored result in a nested Program": (hidden_in_a_nested_program, REGION, "no rule"),
-    "the reference's constant, changed": (changed_table, WITH_TABLE, "no rule"),
-    "memory of a constant as output": (returned_table, WITH_TABLE, "outlives the call"),
+    "a stored result": (return_a_constant, REGION, "no rule"),
+    "a stored result in a nested Program": (hide_in_a_nested_program, REGION, "no rule"),
+    "the reference's constant, changed": (change_table, WITH_TABLE, "no rule"),
+    "memory of a constant as output": (return_table, WITH_TABLE, "outlives the call"),
     "a constant nobody reads": (
         lambda: replace(WITH_TABLE.program, steps=(op("aten.mul.Tensor", V(0), 2.0, out=2),)),
         WITH_TABLE,
@@ -128,7 +128,7 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
         "are not the region's",
     ),
     "memory that nothing writes": (never_written, ON_GPU, "nothing has written it"),
-    "memory read before it is written": (read_before_written, ON_GPU, "nothing has written"),
+    "memory read before it is written": (read_before_writing, ON_GPU, "nothing has written"),
     "uninitialised memory by operator": (
         lambda: with_steps(
             REGION, TRANSPOSE, ADDMM, op("aten.empty_like.default", V(4), out=5), output=5
@@ -142,17 +142,17 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
         "list of operators",
     ),
     "an allocation of other strides": (
-        lambda: launched(replace(GPU_INPUT, strides=(1, 8))),
+        lambda: launch_twice(replace(GPU_INPUT, strides=(1, 8))),
         ON_GPU,
         "allocated with strides",
     ),
     "an allocation of another dtype": (
-        lambda: launched(replace(GPU_INPUT, dtype="float16")),
+        lambda: launch_twice(replace(GPU_INPUT, dtype="float16")),
         ON_GPU,
         "expected float32",
     ),
     "an allocation on the host": (
-        lambda: launched(
+        lambda: launch_twice(
             GPU_INPUT,
             Alloc(2, replace(GPU_INPUT, device="cpu")),
             op("aten.mul.Tensor", V(2), 2.0, out=3),
@@ -161,7 +161,7 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
         ON_GPU,
         "nothing has written",
     ),
-    "Programs in Programs without end": (lambda: nested(20), REGION, "nested more than"),
+    "Programs in Programs without end": (lambda: nest_programs(20), REGION, "nested more than"),
     "two million arguments": (
         lambda: Program(
             (GPU_INPUT,),
@@ -181,7 +181,7 @@ ATTACKS: dict[str, tuple[Callable[[], Program], Region, str]] = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_what_breaks_the_contract_is_refused(name: str) -> None:
     make, region, word = ATTACKS[name]
-    check = asked(make(), region)
+    check = check_contract(make(), region)
     assert not check.passed
     assert word in check.detail, check.detail
 
@@ -201,9 +201,9 @@ HONEST: dict[str, tuple[Callable[[], Program], Region]] = {
         ),
         VIEW,
     ),
-    "a kernel into fresh memory": (launched, ON_GPU),
+    "a kernel into fresh memory": (launch_twice, ON_GPU),
     "a kernel, then operators": (
-        lambda: launched(GPU_INPUT, op("aten.add.Tensor", V(1), 1.0, out=2), output=2),
+        lambda: launch_twice(GPU_INPUT, op("aten.add.Tensor", V(1), 1.0, out=2), output=2),
         ON_GPU,
     ),
     "strides of dimensions of length one": (
@@ -223,20 +223,20 @@ HONEST: dict[str, tuple[Callable[[], Program], Region]] = {
             ),
         ),
     ),
-    "a nested Program": (lambda: nested(1), REGION),
+    "a nested Program": (lambda: nest_programs(1), REGION),
 }
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_the_honest_twin_passes(name: str) -> None:
     make, region = HONEST[name]
-    check = asked(make(), region)
+    check = check_contract(make(), region)
     assert check.passed, check.detail
     assert check.value is not None
 
 
 def test_machine_code_is_scanned_with_the_plan() -> None:
-    plan, code = contract(ON_GPU, candidate(launched()))
+    plan, code = contract(ON_GPU, candidate(launch_twice()))
     assert plan.passed
     assert (code.name, code.passed) == ("cubin_scan", False)  # a payload of zeros is no cubin
     assert len(contract(REGION, candidate(REFERENCE))) == 1
@@ -248,7 +248,7 @@ def test_the_references_own_operator_is_allowed_whatever_the_list_says() -> None
         ("input",),
     )
     assert not is_allowed("aten.linalg_matrix_exp.default")
-    assert asked(odd.program, odd).passed
+    assert check_contract(odd.program, odd).passed
 
 
 def test_every_operator_on_the_list_exists_and_is_needed_there() -> None:
@@ -308,7 +308,7 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_is_read_and_not_run(name: str) -> None:
     text, passes, word = SOURCES[name]
-    check = only(check_source_contract(SourceCandidate(text)))
+    check = get_first_check(check_source_contract(SourceCandidate(text)))
     assert check.passed == passes, check.detail
     assert word in check.detail
 

@@ -92,12 +92,12 @@ def texts(bodies: dict[str, tuple[str, str, str]]) -> str:
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """(CUDA C++, architecture, further flags) -> cubin; each is compiled once."""
-    folder, made = tmp_path_factory.mktemp("cubins"), {}
+    folder, cubins = tmp_path_factory.mktemp("cubins"), {}
 
-    def compiled(text: str, arch: str = "sm_90a", *flags: str) -> bytes:
+    def compile_text(text: str, arch: str = "sm_90a", *flags: str) -> bytes:
         key = (text, arch, flags)
-        if key not in made:
-            source: Path = folder / f"{len(made)}.cu"
+        if key not in cubins:
+            source: Path = folder / f"{len(cubins)}.cu"
             source.write_text(text)
             out = source.with_suffix(".cubin")
             subprocess.run(
@@ -105,10 +105,10 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
                 check=True,
                 capture_output=True,
             )
-            made[key] = out.read_bytes()
-        return made[key]
+            cubins[key] = out.read_bytes()
+        return cubins[key]
 
-    return compiled
+    return compile_text
 
 
 def plan(code: bytes, symbol: str = "honest", **change: object) -> Program:
@@ -131,17 +131,21 @@ def only(checks: list[CheckResult]) -> CheckResult:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_each_misdeed_is_named_and_nothing_else(build: Build, arch: str) -> None:
     bodies = BODIES if arch == "sm_80" else BODIES | DEPENDENT
-    found: dict[str, list[str]] = {name: [] for name in bodies}
+    misdeeds: dict[str, list[str]] = {name: [] for name in bodies}
     for line in list_impurities(inspect_cubin(build(texts(bodies), arch))):
-        what, _, where = line.rpartition(" at .text.")
-        found[where.rpartition("+")[0]].append(what)
+        misdeed, _, place = line.rpartition(" at .text.")
+        misdeeds[place.rpartition("+")[0]].append(misdeed)
     for name, (_, _, word) in bodies.items():
-        assert bool(found[name]) == bool(word), (arch, name, found[name])
-        assert any(word in what for what in found[name]) or not word, (arch, name, found[name])
+        assert bool(misdeeds[name]) == bool(word), (arch, name, misdeeds[name])
+        assert any(word in misdeed for misdeed in misdeeds[name]) or not word, (
+            arch,
+            name,
+            misdeeds[name],
+        )
 
 
-# pre-made instructions, so that the table is tested without a compiler: low half, high half, what
-# is said
+# pre-made instructions, so that the table is tested without a compiler: low half, high half, its
+# description
 WORDS = [
     (0x0000000000057805, 0x000FE40000005000, "CS2R reads SR_CLOCKLO"),
     (0x0000000000057805, 0x000FE40000015200, "CS2R reads SR_GLOBALTIMERLO"),
@@ -159,11 +163,13 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("low", "high", "said"), WORDS)
-def test_an_instruction_is_read_by_its_bits(low: int, high: int, said: str) -> None:
+@pytest.mark.parametrize(("low", "high", "description"), WORDS)
+def test_an_instruction_is_read_by_its_bits(low: int, high: int, description: str) -> None:
     code = low.to_bytes(8, "little") + high.to_bytes(8, "little")
     cubin = Cubin(90, (), (), (), (), ((".text.k", b"\0" * 16 + code),))
-    assert list(list_impurities(cubin)) == ([f"{said} at .text.k+0x10"] if said else [])
+    assert list(list_impurities(cubin)) == (
+        [f"{description} at .text.k+0x10"] if description else []
+    )
 
 
 HONEST = 'extern "C" __global__ void honest(float* o) { o[threadIdx.x] = 2.f * o[threadIdx.x + blockDim.x]; }\n'

@@ -161,12 +161,12 @@ HONEST: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_what_is_left_behind_is_named(bench: SourceBench, name: str) -> None:
+def test_each_change_that_a_source_leaves_behind_is_named(bench: SourceBench, name: str) -> None:
     parts, word = ATTACKS[name]
     checks = bench.checks(source(**parts), ENV_DIFF, NUMERICS, ENV_DIFF_CALLS)
-    found = [check for check in checks if not check.passed]
-    assert [check.name for check in found] == ["env_diff"], checks
-    assert word in found[0].detail, found[0].detail
+    failed = [check for check in checks if not check.passed]
+    assert [check.name for check in failed] == ["env_diff"], checks
+    assert word in failed[0].detail, failed[0].detail
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -188,8 +188,8 @@ def test_a_reference_that_draws_numbers_lets_its_candidate_draw_them() -> None:
     draws = "nn.functional.dropout(x, 0.5, training=True) * 0 + torch.relu(self.linear(x))"
     from tests.judge.sources import FORWARD, REFERENCE
 
-    with source_bench(REFERENCE.replace(FORWARD, draws)) as made:
-        checks = made.checks(source(result=draws), NUMERICS, ENV_DIFF_CALLS)
+    with source_bench(REFERENCE.replace(FORWARD, draws)) as dropout_bench:
+        checks = dropout_bench.checks(source(result=draws), NUMERICS, ENV_DIFF_CALLS)
         assert all(check.passed for check in checks), checks[-1].detail
 
 

@@ -19,7 +19,7 @@ from torch_cudal1.judge.checks.history import (
 )
 
 
-def changed(inputs: list[torch.Tensor], *, last: bool, part: float) -> list[torch.Tensor]:
+def change_one(inputs: list[torch.Tensor], *, last: bool, part: float) -> list[torch.Tensor]:
     def derive(
         base: Any,
         kind: str,
@@ -29,13 +29,15 @@ def changed(inputs: list[torch.Tensor], *, last: bool, part: float) -> list[torc
 
     roles = ("input",) * (len(inputs) - 1) + ("parameter",)
     trial: Any = SimpleNamespace(reference=SimpleNamespace(roles=roles), derive=derive)
-    made: Any = _change_one(trial, SimpleNamespace(inputs=inputs), "", last=last, part=part)  # type: ignore[arg-type]
-    return made
+    changed_inputs: Any = _change_one(
+        trial, SimpleNamespace(inputs=inputs), "", last=last, part=part
+    )  # type: ignore[arg-type]
+    return changed_inputs
 
 
 def test_the_last_element_moves_by_a_share_of_the_rms() -> None:
     x, weight = torch.ones(4, 5).t(), torch.ones(3)
-    moved, same = changed([x, weight], last=True, part=0.1)
+    moved, same = change_one([x, weight], last=True, part=0.1)
     assert same is weight
     assert moved.stride() == x.stride()
     difference = moved - x
@@ -45,7 +47,7 @@ def test_the_last_element_moves_by_a_share_of_the_rms() -> None:
 
 def test_without_a_share_one_bit_flips() -> None:
     x = torch.full((8,), 1.0)
-    moved, _ = changed([x, torch.ones(1)], last=False, part=0.0)
+    moved, _ = change_one([x, torch.ones(1)], last=False, part=0.0)
     (value,) = moved[moved != 1.0]
     assert float(value) == 1.0 + 2.0**-23
 

@@ -55,7 +55,7 @@ SOURCES: dict[
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_source_is_asked_for_many_elements(
+def test_a_source_is_called_with_many_elements(
     bench: SourceBench, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int64_indexing, "ELEMENTS", MANY)
@@ -66,7 +66,7 @@ def test_a_source_is_asked_for_many_elements(
     assert word in check.detail
 
 
-def test_what_does_not_fit_into_memory_is_not_asked(
+def test_sizes_that_do_not_fit_into_memory_are_not_tried(
     bench: SourceBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int64_indexing, "read_available_bytes", lambda: 1 << 20)
@@ -76,15 +76,15 @@ def test_what_does_not_fit_into_memory_is_not_asked(
     assert "GiB are free" in check.detail
 
 
-def test_programs_are_not_asked_and_weaker_profiles_ask_nobody() -> None:
+def test_programs_are_left_out_and_only_strict_tries_sources() -> None:
     region = linear_relu()
     with Child(make_limits(Settings(), CPU), Contract()) as child:
         (check,) = int64_indexing.check_int64_indexing(
             Trial(subject(region), candidate(region.program), Contract(), CPU, child)
         )
     assert "not applicable" in check.detail
-    asked = {
+    by_profile = {
         name: int64_indexing.INT64_INDEXING in select_checks(profile)
         for name, profile in PROFILES.items()
     }
-    assert asked == {"fast": False, "standard": False, "strict": True}
+    assert by_profile == {"fast": False, "standard": False, "strict": True}

@@ -35,8 +35,8 @@ WEIGHT, BIAS = ["weight", "float32", [3, 2]], ["bias", "float32", [3]]
     ],
 )
 def test_names_dtypes_and_shapes_are_the_references(state: list[Any], problem: str) -> None:
-    told = _find_state_problem(REFERENCE, state)
-    assert problem in told if problem else not told
+    actual_problem = _find_state_problem(REFERENCE, state)
+    assert problem in actual_problem if problem else not actual_problem
 
 
 MODULES: dict[str, ModuleCase] = {

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 import torch
 
 from tests.judge.checks.program_bench import CENTRED, REGION, ProgramChecker, get_last
+from torch_cudal1.ir.records import CheckResult, Contract
 from torch_cudal1.judge.checks.negative_controls import (
     IMPOSTOR,
     _ControlResult,
@@ -12,6 +18,9 @@ from torch_cudal1.judge.checks.negative_controls import (
     _list_damaged,
     _list_rounded,
 )
+from torch_cudal1.judge.profiles import PROFILES, ProfileName
+from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.trial import Trial
 
 
 def test_damaged_results_differ_where_they_say() -> None:
@@ -47,7 +56,7 @@ def test_a_control_needs_several_distributions_and_sets_to_count_as_refused() ->
     assert not control.enough((3, 3))
 
 
-def test_the_kill_matrix_counts_and_names_what_cannot_be_seen(
+def test_the_controls_are_counted_and_unobservable_ones_are_named(
     check_program: ProgramChecker,
 ) -> None:
     """Some draws of inputs show even that parameter, by rounding alone."""
@@ -60,5 +69,31 @@ def test_the_kill_matrix_counts_and_names_what_cannot_be_seen(
             break
     assert "unobservable: parameter 1 zeroed" in check.detail
     assert check.value == 18
-    everything = get_last(check_program(REGION, REGION.program, "standard", IMPOSTOR))
-    assert everything.value == everything.limit
+    full_check = get_last(check_program(REGION, REGION.program, "standard", IMPOSTOR))
+    assert full_check.value == full_check.limit
+
+
+@pytest.mark.parametrize(
+    ("profile", "is_shared", "times"),
+    [("fast", True, 1), ("fast", False, 3), ("standard", True, 3)],
+)
+def test_controls_run_once_for_all_candidates_only_where_no_candidate_has_a_part_in_them(
+    monkeypatch: pytest.MonkeyPatch, profile: ProfileName, is_shared: bool, times: int
+) -> None:
+    from torch_cudal1.judge.checks import negative_controls as module
+
+    def fail(*_: object) -> Any:
+        raise AssertionError("nothing is to be run")
+
+    controlled_sets: list[str] = []
+
+    def note_controls(trial: Trial, samples: Sequence[InputSet]) -> list[CheckResult]:
+        controlled_sets.append(samples[0].name)
+        return [CheckResult("impostor", True)]
+
+    monkeypatch.setattr(module, "_run_controls", note_controls)
+    samples = {name: InputSet(name, "normal", [], fail, fail, is_shared) for name in ("a", "b")}
+    for _ in range(3):
+        candidate = SimpleNamespace(profile=PROFILES[profile], contract=Contract(), samples=samples)
+        assert [check.passed for check in IMPOSTOR.run(cast(Trial, candidate))] == [True]
+    assert len(controlled_sets) == times

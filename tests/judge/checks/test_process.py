@@ -98,29 +98,29 @@ def before() -> list[str]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as made:
-        made.submit(int).result()
-        yield made
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+        yield executor
 
 
-def left(before: list[str]) -> str:
-    now = _python_threads()
+def find_leftovers(before: list[str]) -> str:
+    stacks_now = _python_threads()
     for stack in before:
-        if stack in now:
-            now.remove(stack)
-    return _find_leftovers({"python_threads": now}, source=True)
+        if stack in stacks_now:
+            stacks_now.remove(stack)
+    return _find_leftovers({"python_threads": stacks_now}, source=True)
 
 
 def test_an_idle_pool_of_the_candidate_s_own_is_named(
     before: list[str], pool: ThreadPoolExecutor
 ) -> None:
-    assert left(before).endswith("/concurrent/futures/thread.py")
+    assert find_leftovers(before).endswith("/concurrent/futures/thread.py")
 
 
 def test_the_compiler_s_idle_pool_is_not(before: list[str]) -> None:
     AsyncCompile.pool().submit(int).result()
     time.sleep(0.05)  # until its thread waits again
-    assert left(before) == ""
+    assert find_leftovers(before) == ""
     assert any("_inductor/async_compile.py" in stack for stack in _python_threads())
 
 
@@ -131,13 +131,13 @@ def test_work_in_the_compiler_s_pool_is_named(before: list[str]) -> None:
         started.set()
         enough.wait(30.0)
 
-    done = AsyncCompile.pool().submit(work)
+    work_future = AsyncCompile.pool().submit(work)
     try:
         assert started.wait(30.0)
-        assert "thread of its own" in left(before)
+        assert "thread of its own" in find_leftovers(before)
     finally:
         enough.set()
-        done.result()
+        work_future.result()
 
 
 @pytest.mark.parametrize("name", SOURCES)

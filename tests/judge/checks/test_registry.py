@@ -83,11 +83,11 @@ def test_the_table_has_one_row_a_name_and_every_attack_expects_one_of_them() -> 
     assert {file.case.expected for file in case_files()} <= set(names)
 
 
-def test_profiles_grow_and_ask_in_the_same_order() -> None:
-    asked = [select_checks(PROFILES[name]) for name in ("fast", "standard", "strict")]
-    for less, more in pairwise(asked):
+def test_profiles_grow_and_check_in_the_same_order() -> None:
+    checks_by_profile = [select_checks(PROFILES[name]) for name in ("fast", "standard", "strict")]
+    for less, more in pairwise(checks_by_profile):
         assert [detector for detector in more if detector in less] == list(less)
-    assert asked[-1] == PROTOCOL
+    assert checks_by_profile[-1] == PROTOCOL
     assert set(ALL_DISTRIBUTIONS) == set(DISTRIBUTIONS)
     assert [profile_for(name).name for name in ("train", "cudal1", "strict")] == [
         "fast",

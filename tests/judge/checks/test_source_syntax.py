@@ -22,7 +22,7 @@ def test_a_module_is_its_tree() -> None:
         ("\0", "does not parse"),
     ],
 )
-def test_what_does_not_parse_says_why(text: str, reason: str) -> None:
-    told = parse_source(text)
-    assert isinstance(told, str)
-    assert reason in told
+def test_a_text_that_does_not_parse_says_why(text: str, reason: str) -> None:
+    parsed = parse_source(text)
+    assert isinstance(parsed, str)
+    assert reason in parsed

@@ -27,7 +27,7 @@ INF = float("inf")
 ROWS, TERMS = 200_000, 8
 
 
-def rectified(x: torch.Tensor, w: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+def sum_and_rectify(x: torch.Tensor, w: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """A sum in some order, a ReLU, an infinite weight: NaN of a zero, infinity of what is just
     above it.
     """
@@ -37,73 +37,73 @@ def rectified(x: torch.Tensor, w: torch.Tensor, order: Sequence[int]) -> torch.T
     return total.relu() * INF
 
 
-def drawn(cancelling: int) -> list[torch.Tensor]:
+def draw_inputs(cancelling: int) -> list[torch.Tensor]:
     """Sums that cancel exactly but for rounding in the first rows."""
     x = torch.randn(ROWS, TERMS, generator=torch.Generator().manual_seed(5))
     x[:cancelling, 4:] = -x[:cancelling, :4]
     return [x, torch.full((TERMS,), 0.3)]
 
 
-def asked(
-    eager: Callable[..., torch.Tensor], inputs: list[torch.Tensor], found: torch.Tensor
+def is_excused(
+    eager: Callable[..., torch.Tensor], inputs: list[torch.Tensor], result: torch.Tensor
 ) -> bool:
-    def run(given: Sequence[torch.Tensor]) -> Any:
-        return SimpleNamespace(outputs=[eager(*given)])
+    def run(moved_inputs: Sequence[torch.Tensor]) -> Any:
+        return SimpleNamespace(outputs=[eager(*moved_inputs)])
 
     sample = SimpleNamespace(inputs=inputs, reference=run(inputs), eager=run)
     trial = SimpleNamespace(device=torch.device("cpu"), contract=Contract())
-    wrong = mask_mismatches(found, [sample.expected.outputs[0]])
+    wrong = mask_mismatches(result, [sample.expected.outputs[0]])
     assert bool(wrong.any())
     return _is_decided_by_rounding(trial, sample, 0, wrong)  # type: ignore[arg-type]
 
 
 def eager(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return rectified(x, w, range(TERMS))
+    return sum_and_rectify(x, w, range(TERMS))
 
 
 def test_another_order_of_a_sum_is_excused() -> None:
-    inputs = drawn(cancelling=15)
-    assert asked(eager, inputs, rectified(*inputs, [0, 4, 1, 5, 2, 6, 3, 7]))
+    inputs = draw_inputs(cancelling=15)
+    assert is_excused(eager, inputs, sum_and_rectify(*inputs, [0, 4, 1, 5, 2, 6, 3, 7]))
 
 
 def test_more_places_than_a_few_are_not() -> None:
-    inputs = drawn(cancelling=2_000)
-    assert not asked(eager, inputs, rectified(*inputs, [0, 4, 1, 5, 2, 6, 3, 7]))
+    inputs = draw_inputs(cancelling=2_000)
+    assert not is_excused(eager, inputs, sum_and_rectify(*inputs, [0, 4, 1, 5, 2, 6, 3, 7]))
 
 
 @pytest.mark.parametrize("value", [0.0, INF, -INF, float("nan")])
 def test_a_place_that_rounding_does_not_touch_is_not(value: float) -> None:
-    inputs = drawn(cancelling=15)
-    found = eager(*inputs)
+    inputs = draw_inputs(cancelling=15)
+    result = eager(*inputs)
     settled = int((inputs[0] @ inputs[1]).abs().argmax())
-    if found[settled].isnan() == torch.tensor(value).isnan() or found[settled] == value:
+    if result[settled].isnan() == torch.tensor(value).isnan() or result[settled] == value:
         settled = int(
             (inputs[0] @ inputs[1]).argmax() if value != INF else (inputs[0] @ inputs[1]).argmin()
         )
-    found[settled] = value
-    assert not asked(eager, inputs, found)
+    result[settled] = value
+    assert not is_excused(eager, inputs, result)
 
 
 def test_a_nan_that_is_swallowed_is_not() -> None:
-    inputs = drawn(cancelling=0)
+    inputs = draw_inputs(cancelling=0)
     inputs[0][7, 3] = float("nan")
-    found = torch.nan_to_num(eager(*inputs), nan=0.0, posinf=INF)
-    found[torch.arange(ROWS) != 7] = eager(*inputs)[torch.arange(ROWS) != 7]
-    assert not asked(eager, inputs, found)
+    result = torch.nan_to_num(eager(*inputs), nan=0.0, posinf=INF)
+    result[torch.arange(ROWS) != 7] = eager(*inputs)[torch.arange(ROWS) != 7]
+    assert not is_excused(eager, inputs, result)
 
 
 def test_a_reference_that_changes_everywhere_excuses_nothing() -> None:
     def strict(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.where(x[:, 0] * w[0] == x[:, 0] * 0.3, eager(x, w), 1.0)
 
-    inputs = drawn(cancelling=15)
-    found = strict(*inputs)
-    found[100] = 1.0 if not found[100].isfinite() else INF
-    assert not asked(strict, inputs, found)
+    inputs = draw_inputs(cancelling=15)
+    result = strict(*inputs)
+    result[100] = 1.0 if not result[100].isfinite() else INF
+    assert not is_excused(strict, inputs, result)
 
 
 def test_a_reference_that_refuses_moved_inputs_excuses_nothing() -> None:
-    inputs, calls = drawn(cancelling=15), []
+    inputs, calls = draw_inputs(cancelling=15), []
 
     def once(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         calls.append(1)
@@ -111,7 +111,7 @@ def test_a_reference_that_refuses_moved_inputs_excuses_nothing() -> None:
             raise ReferenceFailure("running eager", "not these")
         return eager(x, w)
 
-    assert not asked(once, inputs, rectified(*inputs, [0, 4, 1, 5, 2, 6, 3, 7]))
+    assert not is_excused(once, inputs, sum_and_rectify(*inputs, [0, 4, 1, 5, 2, 6, 3, 7]))
 
 
 MODULES: dict[str, ModuleCase] = {
@@ -147,7 +147,7 @@ def test_a_source_that_changes_special_values_is_refused_and_an_honest_source_pa
 COPY = Region(Program((spec(16, 64),), (op("aten.clone.default", V(0), out=1),), (1,)), ("input",))
 
 
-def flushed() -> Program:
+def flush_denormals() -> Program:
     """Right but for denormals."""
     tiny = (op("aten.abs.default", V(0), out=1), op("aten.lt.Scalar", V(1), 1e-38, out=2))
     steps = (
@@ -167,19 +167,19 @@ def through_float16() -> Program:
     return replace(SCALE.program, steps=steps, outputs=(3,))
 
 
-def unsigned_zeros() -> Program:
+def drop_signs_of_zeros() -> Program:
     return replace(COPY.program, steps=(op("aten.add.Scalar", V(0), 0.0, out=1),), outputs=(1,))
 
 
 @pytest.mark.parametrize(
     ("region", "attack", "detector", "word"),
     [
-        (SCALE, flushed, "special", "denormals"),
+        (SCALE, flush_denormals, "special", "denormals"),
         (SCALE, through_float16, "numerics", "normal"),
-        (COPY, unsigned_zeros, "special", "other sign"),
+        (COPY, drop_signs_of_zeros, "special", "other sign"),
     ],
 )
-def test_values_that_fast_arithmetic_gets_wrong_are_asked(
+def test_values_that_fast_arithmetic_gets_wrong_are_tried(
     check_program: ProgramChecker,
     region: Region,
     attack: Callable[[], Program],

@@ -72,19 +72,19 @@ CONVOLVED = Region(
 )
 
 
-def in_tf32() -> Program:
+def convolve_in_tf32() -> Program:
     """Both operands rounded to 11 bits (Veltkamp's splitting; infinities as they are), then
     multiplied as ever.
     """
     steps = []
     for operand, first in ((0, 3), (1, 8)):
-        wide, rest, high, lost, whole = range(first, first + 5)
+        wide, rest, high, lost, rounded = range(first, first + 5)
         steps += [
             op("aten.mul.Scalar", V(operand), 8193.0, out=wide),
             op("aten.sub.Tensor", V(operand), V(wide), out=rest),
             op("aten.add.Tensor", V(wide), V(rest), out=high),
             op("aten.isnan.default", V(high), out=lost),
-            op("aten.where.self", V(lost), V(operand), V(high), out=whole),
+            op("aten.where.self", V(lost), V(operand), V(high), out=rounded),
         ]
     steps += [
         op(
@@ -114,19 +114,19 @@ def in_tf32() -> Program:
         (Contract(), False),
     ],
 )
-def test_tf32_where_eager_leaves_that_right_unused_passes_every_detector_of_values_and_none_without_the_right(
+def test_tf32_that_eager_does_not_use_passes_every_check_of_values_with_the_right_and_none_without(
     child: Child, contract: Contract, passes: bool
 ) -> None:
     trial = Trial(
         subject(CONVOLVED, contract),
-        candidate(in_tf32()),
+        candidate(convolve_in_tf32()),
         contract,
         CPU,
         child,
         profile=PROFILES["standard"],
     )
     trial.load("candidate", trial.candidate)
-    asked = (
+    checks_of_values = (
         NUMERICS,
         IMPOSTOR,
         PERTURB,
@@ -137,7 +137,7 @@ def test_tf32_where_eager_leaves_that_right_unused_passes_every_detector_of_valu
         CALL_HISTORY,
         REPEAT,
     )
-    checks = list(validate(trial, checks=asked).checks)
+    checks = list(validate(trial, checks=checks_of_values).checks)
     trial.drop(*list(trial.samples.values()))
     assert get_last(checks).passed is passes, get_last(checks)
     assert any("makes no use" in check.detail for check in checks) is passes

@@ -65,9 +65,9 @@ SIZES = (16, 4096)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_rule_finds_its_cheat(name: str) -> None:
     parts, rule = FOUND[name]
-    found = findings(source(**parts), SIZES)
-    assert rule in {one.rule for one in found}, found
-    assert all(one.line > 0 for one in found)
+    findings_of_rule = findings(source(**parts), SIZES)
+    assert rule in {finding.rule for finding in findings_of_rule}, findings_of_rule
+    assert all(finding.line > 0 for finding in findings_of_rule)
     (check,) = triage(SourceCandidate(source(**parts)), SIZES)
     assert check.passed
     assert check.name == "triage"

@@ -28,3 +28,16 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         return self.linear(x).clamp_min(0), {"rows": x.shape[0]}
 """
+
+
+def prepend_statements(body: str) -> str:
+    """The honest candidate with statements at the head of its forward."""
+    lines = "\n        ".join(body.splitlines())
+    return HONEST.replace(
+        "    def forward(self, x):\n", f"    def forward(self, x):\n        {lines}\n"
+    )
+
+
+def replace_result(result: str) -> str:
+    """The honest candidate with another result."""
+    return HONEST.replace('self.linear(x).clamp_min(0), {"rows": x.shape[0]}', result)

@@ -24,75 +24,79 @@ from torch_cudal1.judge.evaluate import baseline_benchmark
 
 CPU = torch.device("cpu")
 
-JOB = EvaluationConfig(Settings(), Contract(), CPU)
+CONFIG = EvaluationConfig(Settings(), Contract(), CPU)
 
 
-def test_who_races_baselines_holds_the_gpus_timing_lock(monkeypatch) -> None:
-    """Two judges that raced side by side would call each other's work the baseline's."""
+def test_baselines_are_timed_under_the_lock_of_the_gpu(monkeypatch) -> None:
+    """Two judges side by side would time each other's work as the baseline's."""
     region, _ = diagonal_product()
-    held: list[str] = []
+    events: list[str] = []
 
     @contextmanager
-    def exclusive(device: torch.device, use: str) -> Iterator[str]:
-        held.append(f"lock of {device}")
+    def note_lock(device: torch.device, use: str) -> Iterator[str]:
+        events.append(f"lock of {device}")
         yield ""
-        held.append("given back")
+        events.append("released")
 
-    raced = baseline_benchmark._time_slots
-    monkeypatch.setattr(baseline_benchmark, "lock_gpu", exclusive)
+    time_slots = baseline_benchmark._time_slots
+    monkeypatch.setattr(baseline_benchmark, "lock_gpu", note_lock)
     monkeypatch.setattr(
-        baseline_benchmark, "_time_slots", lambda *given: held.append("raced") or raced(*given)
+        baseline_benchmark,
+        "_time_slots",
+        lambda *arguments: events.append("timed") or time_slots(*arguments),
     )
-    rank_baselines(region, ("eager",), JOB)
-    assert held == ["lock of cpu", "raced", "given back"]
+    rank_baselines(region, ("eager",), CONFIG)
+    assert events == ["lock of cpu", "timed", "released"]
 
 
-def test_a_graph_of_what_failed_is_not_tried_again_and_both_say_the_end_of_the_reason(
+def test_a_graph_of_a_schedule_that_failed_is_not_tried_and_both_give_the_end_of_the_reason(
     monkeypatch,
 ) -> None:
     """A traceback ends with what went wrong, and compiling a large model twice to hear it again
     costs a minute.
     """
-    asked: list[str] = []
-    really = baseline_benchmark._try_schedule
+    tried_schedules: list[str] = []
+    try_schedule = baseline_benchmark._try_schedule
     cause = (
         "InductorError: SubprocException\n"
         + "  File x\n" * 400
         + "RuntimeError: Could not find an active GPU backend"
     )
 
-    def tried_schedule(trial, name, *given):
-        asked.append(name)
+    def fail_inductor(trial, name, *arguments):
+        tried_schedules.append(name)
         return (
             (baseline_benchmark._summarise_traceback(cause), None)
             if name == "inductor"
-            else really(trial, name, *given)
+            else try_schedule(trial, name, *arguments)
         )
 
-    monkeypatch.setattr(baseline_benchmark, "_try_schedule", tried_schedule)
+    monkeypatch.setattr(baseline_benchmark, "_try_schedule", fail_inductor)
     region, _ = diagonal_product()
-    ranking = rank_baselines(region, ("inductor", "inductor+graph"), JOB)
-    assert asked == ["eager", "inductor"]
-    told = "InductorError: SubprocException ... RuntimeError: Could not find an active GPU backend"
-    assert ranking.failures == {"inductor": told, "inductor+graph": f"inductor failed: {told}"}
+    ranking = rank_baselines(region, ("inductor", "inductor+graph"), CONFIG)
+    assert tried_schedules == ["eager", "inductor"]
+    reason = (
+        "InductorError: SubprocException ... RuntimeError: Could not find an active GPU backend"
+    )
+    assert ranking.failures == {"inductor": reason, "inductor+graph": f"inductor failed: {reason}"}
     assert (ranking.best.schedule, set(ranking.medians_us)) == ("eager", {"eager"})
     assert (ranking.compiling_s(INDUCTOR), set(ranking.ready_s)) == (0.0, {"eager"})
 
 
-def test_inductor_races_and_a_schedule_that_cannot_run_says_why() -> None:
+def test_inductor_is_timed_and_a_schedule_that_cannot_run_says_why() -> None:
     region = linear_relu()
-    ranking = rank_baselines(region, ("inductor", "eager+graph"), JOB)
+    ranking = rank_baselines(region, ("inductor", "eager+graph"), CONFIG)
     assert set(ranking.medians_us) == {"eager", "inductor"}, ranking.failures
     assert "CUDA" in ranking.failures["eager+graph"]
-    judgement = evaluate_candidate(
-        region, candidate(region.program, "compiled", "inductor"), ranking, JOB
+    evaluation = evaluate_candidate(
+        region, candidate(region.program, "compiled", "inductor"), ranking, CONFIG
     )
-    assert judgement.verdict.passed, judgement.verdict.failure
+    assert evaluation.verdict.passed, evaluation.verdict.failure
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="Triton builds on Linux only")
-def test_where_drawn_inputs_leave_no_number_the_users_own_are_time_slots() -> None:
-    """The logarithm of x - 9 is NaN for whatever the judge draws; without a number nobody's result
+def test_where_drawn_inputs_leave_no_number_the_users_own_are_timed() -> None:
+    """The logarithm of x - 9 is NaN for whatever the judge draws; without a number no result
     is eager's.
     """
     program = Program(
@@ -105,12 +109,14 @@ def test_where_drawn_inputs_leave_no_number_the_users_own_are_time_slots() -> No
         (3,),
     )
     region, device = Region(program, ("input",)), torch.device("cpu")
-    blind = rank_baselines(region, ("inductor",), EvaluationConfig(Settings(), Contract(), device))
-    assert "not eager's" in blind.failures["inductor"]
-    own = rank_baselines(
+    without_examples = rank_baselines(
+        region, ("inductor",), EvaluationConfig(Settings(), Contract(), device)
+    )
+    assert "not eager's" in without_examples.failures["inductor"]
+    with_examples = rank_baselines(
         region,
         ("inductor",),
         EvaluationConfig(Settings(), Contract(), device, examples=(10 + torch.rand(64, 64),)),
     )
-    assert not own.failures
-    assert set(own.medians_us) == {"eager", "inductor"}
+    assert not with_examples.failures
+    assert set(with_examples.medians_us) == {"eager", "inductor"}

@@ -16,40 +16,40 @@ from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingProfile
 from torch_cudal1.judge.evaluate.confirm import confirm_measurement, find_other_device
 
 
-def take(
+def make_result(
     speedup: float, profile: TimingProfile = "fast", *, noise: float = 0.001, failed: bool = False
 ) -> BenchmarkResult:
     draw = random.Random(round(speedup * 1e6))
     pairs = [(100.0 * speedup * draw.lognormvariate(0, noise), 100.0) for _ in range(56)]
-    found = Measurement(TIMING_PLANS[profile], {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1)
-    return BenchmarkResult(found, (CheckResult("timed_output", not failed),), {})
+    result = Measurement(TIMING_PLANS[profile], {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1)
+    return BenchmarkResult(result, (CheckResult("timed_output", not failed),), {})
 
 
-class Again:
-    """Hands out further takes and counts them."""
+class ScriptedRuns:
+    """Hands out further results and counts them."""
 
     def __init__(self, *speedups: float, profile: TimingProfile = "fast") -> None:
-        self.left = [take(speedup, profile) for speedup in speedups]
-        self.asked = 0
+        self.results = [make_result(speedup, profile) for speedup in speedups]
+        self.count = 0
 
     def __call__(self) -> BenchmarkResult:
-        self.asked += 1
-        return self.left.pop(0)
+        self.count += 1
+        return self.results.pop(0)
 
 
-def jump(found: BenchmarkResult) -> CheckResult | None:
-    return next((check for check in found.checks if check.name == "jump"), None)
+def find_jump(result: BenchmarkResult) -> CheckResult | None:
+    return next((check for check in result.checks if check.name == "jump"), None)
 
 
 def test_an_ordinary_speedup_is_measured_once() -> None:
-    again = Again()
-    first = take(1.5)
-    assert confirm_measurement(first, again, None) is first
-    assert again.asked == 0
+    run_again = ScriptedRuns()
+    first = make_result(1.5)
+    assert confirm_measurement(first, run_again, None) is first
+    assert run_again.count == 0
 
 
 @pytest.mark.parametrize(
-    ("first", "best", "others", "passed", "counts"),
+    ("first", "best", "later_speedups", "passed", "expected"),
     [
         (5.0, None, (5.2,), True, 5.0),
         (5.2, None, (5.0,), True, 5.0),  # the lower one counts
@@ -60,41 +60,47 @@ def test_an_ordinary_speedup_is_measured_once() -> None:
             (1.0, 1.0),
             True,
             1.0,
-        ),  # the first was disturbed: the two that agree are believed, the lowest counts
+        ),  # the first was disturbed: of the two that agree the lower counts
         (5.0, None, (4.0, 4.9), True, 4.0),
         (5.0, None, (4.0, 3.0), False, 3.0),  # no two agree
     ],
 )
 def test_a_jump_is_confirmed_or_refused(
-    first: float, best: float | None, others: tuple[float, ...], passed: bool, counts: float
+    first: float,
+    best: float | None,
+    later_speedups: tuple[float, ...],
+    passed: bool,
+    expected: float,
 ) -> None:
-    again = Again(*others)
-    found = confirm_measurement(take(first), again, best)
-    assert again.asked == len(others)
-    check = jump(found)
+    run_again = ScriptedRuns(*later_speedups)
+    result = confirm_measurement(make_result(first), run_again, best)
+    assert run_again.count == len(later_speedups)
+    check = find_jump(result)
     assert check is not None
     assert check.passed == passed
-    assert found.measurement.summary.speedup == pytest.approx(counts, rel=0.01)
+    assert result.measurement.summary.speedup == pytest.approx(expected, rel=0.01)
     assert "the same device" in check.detail
 
 
 def test_strict_measures_in_two_processes_and_the_lower_counts() -> None:
-    again = Again(1.48, profile="strict")
-    found = confirm_measurement(take(1.5, "strict"), again, None)
-    assert again.asked == 1
-    assert found.measurement.summary.speedup == pytest.approx(1.48, rel=0.01)
+    run_again = ScriptedRuns(1.48, profile="strict")
+    result = confirm_measurement(make_result(1.5, "strict"), run_again, None)
+    assert run_again.count == 1
+    assert result.measurement.summary.speedup == pytest.approx(1.48, rel=0.01)
 
 
-def test_a_take_that_fails_its_own_checks_fails_the_whole() -> None:
-    found = confirm_measurement(take(5.0), lambda: take(5.0, failed=True), None)
-    assert not all(check.passed for check in found.checks)
+def test_a_second_run_that_fails_its_checks_fails_the_measurement() -> None:
+    result = confirm_measurement(make_result(5.0), lambda: make_result(5.0, failed=True), None)
+    assert not all(check.passed for check in result.checks)
 
 
 @pytest.mark.parametrize(
-    "first", [take(5.0, failed=True), take(5.0, "standard", noise=2.0)], ids=["failed", "unstable"]
+    "first",
+    [make_result(5.0, failed=True), make_result(5.0, "standard", noise=2.0)],
+    ids=["failed", "unstable"],
 )
-def test_what_has_no_score_is_not_measured_again(first: BenchmarkResult) -> None:
-    refuse: Callable[[], BenchmarkResult] = Again()
+def test_a_run_without_a_score_is_not_measured_again(first: BenchmarkResult) -> None:
+    refuse: Callable[[], BenchmarkResult] = ScriptedRuns()
     assert confirm_measurement(first, refuse, None) is first
 
 

@@ -32,7 +32,7 @@ from torch_cudal1.kernels import Proposal, propose
 
 CPU = torch.device("cpu")
 
-JOB = EvaluationConfig(Settings(), Contract(), CPU)
+CONFIG = EvaluationConfig(Settings(), Contract(), CPU)
 
 TARGET = Target("cuda", "sm_90", "NVIDIA H200", "13.0", torch.__version__, "")
 
@@ -40,36 +40,36 @@ TARGET = Target("cuda", "sm_90", "NVIDIA H200", "13.0", torch.__version__, "")
 def test_a_right_and_faster_rewrite_is_accepted_with_its_evidence() -> None:
     telemetry.reset()
     region, broadcast = diagonal_product()
-    job = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
-    ranking = rank_baselines(region, ("eager",), job)
+    config = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    ranking = rank_baselines(region, ("eager",), config)
     assert ranking.best == Candidate(region.program, "eager", "baseline")
     assert ranking.medians_us["eager"] > 0
-    judgement = evaluate_candidate(region, candidate(broadcast, "diag_matmul"), ranking, job)
-    assert isinstance(judgement.decision, Accepted), judgement.decision
-    timing = judgement.decision.timing
+    evaluation = evaluate_candidate(region, candidate(broadcast, "diag_matmul"), ranking, config)
+    assert isinstance(evaluation.decision, Accepted), evaluation.decision
+    timing = evaluation.decision.timing
     assert 1.05 <= timing.low <= timing.speedup <= timing.high
     assert timing.baseline == "eager"
-    facts = json.loads(json.dumps(make_evidence(judgement, ranking), allow_nan=False))
+    facts = json.loads(json.dumps(make_evidence(evaluation, ranking), allow_nan=False))
     assert facts["timing"]["low"] == timing.low
     assert facts["profile"] == "fast"
     assert {"numerics", "fresh_output", "repeat"} <= {check["name"] for check in facts["checks"]}
-    line = json.loads(json.dumps(summarise_evaluation(judgement), allow_nan=False))
+    line = json.loads(json.dumps(summarise_evaluation(evaluation), allow_nan=False))
     assert line["decision"] == "accepted"
     assert line["label"] == "diag_matmul -> eager"
     assert telemetry.report().counters["candidates_judged"] == 1
 
 
-def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_candidate(
+def test_the_compiler_of_a_baseline_in_the_same_process_fails_no_candidate(
     monkeypatch, tmp_path
 ) -> None:
     """Inductor's pool of threads, started where its cache is cold, lives on in the child that the
-    next candidate is lent.
+    next candidate gets.
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     region, broadcast = diagonal_product()
-    job = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    config = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
     with pool_scope():
-        ranking = rank_baselines(region, ("eager", "inductor"), job)
+        ranking = rank_baselines(region, ("eager", "inductor"), config)
         assert not ranking.failures
         assert (
             ranking.compiling_s(INDUCTOR_GRAPH)
@@ -77,7 +77,7 @@ def test_the_compiler_of_a_baseline_in_the_same_process_is_not_held_against_a_ca
             > ranking.ready_s["eager"]
             > 0
         )
-        verdict = evaluate_candidate(region, candidate(broadcast), ranking, job).verdict
+        verdict = evaluate_candidate(region, candidate(broadcast), ranking, config).verdict
         assert verdict.passed, verdict.failure
 
 
@@ -87,7 +87,7 @@ def test_the_same_rewrite_needs_the_users_word_on_finite_values() -> None:
     """
     region, broadcast = diagonal_product()
     ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    decision = evaluate_candidate(region, candidate(broadcast), ranking, JOB).decision
+    decision = evaluate_candidate(region, candidate(broadcast), ranking, CONFIG).decision
     assert isinstance(decision, Rejected)
     assert decision.detector == "special"
 
@@ -96,44 +96,46 @@ def test_a_slower_candidate_is_right_but_rejected() -> None:
     region, broadcast = diagonal_product()
     swapped = Region(broadcast, region.roles)
     ranking = BaselineRanking(Candidate(broadcast, "eager", "baseline"), {"eager": 1.0})
-    job = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
-    judgement = evaluate_candidate(swapped, candidate(region.program), ranking, job)
-    assert judgement.verdict.passed, judgement.verdict.failure
-    assert isinstance(judgement.decision, Rejected)
-    assert judgement.decision.detector == "timing"
-    assert summarise_evaluation(judgement)["speedup"] is not None
+    config = EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU)
+    evaluation = evaluate_candidate(swapped, candidate(region.program), ranking, config)
+    assert evaluation.verdict.passed, evaluation.verdict.failure
+    assert isinstance(evaluation.decision, Rejected)
+    assert evaluation.decision.detector == "timing"
+    assert summarise_evaluation(evaluation)["speedup"] is not None
 
 
 def test_real_examples_take_part() -> None:
     region = linear_relu()
     examples = tuple(torch.randn(s.shape) for s in region.program.inputs)
-    job = EvaluationConfig(Settings(), Contract(), CPU, examples)
+    config = EvaluationConfig(Settings(), Contract(), CPU, examples)
     ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    checks = evaluate_candidate(region, candidate(region.program), ranking, job).verdict.checks
+    checks = evaluate_candidate(region, candidate(region.program), ranking, config).verdict.checks
     assert [c for c in checks if c.name == "numerics" and "examples" in c.detail]
 
 
-def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) -> None:
+def test_the_lock_of_the_gpu_is_not_held_while_a_program_is_compiled(monkeypatch) -> None:
     """Compiling takes seconds, timing tenths of them; a surprise is loaded once more, in a process
     that is started for it.
     """
     region, broadcast = diagonal_product()
-    happened: list[str] = []
+    events: list[str] = []
 
     @contextmanager
-    def exclusive(device: torch.device, use: str) -> Iterator[str]:
-        happened.append("lock")
+    def note_lock(device: torch.device, use: str) -> Iterator[str]:
+        events.append("lock")
         yield ""
-        happened.append("given back")
+        events.append("released")
 
-    load, timed, started = Trial.load, evaluator.time_program, evaluator.spawn
-    monkeypatch.setattr(evaluator, "lock_gpu", exclusive)
-    monkeypatch.setattr(Trial, "load", lambda *given: happened.append("load") or load(*given))
+    load, time_program, spawn = Trial.load, evaluator.time_program, evaluator.spawn
+    monkeypatch.setattr(evaluator, "lock_gpu", note_lock)
+    monkeypatch.setattr(Trial, "load", lambda *arguments: events.append("load") or load(*arguments))
     monkeypatch.setattr(
-        evaluator, "time_program", lambda *given: happened.append("time") or timed(*given)
+        evaluator,
+        "time_program",
+        lambda *arguments: events.append("time") or time_program(*arguments),
     )
     monkeypatch.setattr(
-        evaluator, "spawn", lambda *given: happened.append("process") or started(*given)
+        evaluator, "spawn", lambda *arguments: events.append("process") or spawn(*arguments)
     )
     monkeypatch.setattr(
         "torch_cudal1.judge.evaluate.confirm.is_surprising", lambda score, best: True
@@ -145,12 +147,12 @@ def test_nobody_waits_for_the_clock_while_a_baseline_is_compiled(monkeypatch) ->
         ranking,
         EvaluationConfig(Settings(assume_finite=True), Contract(assume_finite=True), CPU),
     )
-    first = happened.index("lock")
-    assert happened[first - 1 : first + 8] == [
+    first = events.index("lock")
+    assert events[first - 1 : first + 8] == [
         "load",
         "lock",
         "time",
-        "given back",
+        "released",
         "process",
         "load",
         "load",
@@ -168,7 +170,7 @@ def test_kernels_are_built_without_a_gpu_and_a_bad_proposal_is_a_value() -> None
     )
     proposals = propose(region.program, 90)
     assert proposals
-    built = build_candidates(region, (proposals[0], Proposal("no such family", {})), JOB, TARGET)
+    built = build_candidates(region, (proposals[0], Proposal("no such family", {})), CONFIG, TARGET)
     assert isinstance(built[0], Candidate), built[0]
     assert built[0].program.launches
     assert built[0].techniques == (proposals[0].family,)

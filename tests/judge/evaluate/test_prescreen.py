@@ -26,50 +26,52 @@ BROKEN = with_steps(
 SLOW: tuple[Aten, ...] = tuple(op("aten.cumsum.default", V(i), 0, out=i + 1) for i in range(4, 60))
 
 
-def test_the_right_ones_are_timed_and_the_others_told() -> None:
+def test_right_candidates_are_timed_and_the_others_have_a_reason() -> None:
     slow = with_steps(REGION, *PRODUCT, *SLOW, op("aten.mul.Tensor", V(60), 0, out=61), op("aten.add.Tensor", V(61), V(4), out=62),
                       op("aten.relu.default", V(62), out=63), output=63)  # fmt: skip
-    job = judge.EvaluationConfig(Settings(), Contract(), torch.device("cpu"))
-    found = prescreen(REGION, [candidate(one) for one in (SAME, WRONG, slow, BROKEN)], job)
-    assert set(found.medians_us) == {0, 2}
-    assert found.eager_us > 0
-    assert all(median > 0 for median in found.medians_us.values())
-    assert found.failures[1] == "its result is not eager's"
-    assert "RuntimeError" in found.failures[3]
-    assert found.one_pass_us is not None
-    assert 0 < found.to_beat_us <= found.eager_us
+    config = judge.EvaluationConfig(Settings(), Contract(), torch.device("cpu"))
+    result = prescreen(
+        REGION, [candidate(program) for program in (SAME, WRONG, slow, BROKEN)], config
+    )
+    assert set(result.medians_us) == {0, 2}
+    assert result.eager_us > 0
+    assert all(median > 0 for median in result.medians_us.values())
+    assert result.failures[1] == "its result is not eager's"
+    assert "RuntimeError" in result.failures[3]
+    assert result.one_pass_us is not None
+    assert 0 < result.to_beat_us <= result.eager_us
 
 
 def test_where_inductor_is_left_out_it_need_not_be_beaten() -> None:
-    job = judge.EvaluationConfig(Settings(without=("compile",)), Contract(), torch.device("cpu"))
-    found = prescreen(REGION, [candidate(SAME)], job)
-    assert (found.one_pass_us, found.to_beat_us) == (None, found.eager_us)
+    config = judge.EvaluationConfig(Settings(without=("compile",)), Contract(), torch.device("cpu"))
+    result = prescreen(REGION, [candidate(SAME)], config)
+    assert (result.one_pass_us, result.to_beat_us) == (None, result.eager_us)
 
 
-def test_the_users_own_inputs_are_what_is_timed() -> None:
+def test_the_users_own_inputs_are_timed() -> None:
     """Eager's sums overflow on these, so that nothing could be told right but on them."""
     examples = (torch.full((BATCH, WIDE), 1e30), torch.full((OUT, WIDE), 1e30), torch.zeros(OUT))
-    job = judge.EvaluationConfig(Settings(), Contract(), torch.device("cpu"), examples)
-    found = prescreen(REGION, [candidate(SAME), candidate(WRONG)], job)
-    assert not found.medians_us
-    assert set(found.failures.values()) == {"its result is not eager's"}
+    config = judge.EvaluationConfig(Settings(), Contract(), torch.device("cpu"), examples)
+    result = prescreen(REGION, [candidate(SAME), candidate(WRONG)], config)
+    assert not result.medians_us
+    assert set(result.failures.values()) == {"its result is not eager's"}
 
 
-def test_one_that_costs_the_process_its_gpu_takes_no_other_with_it(
+def test_a_candidate_that_costs_its_process_the_gpu_takes_no_other_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, processes = heating._run_slot, set[int]()
+    run_slot, processes = heating._run_slot, set[int]()
 
-    def outputs(trial: Any, slot: str, *rest: Any) -> Any:
+    def run_and_lose_gpu(trial: Any, slot: str, *rest: Any) -> Any:
         processes.add(id(trial.child))
         if slot == "1":
             trial.child.usable = False  # as the child's answer has it
             raise CandidateFailure("run", "AcceleratorError: an illegal memory access", "run")
-        return plain(trial, slot, *rest)
+        return run_slot(trial, slot, *rest)
 
-    monkeypatch.setattr(heating, "_run_slot", outputs)
-    job = judge.EvaluationConfig(Settings(without=("compile",)), Contract(), torch.device("cpu"))
-    found = prescreen(REGION, [candidate(SAME), candidate(SAME), candidate(SAME)], job)
-    assert set(found.medians_us) == {0, 2}
-    assert found.failures == {1: "AcceleratorError: an illegal memory access"}
+    monkeypatch.setattr(heating, "_run_slot", run_and_lose_gpu)
+    config = judge.EvaluationConfig(Settings(without=("compile",)), Contract(), torch.device("cpu"))
+    result = prescreen(REGION, [candidate(SAME), candidate(SAME), candidate(SAME)], config)
+    assert set(result.medians_us) == {0, 2}
+    assert result.failures == {1: "AcceleratorError: an illegal memory access"}
     assert len(processes) == 2

@@ -12,7 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.judge.evaluate.linear_sources import HONEST, REFERENCE
+from tests.judge.evaluate.linear_sources import (
+    HONEST,
+    REFERENCE,
+    prepend_statements,
+    replace_result,
+)
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract, Rejected
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
@@ -22,20 +27,6 @@ from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 CPU = torch.device("cpu")
-
-
-def prepend_statements(body: str) -> str:
-    """The honest candidate with statements at the head of its forward."""
-    lines = "\n        ".join(body.splitlines())
-    return HONEST.replace(
-        "    def forward(self, x):\n", f"    def forward(self, x):\n        {lines}\n"
-    )
-
-
-def replace_result(result: str) -> str:
-    """The honest candidate with another result."""
-    return HONEST.replace('self.linear(x).clamp_min(0), {"rows": x.shape[0]}', result)
-
 
 # What a candidate does, the detector that refuses it, and a word of the reason.
 BAD_CANDIDATES = {

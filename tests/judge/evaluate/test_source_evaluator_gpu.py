@@ -9,7 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.judge.evaluate.test_source_evaluator import HONEST, REFERENCE, giving, within
+from tests.judge.evaluate.linear_sources import (
+    HONEST,
+    REFERENCE,
+    prepend_statements,
+    replace_result,
+)
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Accepted, Contract, Rejected
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
@@ -60,29 +65,29 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def evaluator() -> Iterator[SourceEvaluator]:
-    job = SourceEvaluationConfig(
+    config = SourceEvaluationConfig(
         Settings(candidate_timeout_s=120.0), Contract(), torch.device("cuda"), gradients=False
     )
-    with SourceEvaluator(job) as made:
-        yield made
+    with SourceEvaluator(config) as running_evaluator:
+        yield running_evaluator
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_candidate_that_breaks_the_device_costs_only_itself(
     evaluator: SourceEvaluator, name: str
 ) -> None:
-    broken = evaluator.evaluate(REFERENCE, within(BROKEN[name]), timed=False)
+    broken = evaluator.evaluate(REFERENCE, prepend_statements(BROKEN[name]), timed=False)
     assert isinstance(broken.decision, Rejected)
     assert broken.decision.detector in ("run", "resource"), broken.decision
     after = evaluator.evaluate(REFERENCE, HONEST, timed=False)
     assert after.verdict.failure is None, after.verdict.failure
-    wrong = evaluator.evaluate(REFERENCE, giving('x, {"rows": x.shape[0]}'), timed=False)
+    wrong = evaluator.evaluate(REFERENCE, replace_result('x, {"rows": x.shape[0]}'), timed=False)
     assert wrong.verdict.failure is not None
 
 
-def test_a_triton_kernel_is_compiled_judged_and_accepted(evaluator: SourceEvaluator) -> None:
-    found = evaluator.evaluate(SORTED, TRITON)
-    assert isinstance(found.decision, Accepted), found.decision
-    assert found.baselines is not None
-    assert {"eager", "inductor"} <= set(found.baselines.medians_us)
-    assert {"sync_ratio"} <= {check.name for check in found.verdict.checks}
+def test_a_triton_kernel_is_compiled_evaluated_and_accepted(evaluator: SourceEvaluator) -> None:
+    evaluation = evaluator.evaluate(SORTED, TRITON)
+    assert isinstance(evaluation.decision, Accepted), evaluation.decision
+    assert evaluation.baselines is not None
+    assert {"eager", "inductor"} <= set(evaluation.baselines.medians_us)
+    assert {"sync_ratio"} <= {check.name for check in evaluation.verdict.checks}

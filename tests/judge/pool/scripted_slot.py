@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.scripted import Scripted
+from tests.training.scripted import ScriptedBenchmark
 from tests.training.sources import TASK, program
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
@@ -47,14 +47,14 @@ class ScriptedClock:
         measurement = Measurement(
             plan, {"hot": summarise([(100.0 * speedup, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1
         )
-        return Scripted(
+        return ScriptedBenchmark(
             lambda: BenchmarkResult(measurement, tuple(check_stability(measurement)), {})
         )
 
 
 def trust_own_programs(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_settings = replace(slot.terms, trust="own")
-    monkeypatch.setattr(slot, "terms", own_settings)
+    own_settings = replace(slot.config, trust="own")
+    monkeypatch.setattr(slot, "config", own_settings)
     monkeypatch.setattr(slot._processes, "_terms", own_settings)
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.judge.pool.scripted_slot import make_score
 from tests.training.sources import TASK, program, source
-from torch_cudal1.judge.pool.evaluator import Remembered
+from torch_cudal1.judge.pool.evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.measured import Measured
 
 
 def test_a_repeated_program_is_measured_at_its_first_second_fourth_and_eighth_occurrence() -> None:
-    memory, due = Remembered(), []
+    memory, due = MeasurementMemory(), []
     for occurrence in range(1, 17):
         if memory.due(TASK, [program("p", source())]):
             due.append(occurrence)
@@ -24,12 +24,12 @@ def test_a_repeated_program_is_measured_at_its_first_second_fourth_and_eighth_oc
 
 
 def test_a_program_twice_in_a_batch_is_measured_once() -> None:
-    assert len(Remembered().due(TASK, [program("p", source())] * 5)) == 1
+    assert len(MeasurementMemory().due(TASK, [program("p", source())] * 5)) == 1
 
 
 @pytest.mark.parametrize("outcome", ["wrong", "hack", "compile", "run"])
 def test_a_failure_is_not_tried_again_and_outweighs_earlier_scores(outcome: str) -> None:
-    memory = Remembered()
+    memory = MeasurementMemory()
     memory.due(TASK, [program("p", source())])
     memory.take(make_score(2.0))
     assert memory.due(TASK, [program("p", source())])
@@ -39,7 +39,7 @@ def test_a_failure_is_not_tried_again_and_outweighs_earlier_scores(outcome: str)
 
 
 def test_an_unstable_measurement_is_forgotten_once_there_is_a_score() -> None:
-    memory = Remembered()
+    memory = MeasurementMemory()
     memory.due(TASK, [program("p", source())])
     memory.take(Measured("relu", "p", "unstable"))
     assert memory.answer("relu", "p").outcome == "unstable"
@@ -49,7 +49,7 @@ def test_an_unstable_measurement_is_forgotten_once_there_is_a_score() -> None:
 
 
 def test_a_known_measurement_is_not_repeated() -> None:
-    memory = Remembered()
+    memory = MeasurementMemory()
     memory.learn([make_score(2.0), replace(make_score(2.0), score=3.0)])
     assert not memory.due(TASK, [program("p", source())])
     assert memory.best("relu") == 3.0

@@ -66,7 +66,7 @@ def settings(locks: Path) -> MeasurementSettings:
 
 @pytest.fixture(scope="module")
 def evaluator(settings: MeasurementSettings) -> Iterator[JudgeEvaluator]:
-    with JudgeEvaluator(settings, lanes=2) as evaluator:
+    with JudgeEvaluator(settings, slots=2) as evaluator:
         yield evaluator
 
 
@@ -123,9 +123,9 @@ def test_programs_of_templates_share_processes(locks: Path) -> None:
     with JudgeEvaluator(own_settings) as evaluator:
         results = evaluator.measure(TASK, [next(stream) for _ in range(6)])
         assert [result.outcome for result in results].count("wrong") == 1, results
-        assert evaluator._lane is not None
-        assert evaluator._lane._processes.kept is not None
-        assert evaluator._lane._processes.loans >= 3, (
+        assert evaluator._slot is not None
+        assert evaluator._slot._processes.kept is not None
+        assert evaluator._slot._processes.loans >= 3, (
             "after the fifth program one process had served most of them"
         )
 
@@ -167,7 +167,7 @@ def test_the_results_of_an_own_program_are_in_no_memory_that_the_next_one_gets(
     with JudgeEvaluator(own_settings) as evaluator:
         (right,) = evaluator.measure(TASK, [next(generate_programs(_CHAIN, "cuda", WIDTH))])
         (result,) = evaluator.measure(TASK, [program("left", unwritten)])
-        slot = evaluator._lane
+        slot = evaluator._slot
         assert right.outcome == "ok", right
         assert result.outcome == "wrong", result
         assert "NaN or infinity differs" in result.detail, (
@@ -211,15 +211,15 @@ def test_slots_behind_a_server_outlive_the_fault_of_one_program(locks: Path) -> 
     stream = generate_programs(_CHAIN, "cuda", WIDTH)
     requests = [next(stream) for _ in range(12)]
     requests.insert(5, program("faulty", FAULTY))
-    with JudgeEvaluator(own_settings, lanes=3) as evaluator:
+    with JudgeEvaluator(own_settings, slots=3) as evaluator:
         first = evaluator.measure(TASK, requests[:3])
         if not evaluator.served:
             pytest.skip("this machine has no MPS server")
         results = {
             result.program: result for result in [*first, *evaluator.measure(TASK, requests[3:])]
         }
-        assert evaluator._lanes is not None
-        assert evaluator._lanes.faults == 1, results["faulty"]
+        assert evaluator._slot_pool is not None
+        assert evaluator._slot_pool.faults == 1, results["faulty"]
     assert results.pop("faulty").outcome == "run"
     for name, result in results.items():
         wrong = int(name.rpartition(" ")[2]) % 4 == 3
@@ -232,7 +232,7 @@ def test_a_server_ends_with_its_evaluator() -> None:
     server = mps.start(torch.device("cuda"))
     if server is None:
         pytest.skip("this machine has no MPS server")
-    (number,) = server.told("get_server_list").split()
+    (number,) = server.ask_daemon("get_server_list").split()
     server.close()
     assert server._daemon.poll() is not None
     assert not server._folder.exists()

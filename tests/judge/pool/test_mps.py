@@ -71,7 +71,7 @@ def test_a_daemon_serves_one_gpu_from_a_folder_of_its_own_and_ends(machine: Inst
     assert server is not None
     assert (folder / "seen").read_text() == "GPU-12-34"
     assert server.variables["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
-    assert server.told("get_server_list") == "4711"
+    assert server.ask_daemon("get_server_list") == "4711"
     server.close()
     assert server._daemon.poll() == 0
     assert not folder.exists()

@@ -14,7 +14,7 @@ from tests.judge.pool.scripted_slot import (
     measure_source,
     trust_own_programs,
 )
-from tests.training.scripted import Scripted
+from tests.training.scripted import ScriptedBenchmark
 from tests.training.sources import TASK, program, source
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.ir.records import CheckResult
@@ -25,7 +25,7 @@ from torch_cudal1.judge.benchmark.quick import PreparedBenchmark, prepare_benchm
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.checks.numerics import NUMERICS
-from torch_cudal1.judge.pool.evaluator import Remembered
+from torch_cudal1.judge.pool.evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.slot import Slot
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child
@@ -125,7 +125,7 @@ def test_a_bucket_that_reports_more_time_than_it_took_is_refused(
 
 
 def test_a_program_that_was_right_here_is_only_timed_when_it_comes_again(slot: Slot) -> None:
-    memory = Remembered()
+    memory = MeasurementMemory()
     memory.learn([make_score(2.0)])  # by another run, perhaps by another version of the judge
     assert [validated for *_, validated in memory.due(TASK, [program("q", source())])] == [False]
     memory.take(replace(make_score(2.0), program="q"))
@@ -174,7 +174,7 @@ def test_a_program_whose_process_finds_no_memory_is_tried_once_more_and_then_has
     )
     answers: list[Any] = []
     monkeypatch.setattr(slot, "_evaluate", lambda *arguments: answers.pop(0))
-    monkeypatch.setattr(slot, "terms", replace(slot.terms, device=torch.device("cuda")))
+    monkeypatch.setattr(slot, "config", replace(slot.config, device=torch.device("cuda")))
     for answers, outcome in (
         ([no_memory, (1.5, (1.5,) * 7)], "ok"),
         ([no_memory, no_memory], "unstable"),
@@ -220,7 +220,7 @@ def test_a_benchmark_whose_buckets_are_too_far_apart_runs_again_on_the_same_prep
                     Measurement(plan, {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1), (), {}
                 )
 
-            return Scripted(run)
+            return ScriptedBenchmark(run)
 
     for steady_after, outcome, benchmarks in ((1, "ok", 2), (3, "unstable", 3)):
         slot._clock = clock = UnsteadyClock(1.5)
@@ -239,7 +239,7 @@ def test_own_timed_outputs_are_checked_beside_others_and_a_clock_that_seems_fals
             self, trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan
         ) -> PreparedBenchmark:
             check = CheckResult(failed or "wall_slope", not failed, detail="what was found")
-            return Scripted(
+            return ScriptedBenchmark(
                 super().__call__(trial, baseline, plan).measure,
                 lambda timed: replace(timed, checks=(*timed.checks, check)),
             )
@@ -271,7 +271,7 @@ def test_two_clocks_that_differ_in_one_process_only_are_no_cheat_and_no_score(
     )
     answers: list[Any] = []
     monkeypatch.setattr(slot, "_evaluate", lambda *arguments: answers.pop(0))
-    monkeypatch.setattr(slot, "terms", replace(slot.terms, device=torch.device("cuda")))
+    monkeypatch.setattr(slot, "config", replace(slot.config, device=torch.device("cuda")))
     cases = (
         ([differ, differ], "hack"),
         ([differ, (1.5, (1.5,) * 7)], "unstable"),

@@ -26,9 +26,9 @@ from torch_cudal1.judge.pool.slots import MeasurementRequest, SharedContextFault
 def test_slots_answer_in_order_and_outlive_a_slot_that_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", die_at_killer)
+    monkeypatch.setattr("torch_cudal1.judge.pool.slots._measure_in_slot", die_at_killer)
     wrong_programs = [program(f"p{index}", source(f"x * {index}")) for index in range(2)]
-    with JudgeEvaluator(make_settings(tmp_path), lanes=2) as evaluator:
+    with JudgeEvaluator(make_settings(tmp_path), slots=2) as evaluator:
         results = evaluator.measure(
             TASK, [wrong_programs[0], program("killer", "x"), wrong_programs[1], wrong_programs[0]]
         )
@@ -65,23 +65,23 @@ def find_memory_once(question: tuple[TrainingTask, Decoded, float | None, bool])
 def test_a_slot_that_finds_no_memory_is_given_up_and_the_others_do_its_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", find_memory_once)
+    monkeypatch.setattr("torch_cudal1.judge.pool.slots._measure_in_slot", find_memory_once)
     questions = [
         (replace(TASK, reference=f"reference {i}"), [program(f"p{i}", str(tmp_path / "first"))])
         for i in range(6)
     ]
-    with JudgeEvaluator(make_settings(tmp_path), lanes=2) as evaluator:
+    with JudgeEvaluator(make_settings(tmp_path), slots=2) as evaluator:
         results = [result for answers in evaluator.measure_all(questions) for result in answers]
-        assert evaluator._lanes is not None
-        slots_left = len(evaluator._lanes._seats)
+        assert evaluator._slot_pool is not None
+        slots_left = len(evaluator._slot_pool._slots)
     assert [result.outcome for result in results] == ["wrong"] * 6
     assert slots_left == 3 - len(list(tmp_path.glob("first.*")))
 
 
 def test_the_last_slot_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", find_no_memory)
+    monkeypatch.setattr("torch_cudal1.judge.pool.slots._measure_in_slot", find_no_memory)
     with (
-        JudgeEvaluator(make_settings(tmp_path), lanes=2) as evaluator,
+        JudgeEvaluator(make_settings(tmp_path), slots=2) as evaluator,
         pytest.raises(OutOfDeviceMemory, match="use fewer lanes"),
     ):
         evaluator.measure(TASK, [program("p", source())])
@@ -131,12 +131,12 @@ def fault_where_served(question: tuple[TrainingTask, Decoded, float | None, bool
 def test_a_fault_of_one_program_is_held_against_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[FakeServer]
 ) -> None:
-    monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", fault_where_served)
+    monkeypatch.setattr("torch_cudal1.judge.pool.slots._measure_in_slot", fault_where_served)
     names = ["p0", "faulty", "p1", "p2", "p3"]
-    with JudgeEvaluator(make_settings(tmp_path), lanes=2) as evaluator:
+    with JudgeEvaluator(make_settings(tmp_path), slots=2) as evaluator:
         results = evaluator.measure(TASK, [program(name, f"x = '{name}'") for name in names])
-        assert evaluator._lanes is not None
-        assert evaluator._lanes.faults == 1
+        assert evaluator._slot_pool is not None
+        assert evaluator._slot_pool.faults == 1
         assert evaluator.served == 2
     assert [(result.program, result.outcome) for result in results] == [
         (name, "run" if name == "faulty" else "wrong") for name in names
@@ -153,9 +153,9 @@ def test_a_fault_of_one_program_is_held_against_no_other(
 def test_after_some_faults_slots_do_without_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[FakeServer]
 ) -> None:
-    monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", fault_where_served)
+    monkeypatch.setattr("torch_cudal1.judge.pool.slots._measure_in_slot", fault_where_served)
     names = [f"faulty {index}" for index in range(8)]
-    with JudgeEvaluator(make_settings(tmp_path), lanes=2) as evaluator:
+    with JudgeEvaluator(make_settings(tmp_path), slots=2) as evaluator:
         results = evaluator.measure(TASK, [program(name, f"x = '{name}'") for name in names])
         assert not evaluator.served
     assert [result.outcome for result in results] == ["run"] * len(names)
@@ -176,7 +176,7 @@ def test_slots_of_foreign_programs_or_without_a_gpu_have_no_server(tmp_path: Pat
 def test_an_interrupted_caller_waits_for_no_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_cudal1.judge.pool.slots._in_lane", sleep_or_answer)
+    monkeypatch.setattr("torch_cudal1.judge.pool.slots._measure_in_slot", sleep_or_answer)
     pid_link = tmp_path / "pid"
     questions = [
         (replace(TASK, reference=name), [program(name, str(pid_link))])
@@ -186,8 +186,8 @@ def test_an_interrupted_caller_waits_for_no_slot(
     def interrupt(result: Measured) -> None:
         raise KeyboardInterrupt
 
-    with JudgeEvaluator(make_settings(tmp_path), lanes=2) as evaluator:
-        evaluator.told = interrupt
+    with JudgeEvaluator(make_settings(tmp_path), slots=2) as evaluator:
+        evaluator.on_measurement = interrupt
         with pytest.raises(KeyboardInterrupt):
             evaluator.measure_all(questions)
     with pytest.raises(ProcessLookupError):
@@ -228,12 +228,14 @@ def test_a_free_slot_goes_where_it_saves_most(
     tmp_path: Path, at: str, others: list[str], waiting: dict[str, int], expected: str
 ) -> None:
     slot_pool = SlotPool(make_settings(tmp_path), 1 + len(others))
-    slot_pool._seats[0].reference = at
+    slot_pool._slots[0].reference = at
     with ProcessPoolExecutor(1) as pool:  # which starts no process before it has work
-        assert slot_pool._next(slot_pool._seats[0], queue_requests(**waiting)) or not any(
-            waiting.values()
-        ), "a new slot takes anything"
-        slot_pool._seats[0].pool = pool
-        for slot, reference in zip(slot_pool._seats[1:], others, strict=True):
-            slot.reference, slot.question = reference, (TASK, program("p", source()), None, False)
-        assert slot_pool._next(slot_pool._seats[0], queue_requests(**waiting)) == expected
+        assert slot_pool._choose_reference(
+            slot_pool._slots[0], queue_requests(**waiting)
+        ) or not any(waiting.values()), "a new slot takes anything"
+        slot_pool._slots[0].pool = pool
+        for slot, reference in zip(slot_pool._slots[1:], others, strict=True):
+            slot.reference, slot.request = reference, (TASK, program("p", source()), None, False)
+        assert (
+            slot_pool._choose_reference(slot_pool._slots[0], queue_requests(**waiting)) == expected
+        )

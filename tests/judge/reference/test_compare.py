@@ -59,10 +59,10 @@ def test_fewer_bits_inside_are_refused(product, cheat: str) -> None:
         "bf16": lambda: a.bfloat16().float() @ b.bfloat16().float(),
         "bf16x3": lambda: _bf16x3(a, b),
     }[cheat]()
-    found = compare(wrong, eager, exact, longest=N)
-    assert not found.passed
-    assert found.ratio is not None
-    assert found.ratio > 2
+    comparison = compare(wrong, eager, exact, longest=N)
+    assert not comparison.passed
+    assert comparison.ratio is not None
+    assert comparison.ratio > 2
 
 
 @pytest.mark.parametrize("cheat", ["tf32", "bf16"])
@@ -130,10 +130,10 @@ def test_nan_and_infinity_follow_eager(
 
 
 def test_integers_and_booleans_are_exact() -> None:
-    whole = torch.arange(100)
-    assert compare(whole.clone(), whole, whole).passed
-    assert not compare(whole + (whole == 7), whole, whole).passed
-    assert not compare(whole > 50, whole > 51, whole > 51).passed
+    integers = torch.arange(100)
+    assert compare(integers.clone(), integers, integers).passed
+    assert not compare(integers + (integers == 7), integers, integers).passed
+    assert not compare(integers > 50, integers > 51, integers > 51).passed
 
 
 def test_another_dtype_or_shape_is_refused() -> None:
@@ -158,8 +158,8 @@ def test_kernelbench_is_as_lax_as_the_benchmark_and_no_laxer(product) -> None:
 def test_a_distribution_without_digits_is_no_evidence() -> None:
     exact = torch.full((5000,), 1e-9, dtype=torch.float64)
     eager = torch.zeros(5000)
-    found = compare(torch.ones(5000) * 1e-9, eager, exact)
-    assert found.void
+    comparison = compare(torch.ones(5000) * 1e-9, eager, exact)
+    assert comparison.void
 
 
 class Cancelling:
@@ -177,25 +177,29 @@ class Cancelling:
     def float64(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.relu(F.conv2d(inputs[0].double(), inputs[1].double(), padding=1))]
 
-    def unfolded(self) -> torch.Tensor:
+    def sum_unfolded(self) -> torch.Tensor:
         out = self.weight.flatten(1) @ F.unfold(self.x, 3, padding=1)
         return torch.relu(out).view(self.eager.shape)
 
-    def moved(self) -> torch.Tensor:
-        (found,) = measure_input_sensitivity(self.float64, [self.x, self.weight], [self.exact])
-        assert found is not None
-        return found
+    def measure_sensitivity(self) -> torch.Tensor:
+        (sensitivity,) = measure_input_sensitivity(
+            self.float64, [self.x, self.weight], [self.exact]
+        )
+        assert sensitivity is not None
+        return sensitivity
 
 
 def test_sums_that_cancel_are_measured_by_their_terms() -> None:
-    """Another order of summing is right however little is left; without `sway` one set in twenty is
+    """Another order of summing is right however little is left; without the sensitivity one set in twenty is
     refused.
     """
     refused = 0
     for case in map(Cancelling, range(200)):
-        out = case.unfolded()
+        out = case.sum_unfolded()
         refused += not compare(out, case.eager, case.exact, longest=36).passed
-        assert compare(out, case.eager, case.exact, longest=36, sensitivity=case.moved).passed
+        assert compare(
+            out, case.eager, case.exact, longest=36, sensitivity=case.measure_sensitivity
+        ).passed
     assert refused
 
 
@@ -205,9 +209,13 @@ def test_damage_in_a_row_that_cancels_is_refused() -> None:
         rows = case.exact.reshape(-1, 12).amax(1)
         row = int(torch.where(rows > 0, rows, math.inf).argmin())
         column = int(case.exact.reshape(-1, 12)[row].argmax())
-        wrong = case.unfolded()
-        wrong.view(-1, 12)[row, column] += 1e-4 * float(case.moved().reshape(-1, 12)[row, column])
-        assert not compare(wrong, case.eager, case.exact, longest=36, sensitivity=case.moved).passed
+        wrong = case.sum_unfolded()
+        wrong.view(-1, 12)[row, column] += 1e-4 * float(
+            case.measure_sensitivity().reshape(-1, 12)[row, column]
+        )
+        assert not compare(
+            wrong, case.eager, case.exact, longest=36, sensitivity=case.measure_sensitivity
+        ).passed
 
 
 def test_rows_of_other_sizes_keep_their_own_scales() -> None:
@@ -222,15 +230,15 @@ def test_rows_of_other_sizes_keep_their_own_scales() -> None:
     def float64(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         return [inputs[0].double() @ inputs[1].double()]
 
-    found = compare(
+    comparison = compare(
         wrong,
         eager,
         exact,
         longest=N,
         sensitivity=lambda: measure_input_sensitivity(float64, [a, b], [exact])[0],
     )
-    assert not found.passed
-    assert "of their slice" in found.detail
+    assert not comparison.passed
+    assert "of their slice" in comparison.detail
 
 
 class OneSum:
@@ -241,13 +249,17 @@ class OneSum:
         self.eager, self.exact = self.x.sum(1), self.x.double().sum(1)
 
     def passes(self, out: torch.Tensor, *, terms: bool = True) -> bool:
-        def moved() -> torch.Tensor | None:
+        def measure_sensitivity() -> torch.Tensor | None:
             return measure_input_sensitivity(
-                lambda given: [given[0].double().sum(1)], [self.x], [self.exact]
+                lambda inputs: [inputs[0].double().sum(1)], [self.x], [self.exact]
             )[0]
 
         return compare(
-            out, self.eager, self.exact, longest=65536, **({"sensitivity": moved} if terms else {})
+            out,
+            self.eager,
+            self.exact,
+            longest=65536,
+            **({"sensitivity": measure_sensitivity} if terms else {}),
         ).passed
 
 
@@ -273,7 +285,7 @@ def test_one_sum_of_something_else_is_refused(
     assert passed <= 6, "each may be near by chance: the sum of what is missing goes through 0"
 
 
-def test_what_moves_is_told_in_the_layout_of_the_inputs() -> None:
+def test_sensitivity_has_the_layout_of_the_inputs() -> None:
     """Elements that share memory move together, integers stay, and a result that cannot be had is
     none.
     """
@@ -284,16 +296,16 @@ def test_what_moves_is_told_in_the_layout_of_the_inputs() -> None:
         assert torch.equal(inputs[1], index)
         return [inputs[0].double()[0] - inputs[0].double()[3], inputs[0].double()[1], None]
 
-    same, one, none = measure_input_sensitivity(rows, [x, index], [*rows([x, index])])
+    same, single, none = measure_input_sensitivity(rows, [x, index], [*rows([x, index])])
     assert same is not None
-    assert one is not None
+    assert single is not None
     assert none is None
     assert not same.any()
-    assert bool((one > 0).all())
-    assert float((one / x[1].abs()).max()) < 6
+    assert bool((single > 0).all())
+    assert float((single / x[1].abs()).max()) < 6
 
 
-def test_without_memory_for_it_nothing_is_known_of_what_moves() -> None:
+def test_without_memory_the_sensitivity_is_unknown() -> None:
     def full(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         raise torch.OutOfMemoryError("none left")
 
@@ -325,35 +337,35 @@ def test_a_rough_comparison_is_the_same_in_whatever_blocks(
 
 
 @pytest.mark.parametrize(
-    ("turned", "passed"),
+    ("flipped", "passed"),
     [(0, True), (2, True), (400, False)],
 )
 def test_signs_of_infinities_may_turn_where_rounding_decides_them(
-    turned: int, passed: bool
+    flipped: int, passed: bool
 ) -> None:
     """What lies next to zero is scaled by infinity: 1 of 200,000 signs may be another, as between
     any two right evaluations.
     """
-    whole = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
-    eager, exact = whole * INF, whole.double() * INF
-    found = eager.clone()
-    found[:turned] *= -1
-    assert _differs_in_signs_only(found, [eager], exact) is passed
-    found[5] = 0.0
-    assert not _differs_in_signs_only(found, [eager], exact)
+    values = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
+    eager, exact = values * INF, values.double() * INF
+    result = eager.clone()
+    result[:flipped] *= -1
+    assert _differs_in_signs_only(result, [eager], exact) is passed
+    result[5] = 0.0
+    assert not _differs_in_signs_only(result, [eager], exact)
 
 
 def test_where_right_evaluations_turn_signs_a_candidate_may_turn_twice_as_many() -> None:
-    whole = torch.randn(1_000, generator=torch.Generator().manual_seed(3))
-    eager, exact = whole * INF, whole.double() * INF
-    other, found = eager.clone(), eager.clone()
-    other[:3] *= -1
-    found[10:16] *= -1
-    assert _differs_in_signs_only(found, [eager, other], exact)
-    assert not _differs_in_signs_only(found, [eager], exact)
+    values = torch.randn(1_000, generator=torch.Generator().manual_seed(3))
+    eager, exact = values * INF, values.double() * INF
+    rerun, result = eager.clone(), eager.clone()
+    rerun[:3] *= -1
+    result[10:16] *= -1
+    assert _differs_in_signs_only(result, [eager, rerun], exact)
+    assert not _differs_in_signs_only(result, [eager], exact)
 
 
-def test_nearer_than_eager_is_what_keeps_digits_where_eager_keeps_none_and_never_a_draw() -> None:
+def test_a_result_is_nearer_than_eager_where_it_keeps_digits_and_never_by_chance() -> None:
     exact = torch.randn(4096, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     noise = torch.randn(4096, generator=torch.Generator().manual_seed(2))
     eager, right = exact.float() + 0.5 * noise, exact.float() * (1 + 1e-6)
@@ -361,10 +373,10 @@ def test_nearer_than_eager_is_what_keeps_digits_where_eager_keeps_none_and_never
     assert not is_nearer(eager.flip(0), eager, exact)
     assert not is_nearer(torch.zeros(4096), eager, exact)
     assert not is_nearer(exact.float() + 0.2 * noise, eager, exact)
-    kept = (
+    mask = (
         torch.rand(4096, generator=torch.Generator().manual_seed(3)) < 0.5
     )  # dropout: eager's mask and float64's differ
-    assert not is_nearer(exact.float() * kept.flip(0), exact.float() * kept, exact * kept.roll(7))
+    assert not is_nearer(exact.float() * mask.flip(0), exact.float() * mask, exact * mask.roll(7))
 
 
 def test_indices_may_differ_only_between_equal_values() -> None:

@@ -25,7 +25,7 @@ SHAPES = {
 }
 
 
-def results(shape: tuple[int, ...], seed: int = 0) -> error_statistics.Results:
+def make_results(shape: tuple[int, ...], seed: int = 0) -> error_statistics.Results:
     generator = torch.Generator().manual_seed(seed)
     exact = torch.randn(shape, generator=generator, dtype=torch.float64) * 3
     noise = [
@@ -34,16 +34,16 @@ def results(shape: tuple[int, ...], seed: int = 0) -> error_statistics.Results:
     return (exact + noise[0]).float(), (exact + noise[1]).float(), exact
 
 
-def plainly(given: error_statistics.Results) -> tuple[float, ...]:
-    candidate, baseline, exact = (tensor.double() for tensor in given)
+def compute_plainly(tensors: error_statistics.Results) -> tuple[float, ...]:
+    candidate, baseline, exact = (tensor.double() for tensor in tensors)
     finite = candidate.isfinite() & baseline.isfinite() & exact.isfinite()
     rows = exact.dim() > 1 and exact.shape[-1] >= 8
     magnitude = exact.abs().nan_to_num(posinf=0.0)
     scale = magnitude.amax(-1, keepdim=True) if rows else magnitude.max()
     scale = scale.clamp_min(max(FLOOR * float(scale.max()), 1e-300)).expand_as(exact)
-    own, error = (baseline - exact).abs(), (candidate - exact).abs()
-    means = [float(t[finite].square().mean().sqrt()) for t in (exact, own, error)]
-    return (*means, *(float((t / scale)[finite].max()) for t in (own, error)))
+    baseline_error, error = (baseline - exact).abs(), (candidate - exact).abs()
+    means = [float(t[finite].square().mean().sqrt()) for t in (exact, baseline_error, error)]
+    return (*means, *(float((t / scale)[finite].max()) for t in (baseline_error, error)))
 
 
 @pytest.fixture(autouse=True)
@@ -53,31 +53,31 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("odd", [False, True], ids=["finite", "with NaN and infinities"])
-def test_blocks_say_what_the_whole_says(name: str, odd: bool) -> None:
-    given = results(SHAPES[name])
+def test_statistics_of_blocks_are_those_of_the_whole(name: str, odd: bool) -> None:
+    tensors = make_results(SHAPES[name])
     if odd:
         for number, (tensor, value) in enumerate(
-            zip(given, (math.nan, math.inf, -math.inf), strict=True)
+            zip(tensors, (math.nan, math.inf, -math.inf), strict=True)
         ):
             tensor.view(-1)[number * 7 :: 31] = value
-    found = measure_errors(given, FLOOR)
-    assert found is not None
+    statistics = measure_errors(tensors, FLOOR)
+    assert statistics is not None
     assert (
-        found.scale,
-        found.baseline_error,
-        found.error,
-        found.worst_baseline_error,
-        found.worst,
-    ) == pytest.approx(plainly(given), rel=1e-9)
-    assert found.count == (
-        given[2].numel()
+        statistics.scale,
+        statistics.baseline_error,
+        statistics.error,
+        statistics.worst_baseline_error,
+        statistics.worst,
+    ) == pytest.approx(compute_plainly(tensors), rel=1e-9)
+    assert statistics.count == (
+        tensors[2].numel()
         if not odd
-        else int(torch.stack([t.isfinite() for t in given]).all(0).sum())
+        else int(torch.stack([t.isfinite() for t in tensors]).all(0).sum())
     )
 
 
 def test_few_large_errors_rest_on_few_elements() -> None:
-    candidate, baseline, exact = results((64, 64))
+    candidate, baseline, exact = make_results((64, 64))
     ordinary = measure_errors((candidate, baseline, exact), FLOOR)
     baseline[3, 5] += 1.0
     lonely = measure_errors((candidate, baseline, exact), FLOOR)
@@ -88,7 +88,7 @@ def test_few_large_errors_rest_on_few_elements() -> None:
 
 
 def test_elements_far_off_are_counted_in_every_block() -> None:
-    candidate, baseline, exact = results((40, 64))
+    candidate, baseline, exact = make_results((40, 64))
     candidate[::8, 3] += 1.0
     assert count_beyond((candidate, baseline, exact), FLOOR, 1e-3) == 5
 
@@ -96,10 +96,10 @@ def test_elements_far_off_are_counted_in_every_block() -> None:
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_float64_results_outside_of_float32_still_have_a_spread(size: float) -> None:
     exact = torch.full((16, 16), size, dtype=torch.float64)
-    found = measure_errors((torch.zeros(16, 16), torch.zeros(16, 16), exact), FLOOR)
-    assert found is not None
-    assert found.baseline_error == pytest.approx(size)
-    assert found.baseline_error == pytest.approx(found.scale)
+    statistics = measure_errors((torch.zeros(16, 16), torch.zeros(16, 16), exact), FLOOR)
+    assert statistics is not None
+    assert statistics.baseline_error == pytest.approx(size)
+    assert statistics.baseline_error == pytest.approx(statistics.scale)
 
 
 def test_errors_too_small_for_a_square_are_no_division_by_zero() -> None:
@@ -107,15 +107,15 @@ def test_errors_too_small_for_a_square_are_no_division_by_zero() -> None:
     near = exact.clone()
     near[3, 3] = 0.0
     exact[3, 3] = 1e-100
-    found = measure_errors((near, near, exact), FLOOR)
-    assert found is not None
-    assert found.baseline_error == pytest.approx(1e-100 / 16)
-    assert found.effective == 256
+    statistics = measure_errors((near, near, exact), FLOOR)
+    assert statistics is not None
+    assert statistics.baseline_error == pytest.approx(1e-100 / 16)
+    assert statistics.effective == 256
 
 
-def test_no_finite_element_is_no_spread() -> None:
-    nothing = torch.full((4, 9), math.nan)
-    assert measure_errors((nothing, nothing, nothing.double()), FLOOR) is None
+def test_without_a_finite_element_there_are_no_statistics() -> None:
+    no_numbers = torch.full((4, 9), math.nan)
+    assert measure_errors((no_numbers, no_numbers, no_numbers.double()), FLOOR) is None
 
 
 def test_a_sum_that_overflows_is_not_taken_for_an_infinity() -> None:
@@ -125,6 +125,6 @@ def test_a_sum_that_overflows_is_not_taken_for_an_infinity() -> None:
 
 
 def test_flat_blocks_go_side_by_side() -> None:
-    left, right = torch.arange(600.0).reshape(20, 30), torch.arange(600.0)
-    assert all(torch.equal(a, b) for a, b in flat_blocks(left, right))
-    assert sum(block.numel() for block, _ in flat_blocks(left, right)) == 600
+    rows, flat = torch.arange(600.0).reshape(20, 30), torch.arange(600.0)
+    assert all(torch.equal(a, b) for a, b in flat_blocks(rows, flat))
+    assert sum(block.numel() for block, _ in flat_blocks(rows, flat)) == 600

@@ -130,7 +130,7 @@ def test_a_row_that_a_mask_hides_all_keys_from_is_0_as_in_eager(operator: str) -
     assert not expected[..., 2, :].any()
 
 
-def test_a_log_sum_exp_that_nobody_asked_for_has_no_exact_values() -> None:
+def test_a_log_sum_exp_that_is_not_requested_has_no_exact_values() -> None:
     step = Aten(
         "aten._scaled_dot_product_efficient_attention.default",
         (V(0), V(0), V(0), None, False),
@@ -181,7 +181,7 @@ def test_integers_pass_through_and_strides_are_kept() -> None:
     assert torch.equal(exact[1], indices)
 
 
-def test_what_reads_bits_has_no_float64_result() -> None:
+def test_a_program_that_reads_bits_has_no_float64_result() -> None:
     program = Program((spec(4),), (op("aten.view.dtype", V(0), torch.int32, out=1),), (1,))
     assert isinstance(exact_outputs(program, [torch.ones(4)], CPU), Infeasible)
 
@@ -199,11 +199,11 @@ def test_group_norm_follows_its_formula_and_keeps_infinities(affine: bool) -> No
     program = Program((spec(2, 6, 5, 7), spec(6), spec(6)), (step,), (3, 4, 5))
     x, weight, bias = torch.randn(2, 6, 5, 7) + 2, torch.randn(6), torch.randn(6)
     wide = [x.double(), *((weight.double(), bias.double()) if affine else (None, None))]
-    wanted = torch.ops.aten.native_group_norm(*wide, 2, 6, 35, 3, 1e-5)
+    expected = torch.ops.aten.native_group_norm(*wide, 2, 6, 35, 3, 1e-5)
     exact = exact_outputs(program, [x, weight, bias], CPU)
     assert not isinstance(exact, Infeasible)
-    for ours, theirs in zip(exact, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for actual_output, expected_output in zip(exact, expected, strict=True):
+        torch.testing.assert_close(actual_output, expected_output)
     if affine:
         weight[1] = float("inf")
         exact = exact_outputs(program, [x, weight, bias], CPU)
@@ -227,13 +227,13 @@ def test_transposed_convolutions_are_sums_of_products(
     size, kernel, stride, padding, dilation, beyond, bias: bool
 ) -> None:
     x, weight, offset = torch.randn(2, 3, *size), torch.randn(3, 4, *kernel), torch.randn(4)
-    whole = [list(each) for each in (stride, padding, dilation)]
+    lengths = [list(each) for each in (stride, padding, dilation)]
     step = op(
         "aten.convolution.default",
         V(0),
         V(1),
         V(2) if bias else None,
-        *whole,
+        *lengths,
         True,
         list(beyond),
         1,
@@ -247,7 +247,7 @@ def test_transposed_convolutions_are_sums_of_products(
     assert not isinstance(exact, Infeasible)
     wide = (x.double(), weight.double(), offset.double() if bias else None)
     torch.testing.assert_close(
-        exact[0], torch.convolution(*wide, *whole, True, list(beyond), 1), rtol=1e-12, atol=1e-12
+        exact[0], torch.convolution(*wide, *lengths, True, list(beyond), 1), rtol=1e-12, atol=1e-12
     )
 
 
@@ -260,8 +260,8 @@ def test_a_transposed_convolution_in_groups_has_a_float64_result_too() -> None:
         Program((spec(*x.shape), spec(*weight.shape)), (step,), (2,)), [x, weight], CPU
     )
     assert not isinstance(exact, Infeasible)
-    wanted = torch.nn.functional.conv_transpose2d(x.double(), weight.double(), stride=2, groups=2)
-    torch.testing.assert_close(exact[0], wanted)
+    expected = torch.nn.functional.conv_transpose2d(x.double(), weight.double(), stride=2, groups=2)
+    torch.testing.assert_close(exact[0], expected)
 
 
 def test_a_view_of_what_float64_lays_out_otherwise_is_a_view_of_its_numbers() -> None:
@@ -288,7 +288,7 @@ def test_a_view_of_what_float64_lays_out_otherwise_is_a_view_of_its_numbers() ->
     torch.testing.assert_close(exact[0], expected.transpose(1, 2).reshape(2, 7, 24))
 
 
-def test_what_is_taken_by_strides_is_taken_from_memory_as_eager_lays_it_out() -> None:
+def test_as_strided_reads_memory_as_eager_lays_it_out() -> None:
     attend = Aten(
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
         (V(0), V(1), V(2)),
@@ -314,16 +314,14 @@ def test_what_is_taken_by_strides_is_taken_from_memory_as_eager_lays_it_out() ->
 def test_grouped_products_follow_their_formula(
     forms: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
-    left, right = (torch.randn(form).bfloat16() for form in forms)
-    grouped = not (left.dim() == right.dim() == 3)
+    a, b = (torch.randn(form).bfloat16() for form in forms)
+    grouped = not (a.dim() == b.dim() == 3)
     ends = torch.tensor([4, 4, 12], dtype=torch.int32)
-    specs = (TensorSpec.of(left), TensorSpec.of(right), *([TensorSpec.of(ends)] if grouped else []))
+    specs = (TensorSpec.of(a), TensorSpec.of(b), *([TensorSpec.of(ends)] if grouped else []))
     step = op("aten._grouped_mm.default", V(0), V(1), *([V(2)] if grouped else []), out=len(specs))
-    exact = exact_outputs(
-        Program(specs, (step,), (len(specs),)), [left, right, ends][: len(specs)], CPU
-    )
+    exact = exact_outputs(Program(specs, (step,), (len(specs),)), [a, b, ends][: len(specs)], CPU)
     assert not isinstance(exact, Infeasible)
-    a, b = left.double(), right.double()
+    a, b = a.double(), b.double()
     cut = [slice(0, 4), slice(4, 4), slice(4, 12)]
     if not grouped:
         expected = a @ b

@@ -12,7 +12,7 @@ from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs, Result
 
 
-def counted() -> tuple[InputSet, Counter[str]]:
+def make_counted_set() -> tuple[InputSet, Counter[str]]:
     calls: Counter[str] = Counter()
 
     def eager(inputs: Sequence[torch.Tensor]) -> Result:
@@ -27,7 +27,7 @@ def counted() -> tuple[InputSet, Counter[str]]:
 
 
 def test_results_are_computed_once_and_again_after_they_were_forgotten() -> None:
-    sample, calls = counted()
+    sample, calls = make_counted_set()
     assert not sample.has_exact
     assert sample.computed_exact is None
     for _ in range(2):
@@ -40,8 +40,8 @@ def test_results_are_computed_once_and_again_after_they_were_forgotten() -> None
     assert calls["float64"] == 2
 
 
-def test_a_set_that_others_will_meet_keeps_its_float64_results() -> None:
-    sample, _ = counted()
+def test_a_shared_set_keeps_its_float64_results() -> None:
+    sample, _ = make_counted_set()
     assert sample.exact_at(0) is not None
     sample.is_shared = True
     sample.forget_exact()
@@ -51,10 +51,10 @@ def test_a_set_that_others_will_meet_keeps_its_float64_results() -> None:
     assert not sample.has_exact
 
 
-def test_equal_values_elsewhere_in_memory_take_the_results_over() -> None:
-    first, _ = counted()
+def test_a_set_with_equal_values_takes_the_results_over() -> None:
+    first, _ = make_counted_set()
     assert first.exact_at(0) is not None
-    other, calls = counted()
+    other, calls = make_counted_set()
     other.copy_expected(first)
     assert other.exact_at(0) is first.exact_at(0)
     assert not calls

@@ -33,7 +33,7 @@ SPECS = [
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReferenceWithFacts:
     specs: tuple[TensorSpec, ...]
     roles: tuple[Role, ...]
     facts: Facts
@@ -45,18 +45,20 @@ def _region(*specs: TensorSpec) -> Region:
 
 @pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
 def test_every_form_is_made_exactly(distribution: str) -> None:
-    made = make_inputs(subject(_region(*SPECS)), 1, distribution, CPU)
-    assert [TensorSpec.of(t) for t in made] == SPECS
-    assert all(bool(t.isfinite().all()) for t in made if t.dtype.is_floating_point)
+    inputs = make_inputs(subject(_region(*SPECS)), 1, distribution, CPU)
+    assert [TensorSpec.of(t) for t in inputs] == SPECS
+    assert all(bool(t.isfinite().all()) for t in inputs if t.dtype.is_floating_point)
 
 
 def test_the_seed_decides_everything() -> None:
     region = _region(*SPECS)
-    one, same, other = (make_inputs(subject(region), seed, "normal", CPU) for seed in (1, 1, 2))
-    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
-    assert not torch.equal(one[0], other[0])
+    first, repeated, other = (
+        make_inputs(subject(region), seed, "normal", CPU) for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
+    assert not torch.equal(first[0], other[0])
     assert not torch.equal(
-        one[0].reshape(-1)[:5], one[1].reshape(-1)[:5]
+        first[0].reshape(-1)[:5], first[1].reshape(-1)[:5]
     )  # two inputs of one seed differ
 
 
@@ -67,9 +69,9 @@ def test_the_seed_decides_everything() -> None:
 def test_a_distribution_is_what_its_name_says(
     distribution: str, mean: float, deviation: float
 ) -> None:
-    (made,) = make_inputs(subject(_region(spec(100_000))), 5, distribution, CPU)
-    assert float(made.mean()) == pytest.approx(mean, abs=0.03 * deviation)
-    assert float(made.std()) == pytest.approx(deviation, rel=0.03)
+    (values,) = make_inputs(subject(_region(spec(100_000))), 5, distribution, CPU)
+    assert float(values.mean()) == pytest.approx(mean, abs=0.03 * deviation)
+    assert float(values.std()) == pytest.approx(deviation, rel=0.03)
 
 
 def test_parameters_are_off_their_initial_values_and_keep_the_scale() -> None:
@@ -173,19 +175,21 @@ def test_integers_stay_inside_what_they_index(program: Program, position: int, b
     assert facts.bounds == {position: bound}
     assert unproven_integers(subject(region)) == ()
     many = (program.inputs[0], replace(program.inputs[1], shape=(4000,), strides=(1,)))
-    made = make_inputs(Wanted(many, ("input", "input"), facts), 3, "normal", CPU)[position]
-    assert int(made.min()) == 0
-    assert int(made.max()) == bound - 1
+    indices = make_inputs(ReferenceWithFacts(many, ("input", "input"), facts), 3, "normal", CPU)[
+        position
+    ]
+    assert int(indices.min()) == 0
+    assert int(indices.max()) == bound - 1
 
 
-def test_integers_nobody_explains_are_reported_and_taken_from_the_examples() -> None:
+def test_unexplained_integers_are_reported_and_taken_from_the_examples() -> None:
     program = Program((spec(5, dtype=torch.int64),), (op("aten.add.Tensor", V(0), 1, out=1),), (1,))
     region = Region(program, ("input",))
     assert unproven_integers(subject(region)) == (0,)
     example = torch.tensor([3, 99, 5, 6, 7])
-    (made,) = make_inputs(subject(region), 1, "normal", CPU, examples=(example,))
-    assert torch.equal(made, example)
-    assert made.data_ptr() != example.data_ptr()
+    (integers,) = make_inputs(subject(region), 1, "normal", CPU, examples=(example,))
+    assert torch.equal(integers, example)
+    assert integers.data_ptr() != example.data_ptr()
 
 
 def test_variances_are_positive() -> None:
@@ -204,7 +208,7 @@ def test_variances_are_positive() -> None:
     assert float(make_inputs(subject(region), 1, "normal", CPU)[1].min()) >= 0.5
 
 
-def test_what_a_logarithm_is_taken_of_is_positive() -> None:
+def test_the_argument_of_a_logarithm_is_positive() -> None:
     """As in `kl_div`, of whose targets `xlogy` is taken: drawn otherwise every result is NaN, and
     nothing can be judged.
     """
@@ -254,8 +258,8 @@ def test_recurrent_weights_keep_what_is_rounded_small_however_they_come() -> Non
         hidden,
     )
     assert facts.flops == 2 * steps * 2 * 4 * hidden * (width + hidden)
-    island = Region(program, ("input",) * len(tensors), "inference", "island", "layer")
-    inputs = make_inputs(subject(island), 3, "normal", torch.device("cpu"))
+    group = Region(program, ("input",) * len(tensors), "inference", "island", "layer")
+    inputs = make_inputs(subject(group), 3, "normal", torch.device("cpu"))
     out, _, _ = torch.lstm(*arguments(inputs))
     exact, _, _ = torch.lstm(*arguments([tensor.double() for tensor in inputs]))
     assert float((out - exact).norm() / exact.norm()) < 1e-5

@@ -50,7 +50,7 @@ TRANSPOSE, ADDMM, RELU = LINEAR.program.steps
 
 
 @dataclass(frozen=True)
-class Counted(RegionReference):
+class CountingReference(RegionReference):
     """A heavy region that counts what it is asked; `now` is the check that runs."""
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter, compare=False)
@@ -77,8 +77,8 @@ class Counted(RegionReference):
 
         return replace(check, run=run)
 
-    def total(self, what: str) -> int:
-        return sum(count for (_, kind), count in self.calls.items() if kind == what)
+    def total(self, kind: str) -> int:
+        return sum(count for (_, name), count in self.calls.items() if name == kind)
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +87,17 @@ def child() -> Iterator[Child]:
         yield running
 
 
-def judged(
+def run_checks(
     child: Child,
     region: Region,
     program: Program,
     *checks: CheckSpec,
     reference_cache: ReferenceCache | None = None,
-) -> tuple[Counted, list[CheckResult]]:
+) -> tuple[CountingReference, list[CheckResult]]:
     """The subject with its counts, and the checks."""
-    subject = Counted(region, Contract(), CPU)
-    given = Trial(
-        subject,
+    reference = CountingReference(region, Contract(), CPU)
+    trial = Trial(
+        reference,
         candidate(program),
         Contract(),
         CPU,
@@ -105,14 +105,14 @@ def judged(
         reference_cache={} if reference_cache is None else reference_cache,
         profile=PROFILES["fast"],
     )
-    given.load("candidate", given.candidate)
-    counted = [subject.around(check) for check in checks]
-    results = list(validate(given, checks=counted or None).checks)
-    given.drop(*list(given.samples.values()))
-    return subject, results
+    trial.load("candidate", trial.candidate)
+    counted_checks = [reference.around(check) for check in checks]
+    results = list(validate(trial, checks=counted_checks or None).checks)
+    trial.drop(*list(trial.samples.values()))
+    return reference, results
 
 
-def scaled() -> Program:
+def scale_rows() -> Program:
     """diag(a) @ b as a product of elements, which yields the same bits."""
     return replace(
         DIAGONAL.program,
@@ -127,17 +127,17 @@ FAST_STEPS: tuple[CheckSpec, ...] = (NUMERICS, POISON, PERTURB, UPDATE_PATH, CAL
 
 
 def test_of_eagers_own_bits_one_float64_run_is_enough_for_all_checks(child: Child) -> None:
-    subject, checks = judged(child, DIAGONAL, scaled(), *FAST_STEPS)
+    reference, checks = run_checks(child, DIAGONAL, scale_rows(), *FAST_STEPS)
     assert all(check.passed for check in checks), checks
     assert (
-        subject.total("float64") == subject.calls["numerics", "float64"] == 1
+        reference.total("float64") == reference.calls["numerics", "float64"] == 1
     )  # whether the inputs leave digits to compare
-    assert subject.calls["numerics", "eager"] == 3  # one a set
+    assert reference.calls["numerics", "eager"] == 3  # one a set
     assert (
-        subject.calls["call_history", "eager"] == 4
+        reference.calls["call_history", "eager"] == 4
     )  # B; unlike inputs; one element moved; what was never seen
-    assert subject.calls["perturb", "eager"] == 1
-    assert subject.total("eager") == 8
+    assert reference.calls["perturb", "eager"] == 1
+    assert reference.total("eager") == 8
     numbers = [check for check in checks if check.name == "numerics"]
     assert len(numbers) == 3
     assert all(check.value is not None for check in numbers)
@@ -145,16 +145,16 @@ def test_of_eagers_own_bits_one_float64_run_is_enough_for_all_checks(child: Chil
 
 def test_the_next_candidate_of_a_region_finds_what_the_first_one_had_computed(child: Child) -> None:
     reference_cache: ReferenceCache = {}
-    judged(
+    run_checks(
         child, LINEAR, LINEAR.program, NUMERICS, SPECIAL, PERTURB, reference_cache=reference_cache
     )
-    subject, checks = judged(
+    reference, checks = run_checks(
         child, LINEAR, LINEAR.program, NUMERICS, SPECIAL, PERTURB, reference_cache=reference_cache
     )
     assert all(check.passed for check in checks), checks
-    assert subject.calls["special", "eager"] == 0
+    assert reference.calls["special", "eager"] == 0
     assert (
-        subject.total("eager") <= 2
+        reference.total("eager") <= 2
     )  # the third distribution is a secret of each candidate, and so is what moves
 
 
@@ -162,30 +162,30 @@ def test_without_room_to_keep_results_everything_is_computed_again_and_nothing_i
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch_cudal1.device.gpu_memory._CACHED_HOST_BYTES", 0)
-    given: list[Trial] = []
-    held: list[str] = []
+    trials: list[Trial] = []
+    held_distributions: list[str] = []
     run = Trial.free_memory
 
     def free_memory(self: Trial) -> None:
-        given.append(self)
-        held.extend(sample.distribution for sample in self.samples.values())
+        trials.append(self)
+        held_distributions.extend(sample.distribution for sample in self.samples.values())
         run(self)
 
     monkeypatch.setattr(Trial, "free_memory", free_memory)
     reference_cache: ReferenceCache = {}
-    _, checks = judged(
+    _, checks = run_checks(
         child, LINEAR, in_float64(), NUMERICS, SPECIAL, PERTURB, reference_cache=reference_cache
     )
     assert all(check.passed for check in checks), checks
     assert not reference_cache
-    assert not given[-1].accepted_outputs
-    assert held
+    assert not trials[-1].accepted_outputs
+    assert held_distributions
     assert not {"uniform", "large", "small"} & set(
-        held
+        held_distributions
     )  # the third set, which no later detector needs
     assert not any(
         {"expected", "exact", "sensitivity"} & set(vars(sample))
-        for sample in given[-1].samples.values()
+        for sample in trials[-1].samples.values()
     )
 
 
@@ -209,43 +209,43 @@ def in_float64() -> Program:
 
 
 def test_other_bits_are_weighed_against_float64(child: Child) -> None:
-    subject, checks = judged(child, LINEAR, in_float64(), NUMERICS, CALL_HISTORY)
+    reference, checks = run_checks(child, LINEAR, in_float64(), NUMERICS, CALL_HISTORY)
     assert all(check.passed for check in checks), checks
-    assert subject.calls["numerics", "float64"] >= 2  # small inputs may leave eager's bits
+    assert reference.calls["numerics", "float64"] >= 2  # small inputs may leave eager's bits
 
 
-def a_little_off(step: float) -> Callable[[], Program]:
-    def made() -> Program:
+def move_slightly(step: float) -> Callable[[], Program]:
+    def make_program() -> Program:
         return _linear(
             TRANSPOSE, ADDMM, RELU, op("aten.mul.Scalar", V(5), 1 + step, out=6), output=6
         )
 
-    return made
+    return make_program
 
 
-def without_nan() -> Program:
+def drop_nan() -> Program:
     return _linear(TRANSPOSE, ADDMM, RELU, op("aten.nan_to_num.default", V(5), out=6), output=6)
 
 
-def without_bias() -> Program:
+def drop_bias() -> Program:
     return _linear(TRANSPOSE, op("aten.mm.default", V(0), V(3), out=4), RELU, output=5)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "check"),
+    ("make_wrong", "check"),
     [
-        (a_little_off(1e-6), NUMERICS),
-        (a_little_off(1e-5), CALL_HISTORY),
-        (a_little_off(1e-5), UPDATE_PATH),
-        (a_little_off(1e-5), PERTURB),
-        (without_bias, PERTURB),
-        (without_bias, UPDATE_PATH),
-        (without_nan, SPECIAL),
-        (a_little_off(1e-5), POISON),
+        (move_slightly(1e-6), NUMERICS),
+        (move_slightly(1e-5), CALL_HISTORY),
+        (move_slightly(1e-5), UPDATE_PATH),
+        (move_slightly(1e-5), PERTURB),
+        (drop_bias, PERTURB),
+        (drop_bias, UPDATE_PATH),
+        (drop_nan, SPECIAL),
+        (move_slightly(1e-5), POISON),
     ],
 )
 def test_a_subtly_wrong_result_of_a_heavy_region_is_refused_by_each_check_alone(
-    child: Child, wrong: Callable[[], Program], check: CheckSpec
+    child: Child, make_wrong: Callable[[], Program], check: CheckSpec
 ) -> None:
     def draw(trial: Trial) -> list[CheckResult]:
         for distribution in ("normal", "shifted"):
@@ -254,7 +254,7 @@ def test_a_subtly_wrong_result_of_a_heavy_region_is_refused_by_each_check_alone(
 
     sets = CheckSpec(name="sets", run=draw, asks="nothing")
     before = (sets,) if check is not NUMERICS else ()
-    _, checks = judged(child, LINEAR, wrong(), *before, check)
+    _, checks = run_checks(child, LINEAR, make_wrong(), *before, check)
     assert [check.passed for check in checks][-1] is False, checks
 
 
@@ -269,22 +269,24 @@ def test_eagers_own_bits_do_not_stand_for_evidence_where_there_is_none(child: Ch
         op("aten.sub.Tensor", V(3), V(1), out=4),
     )
     noise = Region(Program((spec(64, 64),), steps, (4,)), ("input",), name="noise")
-    _, checks = judged(child, noise, noise.program, NUMERICS)
+    _, checks = run_checks(child, noise, noise.program, NUMERICS)
     assert not checks[-1].passed
     assert "no input set leaves digits" in checks[-1].detail
 
 
-def test_one_bit_off_is_not_eagers_own(child: Child) -> None:
-    subject = RegionReference(LINEAR, Contract(), CPU)
-    given = Trial(subject, candidate(LINEAR.program), Contract(), CPU, child)
-    sample = given.draw("normal")
+def test_a_result_one_bit_off_is_not_eagers_own(child: Child) -> None:
+    reference = RegionReference(LINEAR, Contract(), CPU)
+    trial = Trial(reference, candidate(LINEAR.program), Contract(), CPU, child)
+    sample = trial.draw("normal")
     same = [None if t is None else t.clone() for t in sample.expected.outputs]
-    assert [found for _, found in compare_outputs(given, sample, same)] == [EAGER_AGAINST_ITSELF]
+    assert [comparison for _, comparison in compare_outputs(trial, sample, same)] == [
+        EAGER_AGAINST_ITSELF
+    ]
     assert "exact" not in sample.__dict__
     assert same[0] is not None
-    other = same[0].clone()
-    other.view(-1).view(torch.int32)[7] ^= 1
-    ((_, found),) = compare_outputs(given, sample, [other])
-    assert found is not EAGER_AGAINST_ITSELF
+    changed = same[0].clone()
+    changed.view(-1).view(torch.int32)[7] ^= 1
+    ((_, comparison),) = compare_outputs(trial, sample, [changed])
+    assert comparison is not EAGER_AGAINST_ITSELF
     assert "exact" in sample.__dict__
-    given.drop(sample)
+    trial.drop(sample)

@@ -68,7 +68,7 @@ def test_tensors_of_every_layout_arrive_without_a_file(folder: Path, save: type)
         assert TensorSpec.of(old) == TensorSpec.of(new)
 
 
-def test_what_was_read_is_a_copy(folder: Path) -> None:
+def test_a_tensor_that_was_read_is_a_copy(folder: Path) -> None:
     layout = save_tensors([torch.ones(8)], folder / "first")
     (first,) = load_tensors(layout, folder / "first", CPU)
     save_tensors([torch.zeros(8)], folder / "second")
@@ -76,7 +76,7 @@ def test_what_was_read_is_a_copy(folder: Path) -> None:
     assert first.tolist() == [1.0] * 8
 
 
-def test_what_does_not_fit_goes_through_a_file(folder: Path) -> None:
+def test_a_message_that_does_not_fit_goes_through_a_file(folder: Path) -> None:
     large = torch.randn(SIZE)
     layout = save_tensors([large], folder / "message")
     assert not in_arena(layout)
@@ -109,7 +109,7 @@ def test_an_output_larger_than_its_storage_is_refused_here_too(folder: Path) -> 
         raw_tensors([lying], folder / "message")
 
 
-def test_a_larger_one_stands_in_for_the_first_and_is_given_back(folder: Path) -> None:
+def test_a_larger_arena_replaces_the_first_until_it_is_returned(folder: Path) -> None:
     large = torch.randn(SIZE)
     given_back: list[int] = []
     buffer = (ctypes.c_char * (8 * SIZE))()
@@ -139,10 +139,10 @@ def test_without_a_gpu_there_is_no_room_to_be_had() -> None:
 def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_takes_minutes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requested_sizes: list[int] = []
 
     def share(size_bytes: int, device: torch.device) -> Arena:
-        asked.append(size_bytes)
+        requested_sizes.append(size_bytes)
         raise SandboxError("sharing memory of the GPU", "cuMemAlloc_v2 answered 2")
 
     monkeypatch.setattr(arena, "share", share)
@@ -152,7 +152,9 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
         with child.room(1 << 30):
             layout = save_tensors([torch.randn(SIZE)], path)
             child.call("put", name="set", layout=layout, path=str(path), base="")
-        assert asked == [1 << 30] * 2  # the second time after PyTorch gave back what it had kept
+        assert (
+            requested_sizes == [1 << 30] * 2
+        )  # the second time after PyTorch gave back what it had kept
         with (
             pytest.raises(
                 CandidateFailure, match=r"no room for a message of 6\.0 GiB: cuMemAlloc"
@@ -175,7 +177,7 @@ def assert_same_on_both_sides(child: Child, value: torch.Tensor) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
-def test_what_is_too_large_for_the_standing_memory_gets_room_for_its_time() -> None:
+def test_a_message_too_large_for_the_standing_arena_gets_room_for_its_time() -> None:
     device = torch.device("cuda")
     with Child(make_limits(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
         standing = arena_of(child.scratch)
@@ -231,9 +233,9 @@ def test_constants_that_a_module_has_on_the_gpu_are_read_on_the_host() -> None:
         path, constant = child.new_file(), torch.arange(12.0, device=device).view(3, 4).t()
         layout = save_tensors([constant, None], path)
         assert in_arena(layout)
-        found, nothing = load_tensors(layout, path, CPU)
-    assert nothing is None
-    assert found is not None
-    assert found.device == CPU
-    assert TensorSpec.of(found) == TensorSpec.of(constant.cpu())
-    assert torch.equal(found, constant.cpu())
+        constants, missing = load_tensors(layout, path, CPU)
+    assert missing is None
+    assert constants is not None
+    assert constants.device == CPU
+    assert TensorSpec.of(constants) == TensorSpec.of(constant.cpu())
+    assert torch.equal(constants, constant.cpu())

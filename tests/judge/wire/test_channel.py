@@ -23,9 +23,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, socket.socket]]:
-    left, right = socket.socketpair()
-    with left, right:
-        yield Channel(left), right
+    first, second = socket.socketpair()
+    with first, second:
+        yield Channel(first), second
 
 
 def test_a_frame_arrives_whole(ends: tuple[Channel, socket.socket]) -> None:
@@ -175,19 +175,19 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(
         load_tensors(layout, tmp_path / "file", CPU)
 
 
-def test_what_a_file_grows_by_while_it_is_read_does_not_count(
+def test_bytes_added_to_a_file_while_it_is_read_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = json.dumps(
         {"0": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}
     ).encode()
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header)
-    told = os.fstat
+    fstat = os.fstat
 
     def then_grown(fd: int) -> os.stat_result:
-        found = told(fd)
+        status = fstat(fd)
         os.truncate(tmp_path / "file", 1 << 41)  # of which nothing is on the disk
-        return found
+        return status
 
     monkeypatch.setattr(os, "fstat", then_grown)
     with pytest.raises(SandboxError, match="where 0 are"):

@@ -27,14 +27,14 @@ def switch() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("word", ["none", "ieee", "tf32"])
-@pytest.mark.parametrize("held", [(), ("matmul",)], ids=["IEEE", "TF32"])
+@pytest.mark.parametrize("rights", [(), ("matmul",)], ids=["IEEE", "TF32"])
 def test_a_switch_that_says_what_the_contract_says_stays_as_it_is(
-    word: str, held: tuple[str, ...]
+    word: str, rights: tuple[str, ...]
 ) -> None:
     MATMUL.fp32_precision = word
-    with precision_rights.under(Contract(rights=held)):
-        assert (MATMUL.fp32_precision == "tf32") == bool(held)
-        assert (MATMUL.fp32_precision == word) == ((word == "tf32") == bool(held))
+    with precision_rights.under(Contract(rights=rights)):
+        assert (MATMUL.fp32_precision == "tf32") == bool(rights)
+        assert (MATMUL.fp32_precision == word) == ((word == "tf32") == bool(rights))
     assert word == MATMUL.fp32_precision
 
 
@@ -62,7 +62,7 @@ assert said()[:3] == ("ieee", "highest", True), said()
 
 
 def test_applied_switches_are_the_contract_s_and_what_says_so_already_is_left_untouched() -> None:
-    ran(APPLIED)
+    run_program(APPLIED)
 
 
 FOUND = """
@@ -87,15 +87,15 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 """
 
 
-def test_what_a_child_has_inductor_compile_the_user_s_process_finds(tmp_path: Path) -> None:
-    assert ran(FOUND, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)).split() == ["1", "0"]
+def test_the_users_process_finds_what_inductor_compiled_in_a_child(tmp_path: Path) -> None:
+    assert run_program(FOUND, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)).split() == ["1", "0"]
 
 
-def ran(script: str, **variables: str) -> str:
+def run_program(script: str, **variables: str) -> str:
     """In a process of its own, where nobody has set a switch before and nobody reads one after."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    return completed.stdout

@@ -8,14 +8,14 @@ import torch
 from torch_cudal1.judge.wire.properties import describe
 
 
-def strides(tensor: torch.Tensor) -> list[int]:
-    (told,) = describe([tensor], [])
-    assert told is not None
-    return list(told["strides"])
+def describe_strides(tensor: torch.Tensor) -> list[int]:
+    (facts,) = describe([tensor], [])
+    assert facts is not None
+    return list(facts["strides"])
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (torch.zeros(1, 4).as_strided((1, 4), (99, 1)), torch.zeros(1, 4)),
         (torch.zeros(5).as_strided((1,), (512,)), torch.zeros(1)),
@@ -23,11 +23,11 @@ def strides(tensor: torch.Tensor) -> list[int]:
     ],
 )
 def test_the_stride_of_a_dimension_without_a_step_is_no_difference(
-    one: torch.Tensor, other: torch.Tensor
+    first: torch.Tensor, second: torch.Tensor
 ) -> None:
-    assert one.stride() != other.stride()
-    assert strides(one) == strides(other)
+    assert first.stride() != second.stride()
+    assert describe_strides(first) == describe_strides(second)
 
 
 def test_a_transposed_result_is_a_difference() -> None:
-    assert strides(torch.zeros(3, 4)) != strides(torch.zeros(4, 3).t())
+    assert describe_strides(torch.zeros(3, 4)) != describe_strides(torch.zeros(4, 3).t())

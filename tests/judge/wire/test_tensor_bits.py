@@ -20,12 +20,12 @@ def test_bits_are_compared_nan_included() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 def test_bits_are_compared_whatever_the_strides(dtype: torch.dtype) -> None:
-    ones = torch.ones(8, 8, dtype=dtype)
-    assert same_bits(ones[:1, 0], torch.ones(1, dtype=dtype))  # one element, stride 8
-    assert same_bits(ones[0, 0], torch.ones((), dtype=dtype))
-    assert same_bits(ones[:0, 0], torch.empty(0, dtype=dtype))
-    assert same_bits(ones[2:, ::3].t(), torch.ones(3, 6, dtype=dtype))
-    assert not same_bits(ones[3:4, 5], torch.zeros(1, dtype=dtype))
+    filled = torch.ones(8, 8, dtype=dtype)
+    assert same_bits(filled[:1, 0], torch.ones(1, dtype=dtype))  # one element, stride 8
+    assert same_bits(filled[0, 0], torch.ones((), dtype=dtype))
+    assert same_bits(filled[:0, 0], torch.empty(0, dtype=dtype))
+    assert same_bits(filled[2:, ::3].t(), torch.ones(3, 6, dtype=dtype))
+    assert not same_bits(filled[3:4, 5], torch.zeros(1, dtype=dtype))
 
 
 def test_shape_dtype_and_absence_count() -> None:
@@ -41,14 +41,14 @@ def test_shape_dtype_and_absence_count() -> None:
 def test_storage_is_compared_with_what_a_stride_skips() -> None:
     base = torch.zeros(8)
     other = base.clone()
-    left, right = base[1:7:2], other[1:7:2]
-    assert same_storage(left, right)
+    first, second = base[1:7:2], other[1:7:2]
+    assert same_storage(first, second)
     other[2] = 1.0  # between two elements
-    assert same_bits(left, right)
-    assert not same_storage(left, right)
+    assert same_bits(first, second)
+    assert not same_storage(first, second)
     other[2], other[0] = 0.0, 1.0  # before the first
-    assert same_storage(left, right)
-    assert not same_storage(left, left.double())
+    assert same_storage(first, second)
+    assert not same_storage(first, first.double())
 
 
 def test_only_what_has_a_wider_form_is_widened() -> None:

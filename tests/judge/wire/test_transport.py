@@ -25,8 +25,8 @@ PROGRAM = linear_relu().program
 
 def test_a_program_without_binaries_arrives_as_it_was_sent(tmp_path: Path) -> None:
     packed = json.loads(json.dumps(write_payloads(PROGRAM, tmp_path / "payloads")))
-    data = json.loads(json.dumps(PROGRAM.to_json()))
-    assert read_program(data, packed) == PROGRAM
+    packed_program = json.loads(json.dumps(PROGRAM.to_json()))
+    assert read_program(packed_program, packed) == PROGRAM
 
 
 def test_binaries_arrive_byte_by_byte_under_their_names(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_machine_code_travels_beside_the_json_of_its_program(tmp_path: Path) -> 
     cubin = bytes(range(64))
     program = on_cuda(product("cuda"), cubin, "product", grid=32)
     packed = write_payloads(program, tmp_path / "payloads")
-    data = json.dumps(program.to_json())
-    received = read_program(json.loads(data), json.loads(json.dumps(packed)))
+    text = json.dumps(program.to_json())
+    received = read_program(json.loads(text), json.loads(json.dumps(packed)))
     assert received == program
     ((name, payload),) = received.all_payloads().items()
     assert bytes(payload.tolist()) == cubin

@@ -41,7 +41,7 @@ assert after == before, {name: (before.get(name), after[name]) for name in after
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
+def restore_state() -> Iterator[None]:
     """Put back what the tests below change in this process."""
     is_enabled, folder = torch.is_autocast_cache_enabled(), os.getcwd()
     yield
@@ -62,7 +62,7 @@ CHANGES: dict[str, tuple[str, str, Callable[[], object]]] = {
 }
 
 
-@pytest.mark.usefixtures("restored")
+@pytest.mark.usefixtures("restore_state")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_shows_in_its_group_and_in_no_other(change: str) -> None:
     group, name, act = CHANGES[change]

@@ -77,9 +77,9 @@ def test_an_empty_tensor_has_no_edge() -> None:
     assert at_edge(empty, "end") is empty
 
 
-@pytest.mark.parametrize("what", ACCESSES)
-def test_an_access_beyond_the_edge_ends_the_process(what: str) -> None:
-    access, side, fatal = ACCESSES[what]
+@pytest.mark.parametrize("name", ACCESSES)
+def test_an_access_beyond_the_edge_ends_the_process(name: str) -> None:
+    access, side, fatal = ACCESSES[name]
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(side=side, access=access)],
         capture_output=True,
@@ -93,10 +93,10 @@ def test_the_memory_goes_with_the_tensor() -> None:
         return len(Path("/proc/self/maps").read_text().splitlines())
 
     before = mappings()
-    kept = [at_edge(torch.ones(1000), "end") for _ in range(20)]
-    view = kept[0][10:20]
+    tensors = [at_edge(torch.ones(1000), "end") for _ in range(20)]
+    view = tensors[0][10:20]
     assert mappings() > before + 20
-    del kept
+    del tensors
     assert view.sum() == 10
     del view
     assert mappings() <= before + 2
@@ -111,9 +111,9 @@ def test_memory_of_a_gpu_goes_with_the_tensor() -> None:
 
     at_edge(torch.ones(1, device="cuda"), "end")
     before = free()
-    kept = [at_edge(torch.ones(1 << 24, device="cuda"), "end") for _ in range(4)]
+    tensors = [at_edge(torch.ones(1 << 24, device="cuda"), "end") for _ in range(4)]
     assert before - free() >= 4 * (1 << 26)
-    del kept
+    del tensors
     assert before - free() < 1 << 26
 
 
@@ -145,7 +145,7 @@ def test_operators_stay_within_their_tensors(name: str, dtype: torch.dtype, devi
     inputs = [torch.randn(shape).to(device, dtype) for shape in shapes]
     expected = operator(*inputs)
     for side in SIDES:
-        found = operator(
+        problem = operator(
             *[at_edge(tensor, side) for tensor in inputs]
         )  # a process that is still there says it
-        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(problem, expected, rtol=2e-2, atol=2e-2)

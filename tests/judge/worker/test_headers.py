@@ -10,7 +10,7 @@ from torch._inductor import codecache
 from torch_cudal1.judge.worker.headers import keep_headers
 
 
-def test_they_lie_with_what_inductor_compiles_and_not_with_temporary_files(
+def test_headers_lie_in_the_cache_of_inductor_and_not_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (

@@ -34,18 +34,18 @@ with fill_fresh(0xA5) as done:
 
 
 def _run(code: str) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's switches")
-def test_what_a_batch_freed_serves_the_next_one_without_page_faults() -> None:
-    given_back, kept = map(int, _run(_FAULTS).split())
-    assert given_back > 8 * max(
-        kept, 64
+def test_freed_memory_serves_the_next_batch_without_page_faults() -> None:
+    returned_faults, kept_faults = map(int, _run(_FAULTS).split())
+    assert returned_faults > 8 * max(
+        kept_faults, 64
     )  # a page fault for each of 4,096 pages, or for each huge one
 
 

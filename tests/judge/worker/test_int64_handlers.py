@@ -53,5 +53,5 @@ def test_a_call_on_grown_inputs_answers_pieces_and_leaves_the_input_set_alone(
 
 
 def test_a_small_output_is_one_piece_of_its_own_size() -> None:
-    (whole,) = _cut_pieces(torch.arange(6.0).view(2, 3).t(), [0.5])
-    assert whole.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    (piece,) = _cut_pieces(torch.arange(6.0).view(2, 3).t(), [0.5])
+    assert piece.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

@@ -16,11 +16,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, dict[str, Any]]]:
-    found: list[tuple[bool, dict[str, Any]]] = []
+    launches: list[tuple[bool, dict[str, Any]]] = []
     monkeypatch.setattr(
-        jit.JITFunction, "run", lambda kernel, *args, warmup, **given: found.append((warmup, given))
+        jit.JITFunction,
+        "run",
+        lambda kernel, *args, warmup, **options: launches.append((warmup, options)),
     )
-    return found
+    return launches
 
 
 def test_a_launch_compiles_and_does_no_more_until_the_block_ends(
@@ -35,12 +37,12 @@ def test_a_launch_compiles_and_does_no_more_until_the_block_ends(
 
 
 def test_integers_are_zero_so_that_nothing_is_read_far_away() -> None:
-    seen: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     compile_ahead(
-        lambda inputs: seen.extend(inputs), [((2, 3), torch.float32), ((4,), torch.int64)], CPU
+        lambda inputs: tensors.extend(inputs), [((2, 3), torch.float32), ((4,), torch.int64)], CPU
     )
-    assert [(tuple(one.shape), one.dtype) for one in seen] == [
+    assert [(tuple(tensor.shape), tensor.dtype) for tensor in tensors] == [
         ((2, 3), torch.float32),
         ((4,), torch.int64),
     ]
-    assert not seen[1].any()
+    assert not tensors[1].any()

@@ -131,10 +131,10 @@ def test_a_forgotten_slot_is_empty(session: Session) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_usage_counts_descriptors_files_and_memory_that_calls_leave(session: Session) -> None:
-    held, files = [], []
+    kept_tensors, files = [], []
 
     def leak(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        held.append(torch.ones(1 << 20))
+        kept_tensors.append(torch.ones(1 << 20))
         files.append((session.scratch / f"file {len(files)}").open("w"))
         return []
 

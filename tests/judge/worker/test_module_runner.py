@@ -34,7 +34,7 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def elsewhere(
+def make_runner_on_other_device(
     folder: Path, monkeypatch: pytest.MonkeyPatch, result: str
 ) -> tuple[ModuleRunner, torch.Tensor]:
     """A runner "elsewhere", the other device being the CPU as well, so that only the copies tell
@@ -52,25 +52,27 @@ def elsewhere(
 def test_the_module_meets_copies_and_its_results_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, x = elsewhere(tmp_path, monkeypatch, "x * 2")
+    runner, x = make_runner_on_other_device(tmp_path, monkeypatch, "x * 2")
     for _ in range(2):
         (out,) = runner([x])
         assert out is not None
         assert torch.equal(out, 2 * x)
-        seen: torch.Tensor = vars(runner.instance)["seen"]
-        assert seen.data_ptr() != x.data_ptr()
+        input_of_module: torch.Tensor = vars(runner.instance)["seen"]
+        assert input_of_module.data_ptr() != x.data_ptr()
         x.add_(1)  # new values at the old address arrive too
 
 
 def test_a_result_that_is_not_where_its_inputs_are_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, x = elsewhere(tmp_path, monkeypatch, "torch.empty_like(x, device='meta')")
+    runner, x = make_runner_on_other_device(
+        tmp_path, monkeypatch, "torch.empty_like(x, device='meta')"
+    )
     with pytest.raises(SandboxError, match="a result on meta, expected cpu, where its inputs are"):
         runner([x])
 
 
-def test_there_is_no_other_device_than_a_cpu(tmp_path: Path) -> None:
+def test_a_cpu_has_no_other_device(tmp_path: Path) -> None:
     form = CallSpec(
         "ModelNew",
         pack_arguments({"args": [], "kwargs": {}}, None),
@@ -110,7 +112,7 @@ def test_only_a_call_of_tensors_alone_is_made_without_unpacking(
     assert find_tensor_order(pack_arguments({"args": args, "kwargs": kwargs}, [])) == order
 
 
-def test_how_a_result_is_nested_is_told_of_a_single_tensor_too(tmp_path: Path) -> None:
+def test_the_nesting_of_a_result_is_answered_for_a_single_tensor_too(tmp_path: Path) -> None:
     text = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x, how):\n        return x if how else (x, [x, 3])\n"
     source = import_source(text, tmp_path)
 

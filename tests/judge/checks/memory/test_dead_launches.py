@@ -24,36 +24,36 @@ from torch_cudal1.judge.checks.memory.dead_launches import GHOST
         (True, 2, True, False),
     ],
 )
-def test_a_kernel_is_idle_only_where_no_byte_in_its_place_changes_anything_nor_with_an_infinity(
+def test_a_kernel_is_dead_only_where_no_byte_in_its_place_and_no_infinity_changes_the_result(
     monkeypatch: pytest.MonkeyPatch, idle: bool, infinities: int, finite: bool, passes: bool
 ) -> None:
     """`infinities`: with which of the two inputs that have one it is of use, counted from 1."""
     fills: list[int] = []
 
-    def without(trial: object, sample: object, byte: int, *, skip: int) -> list[torch.Tensor]:
-        if skip == 1 and sample is told:
+    def run_without(trial: object, sample: object, byte: int, *, skip: int) -> list[torch.Tensor]:
+        if skip == 1 and sample is first_set:
             fills.append(byte)
         changed = skip == 0 or (
             skip == 1 and not idle and len(set(fills)) > 1
         )  # the first byte means what was to be written
         return [torch.tensor(float(changed or (skip == 1 and sample == infinities)))]
 
-    def variants(trial: object, sample: object) -> Iterator[int]:
+    def list_variants(trial: object, sample: object) -> Iterator[int]:
         yield from (1, 2)
 
-    monkeypatch.setattr(dead_launches, "_run_without", without)
-    monkeypatch.setattr(dead_launches, "with_an_infinity", variants)
+    monkeypatch.setattr(dead_launches, "_run_without", run_without)
+    monkeypatch.setattr(dead_launches, "with_an_infinity", list_variants)
     monkeypatch.setattr(dead_launches, "count_launches", lambda program: 2)
-    told = SimpleNamespace(expected=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
+    first_set = SimpleNamespace(expected=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
     trial: Any = SimpleNamespace(
         candidate=candidate(linear_relu()),
         contract=Contract(assume_finite=finite),
-        first_two=(told, None),
+        first_two=(first_set, None),
     )
     (check,) = GHOST.run(trial)
     assert check.passed is passes, check
     assert len(set(fills)) == len(fills) > 1
-    told.expected.outputs = [torch.zeros(3), None]
+    first_set.expected.outputs = [torch.zeros(3), None]
     (check,) = GHOST.run(trial)
     assert check.passed
     assert "one number" in check.detail

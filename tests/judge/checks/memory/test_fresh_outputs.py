@@ -55,7 +55,7 @@ SOURCES: dict[str, SourceCase] = {
 }
 
 
-def test_every_changed_output_is_found_and_no_other() -> None:
+def test_exactly_the_changed_outputs_are_listed() -> None:
     before = [torch.ones(3), None, torch.zeros(2)]
     assert _find_changed(before, [torch.ones(3), None, torch.zeros(2)]) == []
     assert _find_changed(before, [torch.ones(3), None, -torch.zeros(2)]) == [2]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.adversarial.plans import PRODUCT, V, assembled, candidate, on_cuda, op, product
+from tests.adversarial.plans import PRODUCT, V, assemble, candidate, on_cuda, op, product
 from tests.judge.programs import subject
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
@@ -53,44 +53,54 @@ PEEKING, PEEKING_BEFORE, PEEKING_FAR = (
 SPILLING = PRODUCT.replace(STORE, f"{STORE} st.global.f32 [%d4+524288], %f3;")
 
 
-def plan(text: str = PRODUCT, grid: int = 32) -> Program:
-    return on_cuda(product("cuda"), assembled(text), "product", grid=grid)
+def plan_product(text: str = PRODUCT, grid: int = 32) -> Program:
+    return on_cuda(product("cuda"), assemble(text), "product", grid=grid)
 
 
-def decorated() -> Program:
+def decorate() -> Program:
     """The kernel runs, and eager's operator makes the result."""
-    whole = plan()
+    product_plan = plan_product()
     return replace(
-        whole, steps=(*whole.steps, op("aten.mul.Tensor", V(0), V(1), out=3)), outputs=(3,)
+        product_plan,
+        steps=(*product_plan.steps, op("aten.mul.Tensor", V(0), V(1), out=3)),
+        outputs=(3,),
     )
 
 
-def guarding() -> Program:
+def guard_infinities() -> Program:
     """Eager's operators make the result but for infinities, which the kernel is there for."""
-    whole = plan()
+    product_plan = plan_product()
     finite = (
         op("aten.mul.Tensor", V(0), V(1), out=3),
         op("aten.clamp.default", V(3), -3e38, 3e38, out=4),
     )
     chosen = (op("aten.isinf.default", V(2), out=5), op("aten.where.self", V(5), V(2), V(4), out=6))
-    return replace(whole, steps=(*whole.steps, *finite, *chosen), outputs=(6,))
+    return replace(product_plan, steps=(*product_plan.steps, *finite, *chosen), outputs=(6,))
 
 
 CASES = {  # Program, detectors after drawing, who refuses (None: nobody)
     "honest": (
-        plan,
+        plan_product,
         (FRESH_OUTPUT, ENV_DIFF_CALLS, POISON, GUARD_BAND, GUARD_PAGE, GHOST, RESOURCE),
         None,
     ),
-    "rows left unwritten": (lambda: plan(grid=31), (POISON,), "poison"),
-    "a block too many": (lambda: plan(grid=33), (GUARD_BAND,), "guard_band"),
-    "a kernel for show": (decorated, (GHOST,), "ghost"),
-    "a kernel for infinities": (guarding, (GHOST,), None),
-    "a stray read": (lambda: plan(PEEKING), (GUARD_PAGE,), "guard_page"),
-    "a stray read before the start": (lambda: plan(PEEKING_BEFORE), (GUARD_PAGE,), "guard_page"),
-    "a store far away": (lambda: plan(SPILLING), (GUARD_PAGE,), "guard_page"),
-    "a stray read under the sanitizer": (lambda: plan(PEEKING_FAR), (SANITIZER,), "sanitizer"),
-    "honest under the sanitizer": (plan, (SANITIZER,), None),
+    "rows left unwritten": (lambda: plan_product(grid=31), (POISON,), "poison"),
+    "a block too many": (lambda: plan_product(grid=33), (GUARD_BAND,), "guard_band"),
+    "a kernel for show": (decorate, (GHOST,), "ghost"),
+    "a kernel for infinities": (guard_infinities, (GHOST,), None),
+    "a stray read": (lambda: plan_product(PEEKING), (GUARD_PAGE,), "guard_page"),
+    "a stray read before the start": (
+        lambda: plan_product(PEEKING_BEFORE),
+        (GUARD_PAGE,),
+        "guard_page",
+    ),
+    "a store far away": (lambda: plan_product(SPILLING), (GUARD_PAGE,), "guard_page"),
+    "a stray read under the sanitizer": (
+        lambda: plan_product(PEEKING_FAR),
+        (SANITIZER,),
+        "sanitizer",
+    ),
+    "honest under the sanitizer": (plan_product, (SANITIZER,), None),
 }
 
 
@@ -100,7 +110,7 @@ def child() -> Iterator[Child]:  # a fresh one each: some of these lose theirs
         yield running
 
 
-def asked(trial: Trial, *detectors: CheckSpec) -> list[CheckResult]:
+def run_checks(trial: Trial, *detectors: CheckSpec) -> list[CheckResult]:
     trial.load("candidate", trial.candidate)
     for _ in range(2):
         sample = trial.draw("normal")
@@ -109,11 +119,13 @@ def asked(trial: Trial, *detectors: CheckSpec) -> list[CheckResult]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_program_of_one_kernel(child: Child, name: str) -> None:
+def test_a_program_of_one_kernel_is_refused_by_the_check_of_its_fault(
+    child: Child, name: str
+) -> None:
     make, detectors, refused = CASES[name]
     program = candidate(make())
     assert all(check.passed for check in contract(product("cuda"), program))
-    checks = asked(
+    checks = run_checks(
         Trial(subject(product("cuda"), device="cuda"), program, Contract(), CUDA, child), *detectors
     )
     print(checks)
@@ -121,11 +133,11 @@ def test_a_program_of_one_kernel(child: Child, name: str) -> None:
     assert failed == ([refused] if refused else []), checks
 
 
-def test_a_kernel_that_a_region_hardly_depends_on_is_no_decoration(child: Child) -> None:
+def test_a_kernel_that_a_region_hardly_depends_on_is_not_dead(child: Child) -> None:
     """Its result, scaled down, goes through a softmax, for which one number everywhere is as good
     as what it computes.
     """
-    region, honest = product("cuda"), plan()
+    region, honest = product("cuda"), plan_product()
     faint = (
         op("aten.mul.Tensor", V(2), 1e-9, out=3),
         op("aten._softmax.default", V(3), -1, False, out=4),
@@ -134,7 +146,9 @@ def test_a_kernel_that_a_region_hardly_depends_on_is_no_decoration(child: Child)
         region, program=replace(region.program, steps=(*region.program.steps, *faint), outputs=(4,))
     )
     program = candidate(replace(honest, steps=(*honest.steps, *faint), outputs=(4,)))
-    checks = asked(Trial(subject(region, device="cuda"), program, Contract(), CUDA, child), GHOST)
+    checks = run_checks(
+        Trial(subject(region, device="cuda"), program, Contract(), CUDA, child), GHOST
+    )
     assert all(check.passed for check in checks), checks
 
 
@@ -212,15 +226,17 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_source_in_triton(name: str) -> None:
+def test_a_source_in_triton_is_refused_by_the_check_of_its_fault(name: str) -> None:
     parts, detectors, refused = SOURCES[name]
     with (
         Child(make_limits(Settings(), CUDA), Contract()) as oracle,
-        Child(make_limits(Settings(), CUDA), Contract()) as own,
+        Child(make_limits(Settings(), CUDA), Contract()) as candidate_child,
     ):
         reference, examples = read_reference(oracle, REFERENCE, CUDA)
         text = SourceCandidate(KERNEL.format(**parts))
-        checks = asked(Trial(reference, text, Contract(), CUDA, own, examples), *detectors)
+        checks = run_checks(
+            Trial(reference, text, Contract(), CUDA, candidate_child, examples), *detectors
+        )
     print(checks)
     assert [check.name for check in checks if not check.passed] == ([refused] if refused else []), (
         checks

@@ -66,7 +66,7 @@ def child() -> Iterator[Child]:
         yield running
 
 
-def test_a_program_that_reads_what_nobody_wrote_is_refused(child: Child) -> None:
+def test_a_program_that_reads_unwritten_memory_is_refused(child: Child) -> None:
     """As an operator that another torch might allow: the contract refuses it first."""
     empty = op("aten.empty_like.default", V(4), out=5)
     steps = (

@@ -1,4 +1,4 @@
-"""The same on a GPU: all schedules race, kernels are built, judged and timed, TF32 needs the right."""
+"""On a GPU all schedules are timed, kernels are built and evaluated, and TF32 needs the right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
 ]
 CUDA = torch.device("cuda", 0)
-JOB = EvaluationConfig(Settings(), Contract(), CUDA)
+CONFIG = EvaluationConfig(Settings(), Contract(), CUDA)
 
 
 def cuda(*shape: int) -> TensorSpec:
@@ -52,22 +52,25 @@ def product(size: int = 1024) -> Region:
     )
 
 
-def test_every_schedule_runs_and_one_wins() -> None:
+def test_every_schedule_runs_and_one_is_the_fastest() -> None:
     region = linear_relu()
     program = replace(
         region.program, inputs=tuple(replace(s, device="cuda") for s in region.program.inputs)
     )
     schedules = [name for name in SCHEDULES if "autotune" not in name]
-    ranking = rank_baselines(replace(region, program=program), schedules, JOB)
+    ranking = rank_baselines(replace(region, program=program), schedules, CONFIG)
     assert set(ranking.medians_us) == set(schedules), ranking.failures
     assert ranking.best.schedule in schedules
-    judgement = evaluate_candidate(
-        replace(region, program=program), candidate(program, "graph", "eager+graph"), ranking, JOB
+    evaluation = evaluate_candidate(
+        replace(region, program=program),
+        candidate(program, "graph", "eager+graph"),
+        ranking,
+        CONFIG,
     )
-    assert judgement.verdict.passed, judgement.verdict.failure
+    assert evaluation.verdict.passed, evaluation.verdict.failure
 
 
-def test_inductor_races_where_a_model_has_many_kernels() -> None:
+def test_inductor_is_timed_where_a_model_has_many_kernels() -> None:
     """With a few of them it compiles in its own process, with many in workers."""
     blocks = [
         nn.Sequential(nn.Linear(64 * i, 64 * i + 64), nn.GELU(), nn.LayerNorm(64 * i + 64))
@@ -78,25 +81,25 @@ def test_inductor_races_where_a_model_has_many_kernels() -> None:
             nn.Sequential(*blocks).cuda().eval(), (torch.randn(32, 64, device="cuda"),)
         )
     schedules = [name for name in SCHEDULES if "autotune" not in name]
-    ranking = rank_baselines(region, schedules, JOB)
+    ranking = rank_baselines(region, schedules, CONFIG)
     assert set(ranking.medians_us) == set(schedules), ranking.failures
 
 
-def test_a_built_kernel_is_judged_with_numbers() -> None:
+def test_a_built_kernel_is_evaluated_with_its_numbers() -> None:
     region = Region(
         Program((cuda(512, 4000),), (op("aten._softmax.default", V(0), -1, False, out=1),), (1,)),
         ("input",),
     )
     proposals = propose(region.program, 90)[:2]
-    built = build_candidates(region, proposals, JOB, target())
-    assert all(isinstance(one, Candidate) for one in built), built
-    ranking = rank_baselines(region, ("eager", "inductor"), JOB)
-    for one in built:
-        assert isinstance(one, Candidate)
-        judgement = evaluate_candidate(region, one, ranking, JOB)
-        assert judgement.verdict.passed, judgement.verdict.failure
-        assert judgement.timing is not None
-        print(judgement.decision, make_evidence(judgement, ranking)["timing"])
+    programs = build_candidates(region, proposals, CONFIG, target())
+    assert all(isinstance(program, Candidate) for program in programs), programs
+    ranking = rank_baselines(region, ("eager", "inductor"), CONFIG)
+    for program in programs:
+        assert isinstance(program, Candidate)
+        evaluation = evaluate_candidate(region, program, ranking, CONFIG)
+        assert evaluation.verdict.passed, evaluation.verdict.failure
+        assert evaluation.timing is not None
+        print(evaluation.decision, make_evidence(evaluation, ranking)["timing"])
 
 
 @pytest.mark.parametrize(("rights", "detector"), [((), "numerics"), (("matmul",), None)])
@@ -116,11 +119,11 @@ def test_tf32_inside_needs_the_right(rights: tuple[str, ...], detector: str | No
     rounded = Program(
         region.program.inputs, (*steps, op("aten.mm.default", V(4), V(7), out=8)), (8,)
     )
-    job = EvaluationConfig(
+    config = EvaluationConfig(
         Settings(), Contract(rights=rights, assume_finite=True), CUDA
     )  # the split of an infinity is NaN
     ranking = BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
-    decision = evaluate_candidate(region, candidate(rounded), ranking, job).decision
+    decision = evaluate_candidate(region, candidate(rounded), ranking, config).decision
     assert not isinstance(decision, Accepted)  # it does more work than the product alone
     assert isinstance(decision, Rejected)
     assert decision.detector == (detector or "timing"), decision
@@ -132,7 +135,7 @@ def test_the_users_switches_are_as_before() -> None:
         product(64),
         candidate(product(64).program),
         BaselineRanking(Candidate(product(64).program, "eager", "baseline"), {}),
-        JOB,
+        CONFIG,
     )
     assert (
         torch.backends.cuda.matmul.fp32_precision,
