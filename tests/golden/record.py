@@ -5,15 +5,15 @@ A change that is meant to change nothing (a move, a rename, another structure) m
 value as it is. One that is meant to change kernels or decisions writes the file anew, and the diff
 shows how far it reaches. No section measures anything.
 
-- `kernels`: region keys, proposals and the text of each kernel, for the islands of `tests/kernels`
+- `kernels`: region keys, proposals and the text of each kernel, for the cases of `tests/kernels`
   and large products
-- `cubins`: machine code of one island a family, compared where the same versions of Triton and
+- `cubins`: machine code of one Program a family, compared where the same versions of Triton and
   PyTorch are installed
-- `graphs`: region keys, rewritten forms and fused islands of the benchmark models, in inference and
+- `graphs`: region keys, rewritten forms and fusion groups of the benchmark models, in inference and
   in a training step
 - `decisions`: what a search stores under an evaluator with scripted answers, as the bytes of the
   entry
-- `shipped`: every entry of `kernels_cache/`, opened and encoded again
+- `digest_shipped`: every entry of `kernels_cache/`, opened and encoded again
 - `files`: entries, decision records, locks and bundles, made from fixed values
 """
 
@@ -34,7 +34,7 @@ import triton
 
 from benchmarks import models
 from tests.kernels import cases, compare_attention, compare_products
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1 import judge
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings
@@ -77,12 +77,12 @@ _MOMENT, _VERSION = "2026-01-01T00:00:00+00:00", "0"
 
 
 def _digest(value: Any) -> str:
-    data = (
+    content = (
         value
         if isinstance(value, bytes)
         else json.dumps(value, sort_keys=True, default=str).encode()
     )
-    return hashlib.sha256(data).hexdigest()[:16]
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _facts_of(kernel: KernelSource) -> list[Any]:
@@ -101,7 +101,7 @@ def _facts_of(kernel: KernelSource) -> list[Any]:
 
 
 def _kernels_of(program: Program) -> dict[str, Any]:
-    """The proposals and kernel texts of one island for several architectures; with TF32 allowed on
+    """The proposals and kernel texts of one Program for several architectures; with TF32 allowed on
     the last.
     """
     digests: dict[str, Any] = {"key": _digest(program.digest)}
@@ -124,7 +124,7 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _large_islands() -> dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]]:
+def _large_cases() -> dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]]:
     """Sizes at which tables of tiles and lower bounds on time decide, without memory."""
     large: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]] = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -167,24 +167,24 @@ def kernels() -> dict[str, Any]:
     tables = {
         "": cases.all_cases(),
         "product: ": compare_products.CASES,
-        "large: ": _large_islands(),
+        "large: ": _large_cases(),
     }
     digests = {
-        f"{prefix}{name}": _kernels_of(island(function, inputs))
+        f"{prefix}{name}": _kernels_of(trace_program(function, inputs))
         for prefix, table in tables.items()
         for name, (function, inputs) in table.items()
     }
     for name, case in compare_attention.CASES.items():
-        digests[f"attention: {name}"] = _kernels_of(island(*case))
+        digests[f"attention: {name}"] = _kernels_of(trace_program(*case))
     return digests
 
 
 def cubins() -> dict[str, Any]:
-    """Machine code of one small island a family, and what compiled it: other versions give other
+    """Machine code of one small Program a family, and what compiled it: other versions give other
     bytes.
     """
     x, w = torch.rand(64, 1000), torch.rand(1000)
-    islands: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]] = {
+    cases: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor]]] = {
         "softmax": (lambda x: (x * 0.5).softmax(-1), (x.half(),)),
         "norm": (lambda x, w: F.layer_norm(x, (1000,), w, w), (x, w)),
         "element-wise": (lambda x, w: F.silu(x) * w, (x, w)),
@@ -192,8 +192,8 @@ def cubins() -> dict[str, Any]:
         "CUDA C++": (lambda x, w: F.gelu(F.linear(x, w)), (_meta(4096, 1024), _meta(1024, 1024))),
     }
     digests: dict[str, Any] = {"compilers": [triton.__version__, torch.__version__]}
-    for name, (function, inputs) in islands.items():
-        program = island(function, inputs)
+    for name, (function, inputs) in cases.items():
+        program = trace_program(function, inputs)
         built = build(program, propose(program, 90)[0], 90)
         digests[name] = _digest(built.digest)
     return digests
@@ -227,21 +227,21 @@ def _regions(name: str, *, train: bool) -> tuple[Region, ...]:
             return ()  # an LSTM in training, which Dynamo does not trace
 
 
-def _islands_of(region: Region) -> list[Any]:
+def _find_groups(region: Region) -> list[Any]:
     on_gpu = replace(region, program=_on_a_gpu(region.program))
-    found = [
+    groups = [
         *partition(on_gpu, products=True).groups,
         *partition(on_gpu).groups,
         *find_product_groups(on_gpu),
     ]
     return [
-        (island.region.key, island.region.name, island.inputs)
-        for island in (*found, *find_minor_product_groups(on_gpu))
+        (group.region.key, group.region.name, group.inputs)
+        for group in (*groups, *find_minor_product_groups(on_gpu))
     ]
 
 
 def graphs() -> dict[str, Any]:
-    """Region keys, rewritten forms, fused islands."""
+    """Region keys, rewritten forms, fusion groups."""
     digests: dict[str, Any] = {}
     for name in models.MODELS:
         for train in (False, True):
@@ -253,7 +253,7 @@ def graphs() -> dict[str, Any]:
                     "rewritten": None
                     if variant is None
                     else [_digest(variant.program.digest), "+".join(variant.techniques)],
-                    "islands": _digest(_islands_of(region)),
+                    "islands": _digest(_find_groups(region)),
                 }
     return digests
 
@@ -310,7 +310,7 @@ _SEARCHED: Mapping[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...]
 }
 
 
-def _settled(entry: Any) -> Any:
+def _without_moment_and_machine(entry: Any) -> Any:
     """The entry without what depends on the moment and the machine."""
     evidence = {name: value for name, value in entry.evidence.items() if name != "attestation"}
     return replace(entry, target=_TARGET, created=_MOMENT, package=_VERSION, evidence=evidence)
@@ -335,12 +335,12 @@ def decisions() -> dict[str, Any]:
             digests[name] = {
                 "key": entry.region_key[:16],
                 "choice": entry.choice.label,
-                "entry": _digest(encode_entry(_settled(entry))),
+                "entry": _digest(encode_entry(_without_moment_and_machine(entry))),
             }
     return digests
 
 
-def shipped() -> dict[str, Any]:
+def digest_shipped() -> dict[str, Any]:
     """Every shipped entry, opened and encoded again."""
     paths = sorted(_SHIPPED.rglob("*.safetensors"))
     digests: dict[str, list[Any]] = {}
@@ -387,7 +387,7 @@ SECTIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "cubins": cubins,
     "graphs": graphs,
     "decisions": decisions,
-    "shipped": shipped,
+    "digest_shipped": digest_shipped,
     "files": files,
 }
 
