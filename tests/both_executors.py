@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.executors import assert_same, drawn, outcome
+from tests.runtime.executors import assert_same, draw_inputs, outcome
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.check import check_program
@@ -32,8 +32,8 @@ from torch_cudal1.runtime.compiled import compile_program
 from torch_cudal1.runtime.executor import launch_through_driver
 
 _MOST_BYTES = 1 << 28
-_made: list[Program] = []
-_seen: set[str] = set()
+_programs: list[Program] = []
+_compared_digests: set[str] = set()
 _counts: Counter[str] = Counter()
 _HAS_GPU = torch.cuda.is_available()  # asked now: tests make PyTorch believe in GPUs
 
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     def noting(self: Program, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        _made.append(self)
+        _programs.append(self)
 
     Program.__init__ = noting  # type: ignore[method-assign]
 
@@ -56,11 +56,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """After the test and its fixtures: what they made is compared, and let go of."""
     yield
     before = torch.get_rng_state()
-    wrong = [found for program in list(_made) if (found := _difference(program))]
+    differences = [
+        difference for program in list(_programs) if (difference := _difference(program))
+    ]
     torch.set_rng_state(before)
-    _made.clear()  # with what the comparison itself made
-    if wrong:
-        pytest.fail("\n".join(wrong), pytrace=False)
+    _programs.clear()  # with what the comparison itself made
+    if differences:
+        pytest.fail("\n".join(differences), pytrace=False)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -87,9 +89,9 @@ def _difference(program: Program) -> str:
     """How the executors differ; "" if they agree, or cannot be compared."""
     try:
         digest = program.digest
-        if digest in _seen:
+        if digest in _compared_digests:
             return ""
-        _seen.add(digest)
+        _compared_digests.add(digest)
         check_program(program)
         if not (_HAS_GPU or program.launches):
             program = _on_host(program)
@@ -101,7 +103,7 @@ def _difference(program: Program) -> str:
     elif _bytes(program) > _MOST_BYTES:
         _counts["not run: too large"] += 1
     else:
-        kind, difference = _compared(program)
+        kind, difference = _compare(program)
         _counts[kind] += 1
         return difference
     return ""
@@ -115,7 +117,7 @@ def _bytes(program: Program) -> int:
     return sum(spec.size_bytes for spec in specs)
 
 
-def _compared(program: Program) -> tuple[str, str]:
+def _compare(program: Program) -> tuple[str, str]:
     """What came of it, and how they differ."""
     device = torch.device(program.device, 0 if program.device == "cuda" else None)
     try:
@@ -126,29 +128,29 @@ def _compared(program: Program) -> tuple[str, str]:
     if isinstance(plan, Refusal):
         return f"the Python executor alone: {plan.reason}", ""
     kinds = []
-    for whole in (2, 1):
-        inputs = drawn(program, device, whole)
-        expected, again, ours = (
+    for integer_bound in (2, 1):
+        inputs = draw_inputs(program, device, integer_bound)
+        expected, repeated, compiled = (
             outcome(plain, inputs),
             outcome(plain, inputs),
             outcome(plan, inputs),
         )
         try:
-            kinds.append(_agreement(expected, again, ours, inputs))
+            kinds.append(_agreement(expected, repeated, compiled, inputs))
         except AssertionError as error:
-            found = f"Program {program.digest[:12]}: the C++ executor gives {ours!r}, the Python one {expected!r}; {error}"
-            return "DIFFERENT", found
+            message = f"Program {program.digest[:12]}: the C++ executor gives {compiled!r}, the Python one {expected!r}; {error}"
+            return "DIFFERENT", message
     return max(kinds), ""
 
 
-def _agreement(expected: Any, again: Any, ours: Any, inputs: list[torch.Tensor]) -> str:
-    if isinstance(expected, type) or isinstance(ours, type):
-        assert ours is expected, "one raises, or raises something else"
+def _agreement(expected: Any, repeated: Any, compiled: Any, inputs: list[torch.Tensor]) -> str:
+    if isinstance(expected, type) or isinstance(compiled, type):
+        assert compiled is expected, "one raises, or raises something else"
         return "agree"
     repeats = True
     try:
-        assert_same(expected, again, inputs)
+        assert_same(expected, repeated, inputs)
     except AssertionError:
         repeats = False
-    assert_same(ours, expected, inputs, values=repeats)
+    assert_same(compiled, expected, inputs, values=repeats)
     return "agree" if repeats else "agree in form: the Python executor does not repeat itself"

@@ -36,9 +36,9 @@ def every_vector_kind_compiles() -> bool:
     from torch._inductor import config as inductor  # seconds to import
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-    found = valid_vec_isa_list()
+    kinds = valid_vec_isa_list()
     with inductor.patch({"cpp.vec_isa_ok": True}):
-        return bool(found == valid_vec_isa_list.__wrapped__())
+        return bool(kinds == valid_vec_isa_list.__wrapped__())
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seed_generators() -> None:
     """The same numbers in every run, in whatever order and beside whatever else tests run. What the
     judge draws stays secret.
     """

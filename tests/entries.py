@@ -1,7 +1,7 @@
 """Hand-made cache entries: a decision is planted where a search would have left it, so that a
 swapped path costs milliseconds.
 
-The planted Program is the region's own, run step by step, so results are exact; `shifted` makes one
+The planted Program is the region's own, run step by step, so results are exact; `add_one_to_output` makes one
 that is visibly different, for tests that must see which graph ran.
 """
 
@@ -52,16 +52,16 @@ def count_runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
         kind = self._region.kind
         setattr(runs, kind, getattr(runs, kind) + 1)
 
-    def counted(self: Swapped, inputs: Sequence[torch.Tensor]) -> Any:
+    def count_call(self: Swapped, inputs: Sequence[torch.Tensor]) -> Any:
         count(self)
         return original(self, inputs)
 
-    def counted_directly(self: Swapped) -> Any:
+    def count_direct_call(self: Swapped) -> Any:
         runner = direct.fget(self)
         return runner and (lambda inputs: count(self) or runner(inputs))
 
-    monkeypatch.setattr(Swapped, "__call__", counted)
-    monkeypatch.setattr(Swapped, "direct", property(counted_directly))
+    monkeypatch.setattr(Swapped, "__call__", count_call)
+    monkeypatch.setattr(Swapped, "direct", property(count_direct_call))
     return runs
 
 
@@ -70,8 +70,8 @@ def same(program: Program) -> Program:
     return program
 
 
-def shifted(program: Program) -> Program:
-    """The same Program with 1 added to its first output, so that whoever runs it is seen."""
+def add_one_to_output(program: Program) -> Program:
+    """The same Program with 1 added to its first output, so that a call of it is seen in its result."""
     first, new = program.outputs[0], program.value_count
     assert first is not None
     step = Aten("aten.add.Scalar", (Value(first), 1), (), (new,))
@@ -142,19 +142,19 @@ def plant(
     """Plant entries for `accelerate(module)` at these arguments, in the present grad and autocast
     mode.
     """
-    given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    call_args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     device = next(
         (
             str(tensor.device)
-            for tensor in (*module.parameters(), *given)
+            for tensor in (*module.parameters(), *call_args)
             if isinstance(tensor, torch.Tensor)
         ),
         "cpu",
     )
-    plant_regions(capture_regions(module, given, kwargs), cache_dir, change, schedule, device)
+    plant_regions(capture_regions(module, call_args, kwargs), cache_dir, change, schedule, device)
     remember_call(
         module,
-        given,
+        call_args,
         dict(kwargs or {}),
         make_context(torch.device(device), Settings(cache_dir=cache_dir)),
     )
@@ -173,7 +173,7 @@ class Calls(nn.Module):
         return self.make(self, x, *args, **kwargs)
 
 
-def accelerated(make: Any, args: Any, tmp_path: Path, **kwargs: Any) -> Calls:
+def accelerate_planted(make: Any, args: Any, tmp_path: Path, **kwargs: Any) -> Calls:
     """A module around `make`, bound to a planted swap for these arguments."""
     module = make if isinstance(make, nn.Module) else Calls(make)
     plant(module, args, tmp_path, kwargs=kwargs)
@@ -184,17 +184,17 @@ def accelerated(make: Any, args: Any, tmp_path: Path, **kwargs: Any) -> Calls:
     return module
 
 
-def left_out(make: Any, args: Any, tmp_path: Path) -> str:
+def find_left_out_reason(make: Any, args: Any, tmp_path: Path) -> str:
     """Accelerate, check that the module's own forward runs, and return the reason."""
     module = make if isinstance(make, nn.Module) else Calls(make)
     torch_cudal1.accelerate(module, args, cache_dir=tmp_path, strictness="error")
-    given = args if isinstance(args, tuple) else (args,)
+    call_args = args if isinstance(args, tuple) else (args,)
     for _ in range(3):
-        module(*given)
+        module(*call_args)
     return " ".join(torch_cudal1.explain(module).left_out)
 
 
-class Recorder:
+class PlantingBackend:
     """A Dynamo backend that plants entries for every graph it is given and runs the graph as it is."""
 
     def __init__(self, cache_dir: Path, change: Change = same, schedule: Any = "eager") -> None:
@@ -223,7 +223,7 @@ def plant_compiled(
 
     `call` gets the compiled target.
     """
-    recorder = Recorder(cache_dir, change)
+    recorder = PlantingBackend(cache_dir, change)
     torch._dynamo.reset()
     call(torch.compile(target, backend=recorder))
     torch._dynamo.reset()

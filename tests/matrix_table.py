@@ -42,9 +42,9 @@ def mark_matrix_cases(items: Iterable[pytest.Item]) -> None:
     if stale and count > WHOLE_SUITE:
         raise pytest.UsageError(f"{TABLE.name} names tests that are not there: {stale[:5]}")
     for name, members in cases.items():
-        kept = choose_evenly(len(members), table.get(name, len(members)))
+        kept_positions = choose_evenly(len(members), table.get(name, len(members)))
         for index, item in enumerate(members):
-            if index not in kept:
+            if index not in kept_positions:
                 item.add_marker(pytest.mark.matrix)
 
 

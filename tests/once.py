@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-__all__ = ["interpreted"]
+__all__ = ["run_interpreted"]
 
 ROOT = Path(__file__).parents[1]
 
 
-def interpreted(module: str, paths: pytest.TempPathFactory) -> dict[str, Any]:
+def run_interpreted(module: str, paths: pytest.TempPathFactory) -> dict[str, Any]:
     """The JSON object that `python -m module` prints under Triton's interpreter. Workers that ask
     at the same time wait for one.
     """
@@ -27,12 +27,12 @@ def interpreted(module: str, paths: pytest.TempPathFactory) -> dict[str, Any]:
     folder = (
         folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     )  # a worker's own is inside the run's
-    found = folder / f"{module}.json"
-    with FileLock(f"{found}.lock"):
-        if not found.exists():
+    facts_path = folder / f"{module}.json"
+    with FileLock(f"{facts_path}.lock"):
+        if not facts_path.exists():
             environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", module]
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 cwd=ROOT,
                 env=environment,
@@ -41,6 +41,6 @@ def interpreted(module: str, paths: pytest.TempPathFactory) -> dict[str, Any]:
                 timeout=300,
                 check=False,
             )
-            assert done.returncode == 0, done.stderr[-3000:]
-            found.write_text(done.stdout)
-    return dict(json.loads(found.read_text()))
+            assert process.returncode == 0, process.stderr[-3000:]
+            facts_path.write_text(process.stdout)
+    return dict(json.loads(facts_path.read_text()))

@@ -50,9 +50,9 @@ class _ReportNow:
         self._print([title, *report.longreprtext.splitlines()[-_LINES:], *self._slowest()])
 
     def _slowest(self) -> list[str]:
-        found = heapq.nlargest(_SLOWEST, self._seconds.items(), key=lambda item: item[1])
+        slowest = heapq.nlargest(_SLOWEST, self._seconds.items(), key=lambda item: item[1])
         title = f"slowest of {len(self._seconds)} so far, set-up and tear-down included:"
-        return [title, *(f"  {seconds:7.2f} s {name}" for name, seconds in found)]
+        return [title, *(f"  {seconds:7.2f} s {name}" for name, seconds in slowest)]
 
     def _print(self, lines: list[str]) -> None:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")

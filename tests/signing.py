@@ -32,26 +32,26 @@ def allow(path: Path, **publishers: str) -> Path:
     return path
 
 
-def revoking(path: Path, **what: str) -> Path:
+def write_revocations(path: Path, **digests: str) -> Path:
     """A revocation list at `path`: one record a kind."""
     path.write_text(
         "".join(
             f'[[revoked]]\n{kind} = "{value}"\nreason = "found wrong"\n'
-            for kind, value in what.items()
+            for kind, value in digests.items()
         )
     )
     return path
 
 
-def altered(
-    data: bytes, change: Callable[[dict[str, Any]], object], *, digest_fits: bool = False
+def change_metadata(
+    entry_bytes: bytes, change: Callable[[dict[str, Any]], object], *, digest_fits: bool = False
 ) -> bytes:
     """An entry file with its metadata changed."""
-    size = int.from_bytes(data[:8], "little")
-    meta = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][METADATA_KEY])
+    size = int.from_bytes(entry_bytes[:8], "little")
+    meta = json.loads(json.loads(entry_bytes[8 : 8 + size])["__metadata__"][METADATA_KEY])
     change(meta)
     if digest_fits:
         meta["digest"] = digest_of(
             {name: value for name, value in meta.items() if name not in ("digest", "signatures")}
         )
-    return bytes(save(load(data), metadata={METADATA_KEY: canonical_json(meta)}))
+    return bytes(save(load(entry_bytes), metadata={METADATA_KEY: canonical_json(meta)}))

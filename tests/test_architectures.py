@@ -70,26 +70,33 @@ def state_of(model: nn.Module) -> list[Any]:
     attributes, generators.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    found: list[Any] = [
+    values: list[Any] = [
         (name, id(tensor), tensor._version, tensor.detach().clone()) for name, tensor in tensors
     ]
     for part in model.modules():
-        own = {
+        instance_attributes = {
             name: value for name, value in vars(part).items() if name != "_compiled_call_impl"
         }  # where accelerate sits
         plain = {
             name: value
-            for name, value in own.items()
+            for name, value in instance_attributes.items()
             if isinstance(value, (bool, int, float, str, type(None)))
         }
-        found.append((type(part), sorted(plain.items(), key=repr), sorted(own), part.training))
-        found += [
+        values.append(
+            (
+                type(part),
+                sorted(plain.items(), key=repr),
+                sorted(instance_attributes),
+                part.training,
+            )
+        )
+        values += [
             value.detach().clone()
             for value in vars(part).values()
             if isinstance(value, torch.Tensor)
         ]
     return [
-        *found,
+        *values,
         torch.get_rng_state(),
         random.getstate(),
         torch.get_default_dtype(),
@@ -99,23 +106,27 @@ def state_of(model: nn.Module) -> list[Any]:
 
 def assert_equal(got: Any, expected: Any) -> None:
     """Bit for bit."""
-    ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(expected)
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other
+    values, expected_values = pytree.tree_leaves(got), pytree.tree_leaves(expected)
+    assert len(values) == len(expected_values)
+    for value, expected_value in zip(values, expected_values, strict=True):
+        assert (
+            torch.equal(value, expected_value)
+            if isinstance(expected_value, torch.Tensor)
+            else value == expected_value
+        )
 
 
 def assert_close(got: Any, expected: Any) -> None:
     """Results of one class, with equal fields and tensors that differ by rounding at most."""
     assert type(got) is type(expected)
-    ours, form = pytree.tree_flatten(got)
-    theirs, wanted = pytree.tree_flatten(expected)
-    assert form == wanted
-    for one, other in zip(ours, theirs, strict=True):
-        if isinstance(other, torch.Tensor):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    values, form = pytree.tree_flatten(got)
+    expected_values, expected_form = pytree.tree_flatten(expected)
+    assert form == expected_form
+    for value, expected_value in zip(values, expected_values, strict=True):
+        if isinstance(expected_value, torch.Tensor):
+            torch.testing.assert_close(value, expected_value, rtol=1e-4, atol=1e-5)
         else:
-            assert one == other
+            assert value == expected_value
 
 
 def keys_of_backend(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
@@ -139,17 +150,22 @@ def assert_exact(regions: Sequence[Region], device: torch.device = CPU) -> None:
     """Each of them has a float64 run, which the judge compares candidates with."""
     for region in regions:
         inputs = make_inputs(RegionReference(region, Contract(), device), 1, "normal", device)
-        found = exact_outputs(region.program, inputs, device)
-        assert not isinstance(found, Infeasible), f"{region.name}: {found.reason}"
+        answer = exact_outputs(region.program, inputs, device)
+        assert not isinstance(answer, Infeasible), f"{region.name}: {answer.reason}"
 
 
 def check_inference(
-    found: Architecture, inputs: dict[str, Any], runs: Runs, cache_dir: Path, *, doors: bool = True
+    architecture: Architecture,
+    inputs: dict[str, Any],
+    runs: Runs,
+    cache_dir: Path,
+    *,
+    doors: bool = True,
 ) -> None:
     """One form of call: its regions are the backend's, nothing is changed before it, and it answers
     as eager does.
     """
-    model = found.model
+    model = architecture.model
     with torch.no_grad():
         expected = model(**inputs)
         before = state_of(model)
@@ -173,26 +189,26 @@ def check_inference(
 def test_both_doors_capture_it_whole_and_answer_as_eager_does(
     name: str, runs: Runs, tmp_path: Path
 ) -> None:
-    found = build(name)
-    check_inference(found, found.masked, runs, tmp_path)
-    if found.masked.keys() != found.inputs.keys():
-        check_inference(found, found.inputs, runs, tmp_path, doors=False)
+    architecture = build(name)
+    check_inference(architecture, architecture.masked, runs, tmp_path)
+    if architecture.masked.keys() != architecture.inputs.keys():
+        check_inference(architecture, architecture.inputs, runs, tmp_path, doors=False)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_training_step_is_eager_s(name: str, runs: Runs, tmp_path: Path) -> None:
-    found = build(name)
-    own, inputs = copy.deepcopy(found.model), found.masked
-    before = state_of(found.model)
-    regions = capture_regions(found.model, (), inputs)
+    architecture = build(name)
+    eager_model, inputs = copy.deepcopy(architecture.model), architecture.masked
+    before = state_of(architecture.model)
+    regions = capture_regions(architecture.model, (), inputs)
     plant_regions(regions, tmp_path)
     assert_exact(regions)
-    torch_cudal1.accelerate(found.model, inputs, cache_dir=tmp_path, strictness="error")
-    assert_equal(state_of(found.model), before)
+    torch_cudal1.accelerate(architecture.model, inputs, cache_dir=tmp_path, strictness="error")
+    assert_equal(state_of(architecture.model), before)
     for model in (
-        found.model,
-        own,
-    ):  # of a result that nobody uses, eager has no gradient where a compiled step has zeros
+        architecture.model,
+        eager_model,
+    ):  # of a result that is not used, eager has no gradient where a compiled step has zeros
         outputs = [
             leaf
             for leaf in pytree.tree_leaves(model(**inputs))
@@ -200,17 +216,17 @@ def test_a_training_step_is_eager_s(name: str, runs: Runs, tmp_path: Path) -> No
         ]
         torch.stack([output.square().mean() for output in outputs]).sum().backward()
     assert (runs.forward, runs.backward) == (1, 1)
-    for (one, parameter), other in zip(
-        found.model.named_parameters(), own.parameters(), strict=True
+    for (parameter_name, parameter), eager_parameter in zip(
+        architecture.model.named_parameters(), eager_model.parameters(), strict=True
     ):
-        assert (parameter.grad is None) == (other.grad is None), one
+        assert (parameter.grad is None) == (eager_parameter.grad is None), parameter_name
         if parameter.grad is not None:
             torch.testing.assert_close(
                 parameter.grad,
-                other.grad,
+                eager_parameter.grad,
                 rtol=1e-3,
                 atol=1e-6,
-                msg=lambda text, one=one: f"{one}: {text}",
+                msg=lambda text, name=parameter_name: f"{name}: {text}",
             )
 
 
@@ -218,8 +234,8 @@ def test_a_training_step_is_eager_s(name: str, runs: Runs, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", TIMM)
 def test_models_of_timm_are_captured_by_both_doors(name: str, runs: Runs, tmp_path: Path) -> None:
     pytest.importorskip("timm")
-    found = build_timm(name, torch.device("cuda"))
-    model, (x,) = found
+    architecture = build_timm(name, torch.device("cuda"))
+    model, (x,) = architecture
     with torch.no_grad():
         expected = model(x)
         before = state_of(model)
@@ -266,9 +282,11 @@ def test_models_of_transformers_in_half_precision_have_a_float64_run_on_a_gpu(na
             else leaf
         )
 
-    found = build(name)
+    architecture = build(name)
     regions = capture_regions(
-        found.model.to("cuda", torch.bfloat16), (), pytree.tree_map(on_gpu, found.masked)
+        architecture.model.to("cuda", torch.bfloat16),
+        (),
+        pytree.tree_map(on_gpu, architecture.masked),
     )
     assert_exact(regions, torch.device("cuda"))
 

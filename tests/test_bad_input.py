@@ -1,7 +1,7 @@
-"""What the machine and the user may do to us: damaged or foreign entries, caches that cannot be
+"""What the machine and the user may do to the package: damaged or foreign entries, caches that cannot be
 written, Ctrl-C in a search.
 
-The answer is always the module's own, with the reason told; the disk holds whole files or none; no
+The answer is always the module's own, with the reason reported; the disk holds whole files or none; no
 process is left behind.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.entries import entry_for, plant, shifted
+from tests.entries import add_one_to_output, entry_for, plant
 from tests.signing import allow, make_signer
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
@@ -48,26 +48,28 @@ def x() -> torch.Tensor:
 
 
 def entry_file(cache: Path) -> Path:
-    (found,) = cache.rglob("*.safetensors")
-    return found
+    (path,) = cache.rglob("*.safetensors")
+    return path
 
 
 # --- entries on the disk
 
 DAMAGE = {
-    "empty": lambda data: b"",
-    "cut": lambda data: data[: len(data) // 2],
-    "one bit": lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
-    "longer": lambda data: data + b"x",
-    "text": lambda data: b"not a kernel",
-    "absurd header length": lambda data: (2**63).to_bytes(8, "little") + data[8:],
-    "header of another kind": lambda data: (2).to_bytes(8, "little") + b"{}",
+    "empty": lambda entry_bytes: b"",
+    "cut": lambda entry_bytes: entry_bytes[: len(entry_bytes) // 2],
+    "one bit": lambda entry_bytes: (
+        entry_bytes[:-3] + bytes([entry_bytes[-3] ^ 1]) + entry_bytes[-2:]
+    ),
+    "longer": lambda entry_bytes: entry_bytes + b"x",
+    "text": lambda entry_bytes: b"not a kernel",
+    "absurd header length": lambda entry_bytes: (2**63).to_bytes(8, "little") + entry_bytes[8:],
+    "header of another kind": lambda entry_bytes: (2).to_bytes(8, "little") + b"{}",
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_a_miss_and_the_module_runs_as_it_is(damage, net, x, runs, tmp_path):
-    plant(net, x, tmp_path, change=shifted)
+    plant(net, x, tmp_path, change=add_one_to_output)
     path = entry_file(tmp_path)
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
@@ -78,7 +80,7 @@ def test_a_damaged_entry_is_a_miss_and_the_module_runs_as_it_is(damage, net, x, 
 
 
 def test_an_entry_that_is_a_folder_or_unreadable_is_a_miss(net, x, runs, tmp_path):
-    plant(net, x, tmp_path, change=shifted)
+    plant(net, x, tmp_path, change=add_one_to_output)
     path = entry_file(tmp_path)
     path.unlink()
     path.mkdir()
@@ -101,7 +103,9 @@ def test_the_entry_of_another_machine_is_not_used(net, x, runs, tmp_path):
     settings = Settings(cache_dir=tmp_path)
     place = make_context(torch.device("cpu"), settings)
     entry = entry_for(
-        region, Candidate(shifted(region.program), "eager", "rewrites", ("planted",)), settings
+        region,
+        Candidate(add_one_to_output(region.program), "eager", "rewrites", ("planted",)),
+        settings,
     )
     place.cache.put(replace(entry, target=replace(entry.target, torch="2.0.0", sku="another CPU")))
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="error")
@@ -200,25 +204,30 @@ def test_an_entry_whose_launch_breaks_a_rule_is_not_written_and_not_read_and_is_
     torch_cudal1.accelerate(net, x, cache_dir=tmp_path, strictness="silent")
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 0
-    (told,) = [
+    (message,) = [
         event.facts["reason"] for event in telemetry.report().events if event.what == "refused"
     ]
-    assert words in told
-    assert "no_such_kernel" in told
+    assert words in message
+    assert "no_such_kernel" in message
 
 
 # --- caches that cannot be written
 
 
 def test_a_read_only_cache_serves_and_is_not_written(net, x, runs, tmp_path):
-    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared, user_cache = tmp_path / "shared", tmp_path / "own"
     plant(net, x, shared)
     signer = make_signer(tmp_path)
     LocalCache(shared).sign(signer)
     publishers = allow(tmp_path / "publishers.toml", team=signer.public)
     before = sorted(path for path in shared.rglob("*"))
     torch_cudal1.accelerate(
-        net, x, cache_dir=own, read_only_caches=(shared,), publishers=publishers, strictness="error"
+        net,
+        x,
+        cache_dir=user_cache,
+        read_only_caches=(shared,),
+        publishers=publishers,
+        strictness="error",
     )
     assert torch.equal(net(x), net._call_impl(x))
     assert runs.total == 1
@@ -248,7 +257,7 @@ def instant_search(region, place, **_):
     return replace(entry, evidence={**entry.evidence, "timing": None})
 
 
-def test_a_search_result_that_cannot_be_stored_is_told(x, tmp_path, monkeypatch):
+def test_a_search_result_that_cannot_be_stored_is_reported(x, tmp_path, monkeypatch):
     monkeypatch.setattr("torch_cudal1.search.tune.tune", instant_search)
     (tmp_path / "file").write_text("mine")
     torch_cudal1.accelerate(
@@ -275,7 +284,7 @@ def sessions_below(pid: int) -> dict[int, Path]:
     """Children of a process that lead a session of their own, and their working folders, whichever
     thread started them.
     """
-    found = {}
+    folder_of_session = {}
     started = [
         child
         for thread in Path(f"/proc/{pid}/task").iterdir()
@@ -284,10 +293,10 @@ def sessions_below(pid: int) -> dict[int, Path]:
     for child in started:
         try:
             if os.getsid(int(child)) == int(child):
-                found[int(child)] = Path(os.readlink(f"/proc/{child}/cwd"))
+                folder_of_session[int(child)] = Path(os.readlink(f"/proc/{child}/cwd"))
         except (ProcessLookupError, FileNotFoundError):
             continue
-    return found
+    return folder_of_session
 
 
 def _text(path: Path) -> str:
@@ -349,10 +358,10 @@ def test_ctrl_c_ends_a_search_at_once_and_leaves_nothing_behind(after_s, tmp_pat
         for folder in children.values()
         if folder.name.startswith("cudal1-judge") and folder.exists()
     ] == []
-    left = [
+    remaining = [
         path.name
         for path in (tmp_path / "cache").rglob("*")
         if path.is_file() and not path.name.endswith(".lock")
     ]
-    assert left == []
+    assert remaining == []
     assert LocalCache(tmp_path / "cache").verify() == ()

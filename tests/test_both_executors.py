@@ -57,20 +57,20 @@ def test_a_program_on_which_they_differ_is_an_error_of_its_test(tmp_path: Path) 
         "-q",
         str(scene),
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "4 passed, 2 errors" in done.stdout
-    assert "ERROR at teardown of test_that_differs" in done.stdout
-    assert "ERROR at teardown of test_that_raises_elsewhere" in done.stdout
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "4 passed, 2 errors" in process.stdout
+    assert "ERROR at teardown of test_that_differs" in process.stdout
+    assert "ERROR at teardown of test_that_raises_elsewhere" in process.stdout
     for line in (
         "4 agree",
         "2 DIFFERENT",
         "1 not run: too large",
         "1 not run: refused by the check (ProgramError)",
     ):
-        assert line in done.stdout, done.stdout
+        assert line in process.stdout, process.stdout

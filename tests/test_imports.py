@@ -119,8 +119,10 @@ assert not logging.getLogger("torch_cudal1").handlers
 heavy = [name for name in ("torch", "triton", "torch._inductor", "matplotlib", "huggingface_hub") if name in sys.modules]
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
 
 
 def test_the_backend_module_loads_without_inductor_or_triton():
@@ -130,8 +132,10 @@ import torch_cudal1.api.backend
 heavy = [name for name in ("triton", "torch._inductor.compile_fx") if name in sys.modules]
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
 
 
 def test_a_warm_look_up_needs_neither_judge_nor_kernels():
@@ -146,8 +150,10 @@ heavy = ("torch_cudal1.judge", "torch_cudal1.kernels", "huggingface_hub", "crypt
 loaded = [name for name in sys.modules if name.startswith(heavy)]
 assert not loaded, loaded
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
 
 
 def test_binding_what_is_decided_loads_no_search():
@@ -159,5 +165,7 @@ searching = ("torch_cudal1.search.strategy", "torch_cudal1.kernels", "torch_cuda
 loaded = [name for name in sys.modules if name.startswith(searching)]
 assert not loaded, loaded
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr

@@ -1,5 +1,5 @@
-"""Nothing of ours opens a connection when it is told not to: in processes where every attempt is an
-error, and is counted.
+"""Nothing of the package opens a connection where the user forbids it: in processes where every
+attempt is an error, and is counted.
 
 The same process without the word `offline` does try to reach the Hub it is given, so the count can
 be something else than nothing.
@@ -100,22 +100,31 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begun(shipped: Path, folder: Path, said: str, **environment: str) -> subprocess.Popen[str]:
-    """A fresh process that has a Hub to ask, is told `said`, and leaves its answer in `folder`."""
+def start_process(
+    shipped: Path, folder: Path, command_word: str, **environment: str
+) -> subprocess.Popen[str]:
+    """A new process with a Hub to ask, whose command line has `command_word`; its answer is a file in
+    `folder`.
+    """
     for name in ("model.py", "publishers.toml", "kernels.bundle", "cudal1.lock", "cache"):
         (folder / name).symlink_to(shipped / name)
-    kept = {
+    variables = {
         name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "HF_"))
     }
-    kept |= {
+    variables |= {
         "PYTHONPATH": str(ROOT),
         PREFIX + "HUB": "team/kernels",
         "HF_ENDPOINT": "http://127.0.0.1:9",
         **environment,
     }
-    command = [sys.executable, "-c", PROCESS, said]
+    command = [sys.executable, "-c", PROCESS, command_word]
     return subprocess.Popen(
-        command, cwd=folder, env=kept, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -124,15 +133,15 @@ def answers(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """What three processes found: the one with our setting, the one with the Hub's variable, and
     the one with neither.
     """
-    said: dict[str, tuple[str, dict[str, str]]] = {
+    runs: dict[str, tuple[str, dict[str, str]]] = {
         "setting": ("offline", {}),
         "variable": ("nothing", {"HF_HUB_OFFLINE": "1"}),
         "neither": ("nothing", {}),
     }
-    folders = {name: tmp_path_factory.mktemp(name) for name in said}
+    folders = {name: tmp_path_factory.mktemp(name) for name in runs}
     running = {
-        name: begun(shipped, folders[name], word, **environment)
-        for name, (word, environment) in said.items()
+        name: start_process(shipped, folders[name], word, **environment)
+        for name, (word, environment) in runs.items()
     }
     problems = {name: process.communicate(timeout=300)[1] for name, process in running.items()}
     assert [process.returncode for process in running.values()] == [0, 0, 0], problems
@@ -141,19 +150,19 @@ def answers(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     }
 
 
-@pytest.mark.parametrize("said", ["setting", "variable"])
+@pytest.mark.parametrize("run", ["setting", "variable"])
 def test_a_warm_start_an_import_and_a_check_open_no_connection(
-    answers: dict[str, Any], said: str
+    answers: dict[str, Any], run: str
 ) -> None:
-    found = answers[said]
-    assert found["tried"] == []
-    assert found["children"] == []
-    assert found["codes"] == {"import": 0, "lock": 0, "coverage": 0, "list": 0}
-    assert found["own"] == found["imported"] == [True, ["planted -> eager"]]
-    assert found["judged"] == 0
+    answer = answers[run]
+    assert answer["tried"] == []
+    assert answer["children"] == []
+    assert answer["codes"] == {"import": 0, "lock": 0, "coverage": 0, "list": 0}
+    assert answer["own"] == answer["imported"] == [True, ["planted -> eager"]]
+    assert answer["judged"] == 0
 
 
 def test_without_that_word_the_hub_is_asked_for_what_is_missing(answers: dict[str, Any]) -> None:
-    found = answers["neither"]
-    assert found["tried"] != [], "this test could not see a connection"
-    assert found["imported"] == [True, ["planted -> eager"]]
+    answer = answers["neither"]
+    assert answer["tried"] != [], "this test could not see a connection"
+    assert answer["imported"] == [True, ["planted -> eager"]]

@@ -101,7 +101,7 @@ def samples(
             )
 
 
-def filled(function: Any, args: Any, kwargs: Any) -> tuple[Call, list[LoweredRegion]]:
+def capture_and_run(function: Any, args: Any, kwargs: Any) -> tuple[Call, list[LoweredRegion]]:
     """The operator as `accelerate` captures it, its graphs run as Programs, and what these were
     lowered from.
     """
@@ -134,14 +134,14 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def difference(name: str, ours: Any, own: Any, *, gradient: bool = False) -> str:
+def difference(name: str, result: Any, eager_result: Any, *, gradient: bool = False) -> str:
     """ "" or what differs. Exact, but for operators that are traced as a formula, and gradients."""
     loose = gradient or any(word in name for word in ROUNDS_DIFFERENTLY)
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if loose else {"rtol": 0, "atol": 0}
-    if len(tensors(ours)) != len(tensors(own)):
-        return f"{name}: {len(tensors(ours))} tensors, eager gives {len(tensors(own))}"
+    if len(tensors(result)) != len(tensors(eager_result)):
+        return f"{name}: {len(tensors(result))} tensors, eager gives {len(tensors(eager_result))}"
     try:
-        for mine, expected in zip(tensors(ours), tensors(own), strict=True):
+        for mine, expected in zip(tensors(result), tensors(eager_result), strict=True):
             torch.testing.assert_close(
                 mine, expected, equal_nan=True, check_stride=not gradient, **tolerance
             )
@@ -155,13 +155,13 @@ def eager(function: Any, args: Any, kwargs: Any, seed: int = 0) -> Any:
     return function(*copies(args), **copies(kwargs))
 
 
-def seeds_itself(function: Any, args: Any, kwargs: Any, own: list[torch.Tensor]) -> bool:
+def seeds_itself(function: Any, args: Any, kwargs: Any, eager_tensors: list[torch.Tensor]) -> bool:
     """The database wraps some random operators so that they seed the generator and put it back,
     which no graph repeats.
     """
     return all(
         torch.equal(a, b)
-        for a, b in zip(own, tensors(eager(function, args, kwargs, seed=1)), strict=True)
+        for a, b in zip(eager_tensors, tensors(eager(function, args, kwargs, seed=1)), strict=True)
     )
 
 
@@ -192,27 +192,27 @@ def test_both_doors_run_programs_that_compute_what_eager_computes_under_one_key(
         torch._dynamo.reset()
         keys.clear()
         with torch.no_grad():
-            own = eager(function, args, kwargs)
+            eager_result = eager(function, args, kwargs)
             compiled = torch.compile(function, backend=backend, dynamic=False)
             torch.manual_seed(0)
             through_backend = compiled(*copies(args), **copies(kwargs))
             try:
-                call, lowered = filled(function, copies(args), copies(kwargs))
+                call, lowered = capture_and_run(function, copies(args), copies(kwargs))
             except NotLowerableError as refused:
                 outcomes["refused" if refused.reason else "refused without a reason"] += 1
-                call, lowered = (lambda args, kwargs, own=own: own), []
+                call, lowered = (lambda args, kwargs, result=eager_result: result), []
             torch.manual_seed(0)
             through_accelerate = call(copies(args), copies(kwargs))
             random = any(is_random_program(item.region.program) for item in lowered)
-            if random and seeds_itself(function, args, kwargs, tensors(own)):
+            if random and seeds_itself(function, args, kwargs, tensors(eager_result)):
                 continue
         outcomes["served"] += bool(lowered)
         if lowered and keys and [item.region.key for item in lowered] != keys:
             wrong.append(f"{name}: another key in each door")
         wrong += [
-            found
-            for ours in (through_accelerate, through_backend)
-            if (found := difference(name, ours, own))
+            text
+            for result in (through_accelerate, through_backend)
+            if (text := difference(name, result, eager_result))
         ]
     torch._dynamo.reset()
     assert wrong == []
@@ -228,21 +228,21 @@ def test_a_training_step_of_swapped_graphs_gives_eager_s_results_and_gradients(p
     for name, function, args, kwargs in samples(part, gradients=True):
         args, kwargs = copies((args, kwargs))
         try:
-            call, lowered = filled(function, args, kwargs)
+            call, lowered = capture_and_run(function, args, kwargs)
         except NotLowerableError:
             continue
-        found = []
+        outcomes = []
         for run in (call, lambda args, kwargs, function=function: function(*args, **kwargs)):
-            given = copies((args, kwargs))
+            inputs = copies((args, kwargs))
             torch.manual_seed(0)
-            out = run(*given)
-            found.append((out, gradients_of(out, given)))
+            out = run(*inputs)
+            outcomes.append((out, gradients_of(out, inputs)))
         random = any(is_random_program(item.region.program) for item in lowered)
-        if random and seeds_itself(function, args, kwargs, tensors(found[1][0])):
+        if random and seeds_itself(function, args, kwargs, tensors(outcomes[1][0])):
             continue
         served += 1
-        (ours, slopes), (own, expected) = found
-        wrong += [text for text in [difference(name, ours, own)] if text]
+        (result, slopes), (eager_result, expected) = outcomes
+        wrong += [text for text in [difference(name, result, eager_result)] if text]
         if name not in KNOWN_ALIASING:
             wrong += [text for text in [difference(name, slopes, expected, gradient=True)] if text]
     assert wrong == []
@@ -252,13 +252,13 @@ def test_a_training_step_of_swapped_graphs_gives_eager_s_results_and_gradients(p
 def gradients_of(out: Any, inputs: Any) -> list[torch.Tensor]:
     """Gradients of the sum of squares by every input; zeros where an output does not depend on it."""
     losses = [(o * o.conj()).real.sum() for o in tensors(out) if o.grad_fn is not None]
-    wanted = [t for t in tensors(inputs) if t.requires_grad]
-    if not losses or not wanted:
+    leaves = [t for t in tensors(inputs) if t.requires_grad]
+    if not losses or not leaves:
         return []
-    slopes = torch.autograd.grad(losses, wanted, allow_unused=True)
+    slopes = torch.autograd.grad(losses, leaves, allow_unused=True)
     return [
         torch.zeros_like(t) if slope is None else slope
-        for t, slope in zip(wanted, slopes, strict=True)
+        for t, slope in zip(leaves, slopes, strict=True)
     ]
 
 
@@ -267,7 +267,7 @@ BREADTH = OPS[5::12]  # about 55 operators across the alphabet
 
 def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatch, tmp_path):
     """The baseline path: nothing is cached, so Inductor's double runs the graph as it is, and
-    nothing of ours may fail.
+    nothing of the package may fail.
     """
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
@@ -277,7 +277,7 @@ def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatc
         f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name for op in BREADTH
     }
     wrong: list[str] = []
-    done = 0
+    compared = 0
     telemetry.reset()
     for part in range(PARTS):
         for name, function, args, kwargs in samples(part):
@@ -289,12 +289,14 @@ def test_torch_compile_with_this_backend_runs_operators_as_eager_does(monkeypatc
             )
             with torch.no_grad():
                 torch.manual_seed(0)
-                ours = compiled(*copies(args), **copies(kwargs))
+                result = compiled(*copies(args), **copies(kwargs))
                 wrong += [
-                    text for text in [difference(name, ours, eager(function, args, kwargs))] if text
+                    text
+                    for text in [difference(name, result, eager(function, args, kwargs))]
+                    if text
                 ]
-            done += 1
+            compared += 1
     torch._dynamo.reset()
     assert wrong == []
-    assert done >= 50
+    assert compared >= 50
     assert (telemetry.report().counters.get("fallbacks", 0), runs.total) == (0, 0)

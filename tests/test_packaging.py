@@ -52,15 +52,19 @@ def project() -> dict[str, Any]:
 
 def test_every_file_of_the_package_goes_into_a_wheel() -> None:
     patterns = project()["tool"]["setuptools"]["package-data"]["torch_cudal1"]
-    found = [
+    package_files = [
         path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     ]
-    data = [
-        path.relative_to(PACKAGE).as_posix() for path in found if path.suffix not in (".py", ".so")
+    data_files = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in package_files
+        if path.suffix not in (".py", ".so")
     ]
-    assert data, "no data files were found, so nothing was looked at"
-    assert [name for name in data if not any(fnmatch(name, pattern) for pattern in patterns)] == []
-    folders = {path.parent for path in found if path.suffix == ".py"}
+    assert data_files, "no data files were found, so nothing was looked at"
+    assert [
+        name for name in data_files if not any(fnmatch(name, pattern) for pattern in patterns)
+    ] == []
+    folders = {path.parent for path in package_files if path.suffix == ".py"}
     assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
@@ -80,7 +84,7 @@ def test_a_wheel_holds_the_entries_and_looks_for_them_there(tmp_path: Path) -> N
     }
     assert built == {path.relative_to(ROOT) for path in (ROOT / "kernels_cache").rglob("*")}
     where = "import torch_cudal1.store.trust.trust_policy as t; print(t.SHIPPED)"
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-P", "-c", where],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
@@ -89,16 +93,16 @@ def test_a_wheel_holds_the_entries_and_looks_for_them_there(tmp_path: Path) -> N
         text=True,
         timeout=120,
     ).stdout.strip()
-    assert told == str(tmp_path / "torch_cudal1" / "kernels_cache")
+    assert printed == str(tmp_path / "torch_cudal1" / "kernels_cache")
 
 
 def test_the_console_script_and_the_backend_lead_somewhere() -> None:
     from importlib import import_module
 
-    told = project()["project"]
+    metadata = project()["project"]
     for place in (
-        told["scripts"]["cudal1"],
-        told["entry-points"]["torch_dynamo_backends"]["cudal1"],
+        metadata["scripts"]["cudal1"],
+        metadata["entry-points"]["torch_dynamo_backends"]["cudal1"],
     ):
         module, _, name = place.partition(":")
         assert callable(getattr(import_module(module), name))
@@ -106,11 +110,11 @@ def test_the_console_script_and_the_backend_lead_somewhere() -> None:
 
 def test_without_triton_the_answer_is_right_and_the_doctor_tells() -> None:
     command = [sys.executable, "-c", WITHOUT_TRITON]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
     )
-    assert done.stdout.startswith("{"), done.stderr[-2000:]
-    told = json.loads(done.stdout)
-    (finding,) = [one for one in told["findings"] if one["name"] == "Triton"]
+    assert process.stdout.startswith("{"), process.stderr[-2000:]
+    report = json.loads(process.stdout)
+    (finding,) = [finding for finding in report["findings"] if finding["name"] == "Triton"]
     assert not finding["ok"]
     assert finding["what"] == "not installed"

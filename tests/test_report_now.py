@@ -1,5 +1,5 @@
-"""The plugin `tests.report_now`: what failed is told at once, so that a run which is killed has
-told it too.
+"""The plugin `tests.report_now`: a failure is reported at once, so that a run which is killed has
+reported it too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_with_a_broken_fixture(broken): pass
 def test_that_leaves_something(left_open): pass
 def test_that_hangs(): time.sleep(600)
 """
-TOLD = (
+REPORTED = (
     ("FAILED", "test_wrong", "AssertionError: not the answer"),
     ("ERROR at setup of", "test_with_a_broken_fixture", "OSError: no such device"),
     ("ERROR at teardown of", "test_that_leaves_something", "RuntimeError: still open"),
@@ -68,40 +68,40 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_a_run_that_is_killed_has_told_its_failures(
+def test_a_run_that_is_killed_has_reported_its_failures(
     workers: tuple[str, ...], tmp_path: Path
 ) -> None:
     running = start(tmp_path, *workers)
     try:
         until = time.monotonic() + 120
-        while (told := (tmp_path / "out").read_text()).count("slowest of") < len(
-            TOLD
+        while (output := (tmp_path / "out").read_text()).count("slowest of") < len(
+            REPORTED
         ) and time.monotonic() < until:
-            assert running.poll() is None, told
+            assert running.poll() is None, output
             time.sleep(0.1)
     finally:
         os.killpg(running.pid, signal.SIGKILL)  # workers too
         running.wait()
-    for kind, name, why in TOLD:
-        assert f"\n{kind} test_it.py::{name}\n" in told
-        assert told.count(why) == 1
+    for kind, name, why in REPORTED:
+        assert f"\n{kind} test_it.py::{name}\n" in output
+        assert output.count(why) == 1
     assert "0.3" in next(
-        line for line in told.splitlines() if line.endswith("s test_it.py::test_right")
+        line for line in output.splitlines() if line.endswith("s test_it.py::test_right")
     )
-    assert "test_that_hangs" not in told
+    assert "test_that_hangs" not in output
 
 
-def test_at_the_end_the_slowest_are_told_once_more(tmp_path: Path) -> None:
+def test_the_slowest_are_listed_again_at_the_end(tmp_path: Path) -> None:
     running = start(tmp_path, "-k", "right or wrong")
     assert running.wait(120) == 1
-    told = (tmp_path / "out").read_text()
-    assert told.count("slowest of 2 so far") == 2, "at the failure and at the end"
-    assert told.index("FAILED test_it.py::test_wrong\n") < told.index("= FAILURES =")
+    output = (tmp_path / "out").read_text()
+    assert output.count("slowest of 2 so far") == 2, "at the failure and at the end"
+    assert output.index("FAILED test_it.py::test_wrong\n") < output.index("= FAILURES =")
 
 
-def test_a_file_that_cannot_be_imported_is_told_at_once(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_imported_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("import nothing_of_that_name")
     running = start(tmp_path, "-k", "right")
     assert running.wait(120) == 2
-    told = (tmp_path / "out").read_text()
-    assert told.index("ERROR collecting test_other.py") < told.index("= ERRORS =")
+    output = (tmp_path / "out").read_text()
+    assert output.index("ERROR collecting test_other.py") < output.index("= ERRORS =")

@@ -104,7 +104,7 @@ def _case(name: str) -> tuple[Any, list[Any], list[Any]]:
 
     from tests.kernels import compare_attention, compare_attention_backward, compare_products
     from tests.kernels.compare import outputs_of
-    from tests.kernels.islands import island
+    from tests.kernels.traced_programs import trace_program
 
     gradients = {f"gradient/{one}": case for one, case in compare_attention_backward.CASES.items()}
     if name in gradients:
@@ -115,7 +115,7 @@ def _case(name: str) -> tuple[Any, list[Any], list[Any]]:
         known = [*compare_attention.CASES, *compare_products.CASES, *gradients]
         raise SystemExit(f"no case {name!r}; expected one of {'; '.join(known)}")
     function, given = cases[name]
-    make = compare_attention.program_of if cases is compare_attention.CASES else island
+    make = compare_attention.program_of if cases is compare_attention.CASES else trace_program
     return (
         make(function, given),
         list(given),
@@ -127,7 +127,7 @@ def _run_one(options: argparse.Namespace) -> int:
     sys.path.insert(0, str(_ROOT))
     import torch
 
-    from tests.kernels.test_device import placed
+    from tests.kernels.test_device import place_on_gpu
     from torch_cudal1.kernels import Proposal, build, propose
     from torch_cudal1.runtime.executor import prepare
 
@@ -137,7 +137,7 @@ def _run_one(options: argparse.Namespace) -> int:
     print(dict(proposal.config), flush=True)
     run, inputs = (
         prepare(build(program, proposal, _sm()), torch.device("cuda")),
-        [placed(tensor) for tensor in given],
+        [place_on_gpu(tensor) for tensor in given],
     )
     runs = [[out.cpu() for out in run(inputs) if out is not None] for _ in range(options.repeats)]
     wrong = 0

@@ -29,20 +29,20 @@ ROOT = Path(__file__).parents[2]
 _LIMIT_S = 900  # a rank that is not done then says where each of its threads stands, and ends
 
 
-def seen_by(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
+def run_data_parallel(rank: int, device: torch.device, folder: Path) -> dict[str, Any]:
     """Inference and a training step inside DDP, by what rank 0 knows."""
     module, x = Net().to(device), torch.ones(3, 8, device=device)
-    own = folder / f"cache-{rank}"
+    own_cache = folder / f"cache-{rank}"
     with torch.no_grad():
         if rank == 0:
-            plant(module, x, own, change=add_one_to_output)
-        torch_cudal1.accelerate(module, x, cache_dir=own, strictness="error")
+            plant(module, x, own_cache, change=add_one_to_output)
+        torch_cudal1.accelerate(module, x, cache_dir=own_cache, strictness="error")
         shift = float((module(x) - module._call_impl(x)).mean())
         (bound,) = module._compiled_call_impl.bindings.values()
     digests = [choice.candidate.digest for choice in bound.choices]
     if rank == 0:
-        plant(module, x, own, change=add_one_to_output)
-    torch_cudal1.accelerate(module, x, cache_dir=own, strictness="error")
+        plant(module, x, own_cache, change=add_one_to_output)
+    torch_cudal1.accelerate(module, x, cache_dir=own_cache, strictness="error")
     wrapped = DistributedDataParallel(module)
     wrapped(x * (1 + rank)).square().sum().backward()
     trained = [
@@ -120,8 +120,10 @@ def main(rank: int, world: int, port: int, folder: Path, kind: str) -> None:
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=_LIMIT_S)
     )
-    seen = {"data_parallel": seen_by(rank, device, folder)} | sharded.seen_by(rank, device, folder)
-    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+    outcomes = {"data_parallel": run_data_parallel(rank, device, folder)} | sharded.run_scenes(
+        rank, device, folder
+    )
+    (folder / f"seen-{rank}.json").write_text(json.dumps(outcomes))
     dist.barrier()
     dist.destroy_process_group()
 

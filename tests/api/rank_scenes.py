@@ -76,12 +76,12 @@ class Scenes:
     def cache(self, scene: str) -> Path:
         return self.folder / f"{scene}-{self.rank}"
 
-    def accelerated(self, scene: str, module: nn.Module | None = None, **options: Any) -> Seen:
+    def accelerate(self, scene: str, module: nn.Module | None = None, **options: Any) -> Seen:
         """What `accelerate` binds, how long it took, and how far the result lies from the module's
         own.
         """
         module = Net() if module is None else module
-        given = {
+        settings = {
             "cache_dir": self.cache(scene),
             "strictness": "error",
             "ranks_timeout_s": 900.0,
@@ -89,7 +89,7 @@ class Scenes:
         }
         began = time.monotonic()
         with torch.no_grad():
-            torch_cudal1.accelerate(module, self.x, **given)
+            torch_cudal1.accelerate(module, self.x, **settings)
             seconds = time.monotonic() - began
             bound = (
                 next(iter(module._compiled_call_impl.bindings.values()), None)
@@ -102,13 +102,13 @@ class Scenes:
                 else []
             )
             shift = float((module(self.x) - module._call_impl(self.x)).mean())
-        seen = {
+        outcome = {
             "digests": digests,
             "shift": round(shift, 3),
             "reason": getattr(bound, "reason", ""),
             "seconds": seconds,
         }
-        return seen | {"stored": len(list(self.cache(scene).rglob("*.safetensors")))}
+        return outcome | {"stored": len(list(self.cache(scene).rglob("*.safetensors")))}
 
     def plant(self, scene: str, change: Callable[[Program], Program] = add_one_to_output) -> None:
         with torch.no_grad():
@@ -125,38 +125,38 @@ class Scenes:
     def only_the_first_knows(self) -> Seen:
         if self.rank == 0:
             self.plant("first")
-        return self.accelerated("first")
+        return self.accelerate("first")
 
     def both_know_something_else(self) -> Seen:
         self.plant("both", add_one_to_output if self.rank == 0 else twice_shifted)
-        return self.accelerated("both")
+        return self.accelerate("both")
 
     def without_agreement(self) -> Seen:
         self.plant("off", add_one_to_output if self.rank == 0 else twice_shifted)
-        return self.accelerated("off", ranks_agree=False)
+        return self.accelerate("off", ranks_agree=False)
 
     def only_the_second_knows(self) -> Seen:
         if self.rank == 1:
             self.plant("second")
-        return self.accelerated("second")
+        return self.accelerate("second")
 
     def a_cache_that_cannot_be_written(self) -> Seen:
         if self.rank == 0:
             self.plant("written")
         else:
             self.cache("written").write_text("a file where the folder should be")
-        return self.accelerated("written")
+        return self.accelerate("written")
 
     def judged_on_another_machine(self) -> Seen:
         if self.rank == 0:
             self.plant("machine")
-            return self.accelerated("machine")
+            return self.accelerate("machine")
         genuine = consensus.stale_reason
         consensus.stale_reason = lambda judged, here: genuine(
             judged, replace(here, sku="another CPU")
         )
         try:
-            return self.accelerated("machine")
+            return self.accelerate("machine")
         finally:
             consensus.stale_reason = genuine
 
@@ -171,18 +171,18 @@ class Scenes:
             quarantine_candidate(
                 self.cache("held"), QuarantineRecord(region.key, digest, "it was wrong here")
             )
-        return self.accelerated("held")
+        return self.accelerate("held")
 
     def under_another_contract(self) -> Seen:
         self.plant("contract")
-        return self.accelerated("contract", precision="match" if self.rank == 0 else "strict")
+        return self.accelerate("contract", precision="match" if self.rank == 0 else "strict")
 
     def damaged_on_the_way(self) -> Seen:
         self.plant("damaged")
         genuine = consensus.encode_entry
         consensus.encode_entry = lambda entry: genuine(entry)[:-9] + bytes(9)
         try:
-            return self.accelerated("damaged")
+            return self.accelerate("damaged")
         finally:
             consensus.encode_entry = genuine
 
@@ -190,7 +190,7 @@ class Scenes:
         self.plant("large")
         limit, consensus.MAX_BROADCAST_BYTES = consensus.MAX_BROADCAST_BYTES, 10
         try:
-            return self.accelerated("large")
+            return self.accelerate("large")
         finally:
             consensus.MAX_BROADCAST_BYTES = limit
 
@@ -199,13 +199,13 @@ class Scenes:
             self.plant("pieces")
         size, consensus.CHUNK_BYTES = consensus.CHUNK_BYTES, 100
         try:
-            return self.accelerated("pieces")
+            return self.accelerate("pieces")
         finally:
             consensus.CHUNK_BYTES = size
 
     def nobody_knows_and_must(self) -> Seen:
         try:
-            self.accelerated("must", on_miss="error")
+            self.accelerate("must", on_miss="error")
         except CacheMissError as error:
             return {"error": str(error)}
         return {"error": ""}
@@ -214,24 +214,24 @@ class Scenes:
         module = Net(4 if self.rank == 0 else 5)
         with torch.no_grad():
             plant(module, self.x, self.cache("graph"), change=add_one_to_output)
-        seen = self.accelerated("graph", module)
+        outcome = self.accelerate("graph", module)
         differ = [
             event.facts for event in telemetry.report().events if event.what == "graphs_differ"
         ]
-        return seen | {"others": [facts["others"] for facts in differ]}
+        return outcome | {"others": [facts["others"] for facts in differ]}
 
     def one_comes_too_late(self) -> Seen:
         self.plant("late")
         if self.rank == 1:
             self.store.wait(["first is done"], timedelta(seconds=900))
-        seen = self.accelerated("late", ranks_timeout_s=0.3)
+        outcome = self.accelerate("late", ranks_timeout_s=0.3)
         if self.rank == 0:
             self.store.set("first is done", "yes")
-        return seen
+        return outcome
 
     def and_the_next_time_both_come(self) -> Seen:
         self.plant("again")
-        return self.accelerated("again")
+        return self.accelerate("again")
 
     def data_parallel(self) -> Seen:
         module = Net()
@@ -251,26 +251,26 @@ class Scenes:
         x = torch.ones(3, 512)
         graphs = plant_compiled(
             lambda call: call(x),
-            self._bucketed(),
+            self._make_bucketed(),
             self.folder / f"planted-{self.rank}",
             add_one_to_output,
         )
         where = self.folder / f"planted-{self.rank}" if self.rank == 0 else self.cache("empty")
         options = {"cache_dir": where, "strictness": "error"}
         telemetry.reset()
-        compiled = torch.compile(self._bucketed(), backend=cudal1, options=options)
+        compiled = torch.compile(self._make_bucketed(), backend=cudal1, options=options)
         out = compiled(x)
         out.sum().backward()
-        told = dict(telemetry.report().counters)
+        counters = dict(telemetry.report().counters)
         agreements = [event for event in telemetry.report().events if event.what == "agreed"]
         return {
             "graphs": graphs,
             "mean": out.mean().item(),
-            "swapped": told.get("regions_swapped", 0),
+            "swapped": counters.get("regions_swapped", 0),
             "agreed": len(agreements),
         }
 
-    def _bucketed(self) -> nn.Module:
+    def _make_bucketed(self) -> nn.Module:
         """A model of its own: two reducers on one would both fire, on a rank whose garbage
         collector left the first alone.
         """
@@ -293,12 +293,12 @@ def main(rank: int, port: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=900)
     )
-    scenes, seen = Scenes(rank, store, folder), {}
+    scenes, outcomes = Scenes(rank, store, folder), {}
     for name in SCENES:
         scenes.meet()
         began = time.monotonic()
-        seen[name] = getattr(scenes, name)() | {"took": time.monotonic() - began}
-    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+        outcomes[name] = getattr(scenes, name)() | {"took": time.monotonic() - began}
+    (folder / f"seen-{rank}.json").write_text(json.dumps(outcomes))
     dist.barrier()
     dist.destroy_process_group()
 

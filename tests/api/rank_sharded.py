@@ -78,7 +78,7 @@ class Here:
         )
 
 
-def compared(
+def compare_to_reference(
     module: nn.Module,
     call: Callable[[], torch.Tensor],
     reference: nn.Module,
@@ -92,19 +92,19 @@ def compared(
     expected.square().sum().backward()
     named = dict(reference.named_parameters())
     pairs = [
-        (whole(own.grad), named[name].grad)
-        for name, own in module.named_parameters()
-        if own.grad is not None
+        (whole(parameter.grad), named[name].grad)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
     ]
-    right = all(torch.allclose(own, grad, **_CLOSE) for own, grad in pairs) and len(pairs) == len(
-        named
-    )
-    seen = {
+    right = all(torch.allclose(parameter, grad, **_CLOSE) for parameter, grad in pairs) and len(
+        pairs
+    ) == len(named)
+    outcome = {
         "right": torch.allclose(result, expected, **_CLOSE),
         "gradients": right,
         "reasons": reasons(module),
     }
-    return seen | {"swapped": telemetry.report().counters.get("regions_swapped", 0)}
+    return outcome | {"swapped": telemetry.report().counters.get("regions_swapped", 0)}
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -113,12 +113,12 @@ def whole(tensor: Any) -> torch.Tensor:
 
 def reasons(module: nn.Module) -> list[str]:
     """Why nothing was swapped, as `explain` or the report has it."""
-    told = [
+    texts = [
         str(event.facts["reason"])
         for event in telemetry.report().events
         if event.what == "left_out"
     ]
-    return [*told, *torch_cudal1.explain(module).left_out] if module in accelerated else told
+    return [*texts, *torch_cudal1.explain(module).left_out] if module in accelerated else texts
 
 
 accelerated: list[nn.Module] = []
@@ -137,7 +137,7 @@ def fully_sharded(here: Here) -> Seen:
     fully_shard(module.first, mesh=here.mesh)
     fully_shard(module, mesh=here.mesh)
     accelerate(module, here.x, here.options("fsdp"))
-    return compared(module, lambda: module(here.x), reference, reference(here.x))
+    return compare_to_reference(module, lambda: module(here.x), reference, reference(here.x))
 
 
 def sharded_after_it_was_accelerated(here: Here) -> Seen:
@@ -147,8 +147,8 @@ def sharded_after_it_was_accelerated(here: Here) -> Seen:
     accelerate(module, here.x, here.options("after"))
     before = whole(module(here.x)).mean() - reference(here.x).mean()
     fully_shard(module, mesh=here.mesh)
-    seen = compared(module, lambda: module(here.x), reference, reference(here.x))
-    return seen | {
+    outcome = compare_to_reference(module, lambda: module(here.x), reference, reference(here.x))
+    return outcome | {
         "before": round(before.item(), 3),
         "misses": telemetry.report().counters.get("misses", 0),
     }
@@ -156,12 +156,12 @@ def sharded_after_it_was_accelerated(here: Here) -> Seen:
 
 def blocks_compiled_and_sharded(here: Here) -> Seen:
     if here.rank == 0:
-        for given in (
+        for argument in (
             here.x,
             here.x.requires_grad_(),
         ):  # as the first block gets it, and as the second
             plant_compiled(
-                lambda call, given=given: call(given),
+                lambda call, argument=argument: call(argument),
                 here.block(),
                 here.cache("blocks"),
                 add_one_to_output,
@@ -173,21 +173,21 @@ def blocks_compiled_and_sharded(here: Here) -> Seen:
         fully_shard(block, mesh=here.mesh)
     fully_shard(module, mesh=here.mesh)
     expected = reference[1](reference[0](here.x) + 1) + 1  # what rank 0 knows is visibly different
-    seen = compared(module, lambda: module(here.x), reference, expected)
+    outcome = compare_to_reference(module, lambda: module(here.x), reference, expected)
     counters = telemetry.report().counters
-    return seen | {"agreed": counters.get("ranks.agreed", 0)}
+    return outcome | {"agreed": counters.get("ranks.agreed", 0)}
 
 
 def tensor_parallel(here: Here) -> Seen:
     module, reference = here.tensor_parallel(), here.block()
     accelerate(module, here.x, here.options("tp"))
-    return compared(module, lambda: module(here.x), reference, reference(here.x))
+    return compare_to_reference(module, lambda: module(here.x), reference, reference(here.x))
 
 
 def tensor_parallel_compiled(here: Here) -> Seen:
     module, reference = here.tensor_parallel(), here.block()
     compiled = torch.compile(module, backend=cudal1, options=here.options("tp-compiled"))
-    return compared(module, lambda: compiled(here.x), reference, reference(here.x))
+    return compare_to_reference(module, lambda: compiled(here.x), reference, reference(here.x))
 
 
 def inside_tensor_parallel(here: Here) -> Seen:
@@ -212,19 +212,19 @@ def distributed_tensors(here: Here) -> Seen:
     module, reference = distribute_module(here.block(), here.mesh), here.block()
     x = distribute_tensor(here.x, here.mesh, [Replicate()])
     accelerate(module, x, here.options("dtensor"))
-    seen = compared(module, lambda: module(x), reference, reference(here.x))
+    outcome = compare_to_reference(module, lambda: module(x), reference, reference(here.x))
     plain = distribute_module(here.block(), here.mesh)
     torch_cudal1.accelerate(
         plain, here.x, **here.options("dtensor")
     )  # which this module does not take: nothing of ours fails
-    return seen | {"of_parameters": list(torch_cudal1.explain(plain).left_out)}
+    return outcome | {"of_parameters": list(torch_cudal1.explain(plain).left_out)}
 
 
 def distributed_tensors_compiled(here: Here) -> Seen:
     module, reference = distribute_module(here.block(), here.mesh), here.block()
     x = distribute_tensor(here.x, here.mesh, [Replicate()])
     compiled = torch.compile(module, backend=cudal1, options=here.options("dtensor-compiled"))
-    return compared(module, lambda: compiled(x), reference, reference(here.x))
+    return compare_to_reference(module, lambda: compiled(x), reference, reference(here.x))
 
 
 SCENES = (
@@ -239,9 +239,9 @@ SCENES = (
 )
 
 
-def seen_by(rank: int, device: torch.device, folder: Path) -> Seen:
+def run_scenes(rank: int, device: torch.device, folder: Path) -> Seen:
     """Every scene, one after the other."""
-    here, seen = (
+    here, outcomes = (
         Here(rank, device, init_device_mesh(device.type, (dist.get_world_size(),)), folder),
         {},
     )
@@ -250,5 +250,5 @@ def seen_by(rank: int, device: torch.device, folder: Path) -> Seen:
         telemetry.reset()
         torch._dynamo.reset()
         consensus._last_meeting_timed_out = False
-        seen[scene.__name__] = scene(here)
-    return seen
+        outcomes[scene.__name__] = scene(here)
+    return outcomes

@@ -160,12 +160,12 @@ def test_explain_says_what_runs(net):
 
 def test_the_example_inputs_are_not_kept_alive(tmp_path):
     x = torch.randn(3, 8)
-    held, module = weakref.ref(x), Net()
+    reference, module = weakref.ref(x), Net()
     plant(module, x, tmp_path)
     torch_cudal1.accelerate(module, x, cache_dir=tmp_path)
     del x
     gc.collect()
-    assert held() is None
+    assert reference() is None
 
 
 # --- hooks, modes, changes
@@ -181,9 +181,9 @@ def test_a_hook_registered_later_fires_and_its_removal_brings_the_swap_back(
     for _ in range(3):
         net(x)
     assert (len(fired), runs.total) == (3, 0)
-    told = torch_cudal1.explain(net)
-    assert "hooks were registered" in told.left_out[0]
-    assert told.untouched
+    explanation = torch_cudal1.explain(net)
+    assert "hooks were registered" in explanation.left_out[0]
+    assert explanation.untouched
     handle.remove()
     net(x)
     assert (len(fired), runs.total) == (3, 1)
@@ -327,15 +327,15 @@ def test_make_fx_symbolic_trace_and_jit_trace_see_the_original(net, x, runs):
 
 def test_an_outer_torch_compile_sees_the_original(net, x, runs):
     torch._dynamo.reset()
-    seen: list[Any] = []
+    graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
         return graph.forward
 
     assert torch.equal(torch.compile(net, backend=backend, fullgraph=True)(x), own(net, x))
-    assert (len(seen), runs.total) == (1, 0)
-    assert torch.nn.functional.leaky_relu in seen[0]
+    assert (len(graphs), runs.total) == (1, 0)
+    assert torch.nn.functional.leaky_relu in graphs[0]
 
 
 def test_functorch_transforms_see_the_original(net, x, runs):

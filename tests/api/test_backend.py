@@ -133,9 +133,9 @@ def test_where_inductor_has_no_compiler_eager_runs_and_the_reason_is_told(x, no_
     )
     with torch.no_grad():
         assert torch.equal(served(x), net(x))
-    (found,) = [event for event in telemetry.report().events if event.what == "fallback"]
-    assert found.stage == "inductor"
-    assert "no-compiler" in str(found.facts["reason"])
+    (fallback,) = [event for event in telemetry.report().events if event.what == "fallback"]
+    assert fallback.stage == "inductor"
+    assert "no-compiler" in str(fallback.facts["reason"])
     torch.testing.assert_close(step(net, x, served), step(net, x))
 
 
@@ -209,13 +209,13 @@ def test_several_signatures_are_served_side_by_side(runs, tmp_path):
         (net, torch.randn(2, 3, 8)),
         (double, torch.randn(5, 8, dtype=torch.float64)),
     ]
-    for module, one in inputs:
+    for module, input in inputs:
         with torch.no_grad():
-            plant_compiled(lambda f, one=one: f(one), module, tmp_path)
+            plant_compiled(lambda f, input=input: f(input), module, tmp_path)
     compiled = {module: ours(module, tmp_path, dynamic=False) for module in (net, double)}
     with torch.no_grad():
-        for module, one in inputs * 2:
-            assert torch.equal(compiled[module](one), module(one))
+        for module, input in inputs * 2:
+            assert torch.equal(compiled[module](input), module(input))
     assert runs.inference == 6
 
 
@@ -248,14 +248,14 @@ def test_disabled_force_eager_and_reset_are_respected(x, runs, tmp_path):
     net = Net()
     with torch.no_grad():
         plant_compiled(lambda f: f(x), net, tmp_path, change=add_one_to_output)
-        compiled, own = ours(net, tmp_path), net(x)
-        assert torch.equal(compiled(x), own + 1)
+        compiled, expected = ours(net, tmp_path), net(x)
+        assert torch.equal(compiled(x), expected + 1)
         with torch_cudal1.disabled():
-            assert torch.equal(compiled(x), own)
+            assert torch.equal(compiled(x), expected)
         with torch.compiler.set_stance("force_eager"):
-            assert torch.equal(compiled(x), own)
+            assert torch.equal(compiled(x), expected)
         torch._dynamo.reset()
-        assert torch.equal(compiled(x), own + 1)
+        assert torch.equal(compiled(x), expected + 1)
 
 
 # --- what is left to Inductor
@@ -276,7 +276,7 @@ def dynamic(net: nn.Module, tmp_path: Path) -> Iterator[tuple[Any, torch.Tensor]
     yield from ((compiled, torch.randn(rows, 8)) for rows in (5, 6))
 
 
-def marked(net: nn.Module, tmp_path: Path) -> Iterator[tuple[Any, torch.Tensor]]:
+def mark_graphs(net: nn.Module, tmp_path: Path) -> Iterator[tuple[Any, torch.Tensor]]:
     compiled = ours(net, tmp_path)
     for rows in (5, 6):
         x = torch.randn(rows, 8)
@@ -289,12 +289,12 @@ def automatic(net: nn.Module, tmp_path: Path) -> Iterator[tuple[Any, torch.Tenso
     yield from ((compiled, torch.randn(rows, 8)) for rows in (5, 6, 7))
 
 
-@pytest.mark.parametrize("calls", [dynamic, marked, automatic])
+@pytest.mark.parametrize("calls", [dynamic, mark_graphs, automatic])
 def test_dynamic_shapes_are_inductor_s_and_right(calls, inductor, tmp_path):
     net = Net()
     with torch.no_grad():
-        for compiled, one in calls(net, tmp_path):
-            torch.testing.assert_close(compiled(one), net(one))
+        for compiled, input in calls(net, tmp_path):
+            torch.testing.assert_close(compiled(input), net(input))
     events = [event for event in telemetry.report().events if event.what == "left_out"]
     assert "dynamic shapes" in events[-1].facts["reason"]
     assert telemetry.report().counters.get("fallbacks", 0) == 0
@@ -306,8 +306,8 @@ def test_from_the_second_shape_on_the_graph_is_inductor_s(x, runs, inductor, tmp
     with torch.no_grad():
         plant_compiled(lambda f: f(x), net, tmp_path)
         compiled = ours(net, tmp_path)
-        for one in (x, x, torch.randn(6, 8), torch.randn(7, 8), x):
-            torch.testing.assert_close(compiled(one), net(one))
+        for input in (x, x, torch.randn(6, 8), torch.randn(7, 8), x):
+            torch.testing.assert_close(compiled(input), net(input))
     assert (runs.inference, len(inductor.patches)) == (
         2,
         1,
@@ -347,18 +347,18 @@ def test_options_are_split_between_us_and_inductor(x, inductor, tmp_path):
 
 
 def test_options_reach_inductor_under_a_swap_too(x, inductor, tmp_path, monkeypatch):
-    from tests.entries import Recorder
+    from tests.entries import PlantingBackend
 
-    net, seen = Net(), []
+    net, options = Net(), []
     with torch.no_grad():
-        torch.compile(net, backend=Recorder(tmp_path, schedule="inductor"))(x)
+        torch.compile(net, backend=PlantingBackend(tmp_path, schedule="inductor"))(x)
         torch._dynamo.reset()
         monkeypatch.setattr(
             "torch._inductor.compile_fx.compile_fx",
-            lambda gm, inputs, config_patches: seen.append(config_patches) or gm.forward,
+            lambda gm, inputs, config_patches: options.append(config_patches) or gm.forward,
         )
         assert torch.equal(ours(net, tmp_path, options={"epilogue_fusion": False})(x), net(x))
-    assert seen == [{"epilogue_fusion": False}]
+    assert options == [{"epilogue_fusion": False}]
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,14 @@ class Unregistered:
     logits: torch.Tensor
 
 
-def assert_same(left: Any, right: Any) -> None:
+def assert_same(actual: Any, expected_output: Any) -> None:
     """Equal structure, types and values, bit by bit."""
-    (mine, form), (theirs, wanted) = pytree.tree_flatten(left), pytree.tree_flatten(right)
-    assert form == wanted
-    for a, b in zip(mine, theirs, strict=True):
+    (mine, form), (expected_leaves, expected_form) = (
+        pytree.tree_flatten(actual),
+        pytree.tree_flatten(expected_output),
+    )
+    assert form == expected_form
+    for a, b in zip(mine, expected_leaves, strict=True):
         assert type(a) is type(b)
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
@@ -113,7 +116,7 @@ def test_outputs_that_are_inputs_or_weights_are_the_very_same_memory(runs, tmp_p
 @pytest.mark.parametrize("output", [name for name in OUTPUTS if name != "empty tensor"])
 def test_outputs_never_share_memory_with_those_of_another_call(output, tmp_path):
     module = accelerate_planted(OUTPUTS[output], x8, tmp_path)
-    first, kept = (
+    first, copies = (
         module(x8),
         pytree.tree_map(
             lambda t: t.clone() if isinstance(t, torch.Tensor) else t, module._call_impl(x8)
@@ -122,7 +125,7 @@ def test_outputs_never_share_memory_with_those_of_another_call(output, tmp_path)
     for leaf in pytree.tree_leaves(module(x8)):
         if isinstance(leaf, torch.Tensor):
             leaf.zero_()
-    assert_same(first, kept)
+    assert_same(first, copies)
 
 
 def test_an_output_of_a_plain_class_is_built_anew_at_each_call(runs, tmp_path):
@@ -291,12 +294,12 @@ def test_ever_new_shapes_cost_no_memory_and_no_look_up(tmp_path):
 def test_modes_are_part_of_the_signature(mode, runs, tmp_path):
     module = accelerate_planted(lambda m, x: m.linear(x), x8, tmp_path)
     with mode():
-        ours, own = module(x8), module._call_impl(x8)
-    assert torch.equal(ours, own)
-    assert (ours.dtype, ours.requires_grad, ours.is_inference()) == (
-        own.dtype,
-        own.requires_grad,
-        own.is_inference(),
+        output, expected = module(x8), module._call_impl(x8)
+    assert torch.equal(output, expected)
+    assert (output.dtype, output.requires_grad, output.is_inference()) == (
+        expected.dtype,
+        expected.requires_grad,
+        expected.is_inference(),
     )
 
 
@@ -314,9 +317,9 @@ def test_bound_in_inference_mode_and_used_outside_of_it(runs, tmp_path):
 def test_four_threads_at_once_get_right_answers_from_the_first_call_on(runs, tmp_path):
     module = Calls(lambda m, x: torch.tanh(m.linear(x)))
     inputs = [torch.randn(rows, 8) for rows in (3, 3, 5, 6)]
-    for one in inputs:
-        plant(module, one, tmp_path)
-    expected = [module._call_impl(one) for one in inputs]
+    for input in inputs:
+        plant(module, input, tmp_path)
+    expected = [module._call_impl(input) for input in inputs]
     torch_cudal1.accelerate(module, cache_dir=tmp_path, strictness="error")
     wrong: list[Any] = []
     start = threading.Barrier(4)

@@ -21,25 +21,25 @@ x8 = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
 
 
 def test_a_buffer_that_forward_writes_is_written_exactly_as_by_the_module(runs, tmp_path):
-    ours, own = (
+    accelerated, plain = (
         nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8)),
         nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8)),
     )
-    own.load_state_dict(ours.state_dict())
-    ours = accelerate_planted(ours, x8, tmp_path)
+    plain.load_state_dict(accelerated.state_dict())
+    accelerated = accelerate_planted(accelerated, x8, tmp_path)
     for scale in range(1, 4):
-        assert torch.equal(ours(x8 * scale), own(x8 * scale))
-    for name, value in own.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], value), name
+        assert torch.equal(accelerated(x8 * scale), plain(x8 * scale))
+    for name, value in plain.state_dict().items():
+        assert torch.equal(accelerated.state_dict()[name], value), name
     assert runs.total == 3
 
 
 def test_an_input_that_forward_writes_is_written(runs, tmp_path):
     module = accelerate_planted(lambda m, x: m.linear(x.add_(1)), x8.clone(), tmp_path)
     x = x8.clone()
-    ours = module(x)
+    output = module(x)
     assert torch.equal(x, x8 + 1)
-    assert torch.equal(ours, module.linear(x8 + 1))
+    assert torch.equal(output, module.linear(x8 + 1))
     assert runs.total == 1
 
 
@@ -151,7 +151,7 @@ def test_nothing_traced_stays_in_the_module(tmp_path):
     assert (module.seen, module.last) == ([], None)
     for _ in range(3):
         module(x8)
-    assert [type(seen) for seen in module.seen] == [torch.Tensor] * 3
+    assert [type(output) for output in module.seen] == [torch.Tensor] * 3
 
 
 class Mine(Exception):

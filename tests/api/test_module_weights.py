@@ -72,7 +72,7 @@ def in_inference_mode(module: nn.Module) -> None:
         module.a.weight.data.copy_(torch.full((8, 8), 0.25))
 
 
-def loaded(module: nn.Module, **options: bool) -> None:
+def load_doubled(module: nn.Module, **options: bool) -> None:
     module.load_state_dict(
         {name: value * 2 for name, value in module.state_dict().items()}, **options
     )
@@ -108,8 +108,8 @@ WRITES: dict[str, Callable[[nn.Module], None]] = {
     "copy_": lambda module: module.a.weight.copy_(torch.full((8, 8), 0.25)),
     "detach().copy_": lambda module: module.a.weight.detach().copy_(torch.full((8, 8), 0.25)),
     "nn.init": lambda module: nn.init.constant_(module.a.weight, 0.25),
-    "load_state_dict": loaded,
-    "load_state_dict(assign=True)": lambda module: loaded(module, assign=True),
+    "load_state_dict": load_doubled,
+    "load_state_dict(assign=True)": lambda module: load_doubled(module, assign=True),
     "a checkpoint file": from_file,
     "foreach": lambda module: torch._foreach_add_(list(module.parameters()), 1.0),
     "foreach on data": lambda module: torch._foreach_add_(
@@ -240,8 +240,8 @@ def test_a_tensor_in_a_plain_attribute_is_followed_and_let_go_when_it_was_replac
         old = weakref.ref(module.first)
         module.first = module.last = torch.ones(8)
         for _ in range(4):
-            found = accelerated(x)
-        torch.testing.assert_close(found, module.forward(x) + 1)
+            output = accelerated(x)
+        torch.testing.assert_close(output, module.forward(x) + 1)
     assert vars(module)["first"] is module.last  # still a plain attribute
     gc.collect()
     assert old() is None

@@ -33,7 +33,7 @@ def find_function(cuda: Any, name: str) -> int | None:
     return ctypes.cast(getattr(cuda.library, name), ctypes.c_void_p).value
 
 
-def load(cubin: torch.Tensor, **changes: Any) -> driver.Loaded:
+def load(cubin: torch.Tensor, **changes: Any) -> driver.LoadedLaunch:
     return driver.load_launch(cubin, dataclasses.replace(ADD, **changes), GPU)
 
 

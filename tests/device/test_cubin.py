@@ -72,21 +72,21 @@ Build = Callable[..., bytes]
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
     """(kernel name, sm, options) -> cubin, compiled here without a GPU."""
-    made: dict[tuple[object, ...], bytes] = {}
+    cubins: dict[tuple[object, ...], bytes] = {}
 
-    def compiled(name: str, sm: int, **options: int) -> bytes:
+    def compile_kernel(name: str, sm: int, **options: int) -> bytes:
         key = (name, sm, *sorted(options.items()))
-        if key not in made:
+        if key not in cubins:
             function, signature, block = KERNELS[name]
             source = ASTSource(function, signature | {"BLOCK": "constexpr"}, {"BLOCK": block})
-            made[key] = triton.compile(
+            cubins[key] = triton.compile(
                 source, target=GPUTarget("cuda", sm, 32), options=options
             ).asm["cubin"]
-        return made[key]
+        return cubins[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield compiled
+        yield compile_kernel
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +94,28 @@ def add_90(build: Build) -> bytes:
     return build("add", 90)
 
 
-def refused(data: bytes, launch: Launch = ADD, sm: int = 90) -> ProgramError:
+def check_refused(image: bytes, launch: Launch = ADD, sm: int = 90) -> ProgramError:
     with pytest.raises(ProgramError) as caught:
-        check_launch(inspect_cubin(data), launch, sm)
+        check_launch(inspect_cubin(image), launch, sm)
     return caught.value
 
 
-def section_header(data: bytes, name: bytes) -> int:
+def section_header(image: bytes, name: bytes) -> int:
     """Offset of the 64-byte header of section `name`."""
     (start,), (count, names_at) = (
-        struct.unpack_from("<Q", data, 40),
-        struct.unpack_from("<HH", data, 60),
+        struct.unpack_from("<Q", image, 40),
+        struct.unpack_from("<HH", image, 60),
     )
-    (table,) = struct.unpack_from("<Q", data, start + names_at * 64 + 24)
+    (table,) = struct.unpack_from("<Q", image, start + names_at * 64 + 24)
     for at in range(start, start + count * 64, 64):
-        (offset,) = struct.unpack_from("<I", data, at)
-        if data[table + offset : table + offset + len(name) + 1] == name + b"\0":
+        (offset,) = struct.unpack_from("<I", image, at)
+        if image[table + offset : table + offset + len(name) + 1] == name + b"\0":
             return at
     raise LookupError(name)
 
 
-def patched(data: bytes, offset: int, layout: str, *values: int) -> bytes:
-    changed = bytearray(data)
+def patch_bytes(image: bytes, offset: int, layout: str, *values: int) -> bytes:
+    changed = bytearray(image)
     struct.pack_into(layout, changed, offset, *values)
     return bytes(changed)
 
@@ -199,7 +199,7 @@ MISFITS: dict[str, tuple[Launch, str, str]] = {
 def test_a_launch_that_does_not_fit_is_refused(
     add_90: bytes, launch: Launch, rule: str, text: str
 ) -> None:
-    error = refused(add_90, launch)
+    error = check_refused(add_90, launch)
     assert error.rule == rule
     assert text in error.found
 
@@ -210,7 +210,7 @@ def test_a_launch_that_does_not_fit_is_refused(
 def test_machine_code_for_another_architecture_is_refused(
     build: Build, built: int, device: int
 ) -> None:
-    error = refused(build("add", built), sm=device)
+    error = check_refused(build("add", built), sm=device)
     assert error.rule == "cubin_sm"
     assert f"sm_{built}" in error.found
     assert f"sm_{device}" in error.found
@@ -218,11 +218,11 @@ def test_machine_code_for_another_architecture_is_refused(
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_a_kernel_that_calls_the_device_runtime_is_refused(build: Build, sm: int) -> None:
-    data = build("print", sm)
-    assert inspect_cubin(data).undefined_functions == ("vprintf",)
-    assert ".nv.global.init" in inspect_cubin(data).writable_globals
-    error = refused(
-        data, Launch("p", "print_kernel", (1, 1, 1), 128, 0, (*POINTERS[:2], *HIDDEN)), sm
+    image = build("print", sm)
+    assert inspect_cubin(image).undefined_functions == ("vprintf",)
+    assert ".nv.global.init" in inspect_cubin(image).writable_globals
+    error = check_refused(
+        image, Launch("p", "print_kernel", (1, 1, 1), 128, 0, (*POINTERS[:2], *HIDDEN)), sm
     )
     assert error.rule == "cubin_scan"
     assert "vprintf" in error.found
@@ -230,57 +230,61 @@ def test_a_kernel_that_calls_the_device_runtime_is_refused(build: Build, sm: int
 
 def test_writable_memory_is_refused_by_its_name(add_90: bytes) -> None:
     named = add_90.replace(b".nv.callgraph\0", b".nv.global\0\0\0\0")
-    error = refused(named)
+    error = check_refused(named)
     assert error.rule == "cubin_scan"
     assert ".nv.global" in error.found
 
 
 def test_writable_memory_is_refused_by_its_flag(add_90: bytes) -> None:
-    error = refused(patched(add_90, section_header(add_90, b".nv.callgraph") + 8, "<Q", 3))
+    error = check_refused(
+        patch_bytes(add_90, section_header(add_90, b".nv.callgraph") + 8, "<Q", 3)
+    )
     assert error.rule == "cubin_scan"
     assert ".nv.callgraph" in error.found
 
 
 def test_a_cluster_that_the_plan_lacks_is_refused(build: Build) -> None:
     launch = Launch("p", "dot_kernel", (1, 1, 1), 128, 0, (*POINTERS, *HIDDEN))
-    assert refused(build("dot", 90, num_ctas=2), launch).rule == "cubin_cluster"
+    assert check_refused(build("dot", 90, num_ctas=2), launch).rule == "cubin_cluster"
 
 
 # Hostile bytes
 # -----------------------------------------------------------------------------------------------------------------
 
 BROKEN: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda data: b"",
-    "PTX": lambda data: b".version 8.7\n.target sm_90a\n",
-    "32-bit": lambda data: data[:4] + b"\x01" + data[5:],
-    "another ABI": lambda data: data[:7] + b"\x00" + data[8:],
-    "another machine": lambda data: patched(data, 18, "<H", 62),
-    "headers beyond the end": lambda data: patched(data, 40, "<Q", len(data)),
-    "headers at 2**64 - 1": lambda data: patched(data, 40, "<Q", 2**64 - 1),
-    "65535 sections": lambda data: patched(data, 60, "<H", 65535),
-    "no sections": lambda data: patched(data, 60, "<HH", 0, 0),
-    "names in a section that is not there": lambda data: patched(data, 62, "<H", 999),
-    "symbols beyond the end": lambda data: patched(
-        data, section_header(data, b".symtab") + 24, "<Q", 2**63
+    "empty": lambda image: b"",
+    "PTX": lambda image: b".version 8.7\n.target sm_90a\n",
+    "32-bit": lambda image: image[:4] + b"\x01" + image[5:],
+    "another ABI": lambda image: image[:7] + b"\x00" + image[8:],
+    "another machine": lambda image: patch_bytes(image, 18, "<H", 62),
+    "headers beyond the end": lambda image: patch_bytes(image, 40, "<Q", len(image)),
+    "headers at 2**64 - 1": lambda image: patch_bytes(image, 40, "<Q", 2**64 - 1),
+    "65535 sections": lambda image: patch_bytes(image, 60, "<H", 65535),
+    "no sections": lambda image: patch_bytes(image, 60, "<HH", 0, 0),
+    "names in a section that is not there": lambda image: patch_bytes(image, 62, "<H", 999),
+    "symbols beyond the end": lambda image: patch_bytes(
+        image, section_header(image, b".symtab") + 24, "<Q", 2**63
     ),
-    "symbols of odd size": lambda data: patched(
-        data, section_header(data, b".symtab") + 32, "<Q", 25
+    "symbols of odd size": lambda image: patch_bytes(
+        image, section_header(image, b".symtab") + 32, "<Q", 25
     ),
-    "symbol names elsewhere": lambda data: patched(
-        data, section_header(data, b".symtab") + 40, "<I", 10**6
+    "symbol names elsewhere": lambda image: patch_bytes(
+        image, section_header(image, b".symtab") + 40, "<I", 10**6
     ),
-    "two symbol tables": lambda data: patched(data, section_header(data, b".strtab") + 4, "<I", 2),
-    "kernel info cut": lambda data: patched(
-        data, section_header(data, b".nv.info.add_kernel") + 32, "<Q", 17
+    "two symbol tables": lambda image: patch_bytes(
+        image, section_header(image, b".strtab") + 4, "<I", 2
     ),
-    "kernel info gone": lambda data: patched(
-        data, section_header(data, b".nv.info.add_kernel"), "<I", 0
+    "kernel info cut": lambda image: patch_bytes(
+        image, section_header(image, b".nv.info.add_kernel") + 32, "<Q", 17
     ),
-    "kernel info twice": lambda data: patched(
-        data,
-        section_header(data, b".nv.callgraph"),
+    "kernel info gone": lambda image: patch_bytes(
+        image, section_header(image, b".nv.info.add_kernel"), "<I", 0
+    ),
+    "kernel info twice": lambda image: patch_bytes(
+        image,
+        section_header(image, b".nv.callgraph"),
         "<I",
-        *struct.unpack_from("<I", data, section_header(data, b".nv.info.add_kernel")),
+        *struct.unpack_from("<I", image, section_header(image, b".nv.info.add_kernel")),
     ),
 }
 
@@ -294,15 +298,17 @@ def test_broken_bytes_are_refused(add_90: bytes, damage: Callable[[bytes], bytes
 
 def test_sections_that_overlap_without_end_do_not_fill_the_memory(add_90: bytes) -> None:
     header = struct.pack("<IIQQQQIIQQ", 0, 1, 0, 0, 0, 1 << 20, 0, 0, 0, 0)
-    big = patched(add_90 + b"\0" * (1 << 20) + header * 60_000, 40, "<Q", len(add_90) + (1 << 20))
+    big = patch_bytes(
+        add_90 + b"\0" * (1 << 20) + header * 60_000, 40, "<Q", len(add_90) + (1 << 20)
+    )
     with pytest.raises(ProgramError, match="sections of"):
-        inspect_cubin(patched(big, 60, "<HH", 60_000, 0))
+        inspect_cubin(patch_bytes(big, 60, "<HH", 60_000, 0))
 
 
-def scan(data: bytes) -> Cubin | ProgramError:
-    """What the reader makes of `data`; anything else it raises fails the test."""
+def scan(image: bytes) -> Cubin | ProgramError:
+    """What the reader makes of `image`; anything else it raises fails the test."""
     try:
-        cubin = inspect_cubin(data)
+        cubin = inspect_cubin(image)
         check_launch(cubin, ADD, 90)
     except ProgramError as error:
         return error
@@ -332,10 +338,10 @@ def test_random_bytes_behind_the_magic_are_refused(tail: bytes) -> None:
 def test_changed_bytes_never_crash_the_reader(
     build: Build, changes: list[tuple[int, int]], sm: int
 ) -> None:
-    data = bytearray(build("add", sm))
+    image = bytearray(build("add", sm))
     for place, value in changes:
-        data[place % len(data)] = value
-    assert isinstance(scan(bytes(data)), (Cubin, ProgramError))
+        image[place % len(image)] = value
+    assert isinstance(scan(bytes(image)), (Cubin, ProgramError))
 
 
 @given(
@@ -349,9 +355,9 @@ def test_changed_bytes_never_crash_the_reader(
 def test_absurd_header_fields_never_crash_the_reader(
     add_90: bytes, words: list[tuple[int, int]]
 ) -> None:
-    data = bytearray(add_90)
-    (start,) = struct.unpack_from("<Q", data, 40)
-    fields = [*range(40, 64, 4), *range(start, len(data) - 3, 4)]
+    image = bytearray(add_90)
+    (start,) = struct.unpack_from("<Q", image, 40)
+    fields = [*range(40, 64, 4), *range(start, len(image) - 3, 4)]
     for place, value in words:
-        struct.pack_into("<I", data, fields[place % len(fields)], value)
-    assert isinstance(scan(bytes(data)), (Cubin, ProgramError))
+        struct.pack_into("<I", image, fields[place % len(fields)], value)
+    assert isinstance(scan(bytes(image)), (Cubin, ProgramError))

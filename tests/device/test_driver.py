@@ -280,10 +280,10 @@ def test_a_program_launches_through_the_executor(
         (2,),
         payloads={"p": add},
     )
-    made = Placed(0x9000)
-    monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: made)
+    allocated = Placed(0x9000)
+    monkeypatch.setattr(torch, "empty_strided", lambda *args, **kwargs: allocated)
     inputs: list[Any] = [Placed(0x7000), Placed(0x8000)]
-    assert interpret(program, GPU, launcher=launch_through_driver)(inputs) == [made]
+    assert interpret(program, GPU, launcher=launch_through_driver)(inputs) == [allocated]
     assert parameters(cuda)[:3] == [struct.pack("<Q", a) for a in (0x7000, 0x8000, 0x9000)]
 
 

@@ -1,4 +1,4 @@
-"""The GPU's state is told where it can be, and its absence is told where it cannot."""
+"""The GPU's state is read where it can be; where it cannot, the answer says why."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ needs_nvrtc = pytest.mark.skipif(not nvrtc_status()[0], reason=nvrtc_status()[1]
 
 
 @pytest.fixture
-def looked_up_afresh() -> Iterator[None]:
+def clear_library_cache() -> Iterator[None]:
     nvrtc._library.cache_clear()
     yield
     nvrtc._library.cache_clear()
@@ -38,9 +38,9 @@ def looked_up_afresh() -> Iterator[None]:
 def test_source_becomes_machine_code_of_the_architecture(sm):
     built = compile_cuda(SCALE, f"sm_{sm}")
     assert isinstance(built, CompiledCuda), built
-    found = inspect_cubin(built.cubin)
-    assert found.sm == sm
-    assert "scale" in str(found)
+    inspected = inspect_cubin(built.cubin)
+    assert inspected.sm == sm
+    assert "scale" in str(inspected)
 
 
 @needs_nvrtc
@@ -78,7 +78,7 @@ def test_a_null_character_is_refused():
         compile_cuda("a\0b", "sm_90")
 
 
-@pytest.mark.usefixtures("looked_up_afresh")
+@pytest.mark.usefixtures("clear_library_cache")
 def test_without_the_library_the_answer_says_what_to_install(monkeypatch):
     monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libnvrtc-that-is-not-there.so"]))
     assert not nvrtc_status()[0]
@@ -88,7 +88,7 @@ def test_without_the_library_the_answer_says_what_to_install(monkeypatch):
     assert "nvidia-cuda-nvrtc" in answer.reason
 
 
-@pytest.mark.usefixtures("looked_up_afresh")
+@pytest.mark.usefixtures("clear_library_cache")
 def test_a_library_that_is_something_else_is_not_called(monkeypatch):
     monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libc.so.6"]))
     assert "lacks nvrtcCreateProgram" in nvrtc_status()[1]

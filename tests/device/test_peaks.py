@@ -65,7 +65,7 @@ def test_a_convolution_may_save_what_winograd_saves() -> None:
 
 def test_an_honest_product_stays_below_the_ceiling_of_this_processor() -> None:
     least = count_required_work(linear_relu().program)
-    found = find_device_peaks(torch.device("cpu"))
-    assert isinstance(found, DevicePeaks)
-    assert check_roofline(least, found, 50.0).passed
-    assert not check_roofline(RequiredWork(1e12, 4, 0), found, 1.0).passed
+    peaks = find_device_peaks(torch.device("cpu"))
+    assert isinstance(peaks, DevicePeaks)
+    assert check_roofline(least, peaks, 50.0).passed
+    assert not check_roofline(RequiredWork(1e12, 4, 0), peaks, 1.0).passed

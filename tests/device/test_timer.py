@@ -59,22 +59,22 @@ def test_results_die_after_the_clock_has_stopped():
 
 
 def test_a_sample_of_several_calls_is_the_time_of_them_all_and_holds_one_result():
-    alive, most, others = [0], [0], []
+    alive, max_alive, other_calls = [0], [0], []
 
     class Result:
         def __init__(self) -> None:
             alive[0] += 1
-            most[0] = max(most[0], alive[0])
+            max_alive[0] = max(max_alive[0], alive[0])
             time.sleep(0.002)
 
         def __del__(self) -> None:
             alive[0] -= 1
 
     ((_, many, _, _), _) = make_timer(CPU).run(
-        (Result, lambda: others.append(1)), [0, 1], None, (5, 1)
+        (Result, lambda: other_calls.append(1)), [0, 1], None, (5, 1)
     )
     assert many >= 10_000
-    assert (alive, most, others) == ([0], [1], [1])
+    assert (alive, max_alive, other_calls) == ([0], [1], [1])
 
 
 def test_ten_thousand_samples_leak_nothing_whether_calls_return_or_raise():

@@ -64,9 +64,9 @@ TRACE: dict[str, Any] = {
 }
 
 
-def change_field(data: dict[str, Any], *path: str, value: Any = ...) -> dict[str, Any]:
+def change_field(record: dict[str, Any], *path: str, value: Any = ...) -> dict[str, Any]:
     """A copy with a field removed, or set."""
-    copied: dict[str, Any] = json.loads(json.dumps(data))
+    copied: dict[str, Any] = json.loads(json.dumps(record))
     inner = copied
     for name in path[:-1]:
         inner = inner[name]

@@ -13,7 +13,7 @@ import pytest
 from tests.training.world import TASKS, SyntheticCodec, SyntheticEvaluator
 from torch_cudal1.ingest.llm.appraise import Appraiser, NamedCompletion
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.judge.pool.evaluator import Remembered
+from torch_cudal1.judge.pool.evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 TASK = TASKS[0]
@@ -87,12 +87,12 @@ def test_a_wrong_program_is_never_measured_again() -> None:
 
 def test_what_was_measured_before_a_kill_is_on_record_where_measurements_are_reported() -> None:
     class Reporting(SyntheticEvaluator):
-        told: Callable[[Measured], None]
+        on_measurement: Callable[[Measured], None]
 
         def measure_all(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> Any:
             for task, programs in questions:
                 for program in programs:
-                    self.told(self.measure(task, [program])[0])
+                    self.on_measurement(self.measure(task, [program])[0])
             raise AssertionError("it is killed before")
 
     appraiser = make_appraiser(Reporting(dies_after=2))
@@ -115,11 +115,11 @@ def test_an_evaluator_that_answers_too_few_is_an_error_and_nothing_is_made_up() 
 
 def test_an_evaluator_with_a_memory_learns_the_scores_of_the_database() -> None:
     class Remembering(SyntheticEvaluator):
-        memory: Remembered
+        memory: MeasurementMemory
 
     database = Database(None)
     make_appraiser(SyntheticEvaluator(), database).appraise(complete("a1 b1", "a2 b1", "x"))
     evaluator = Remembering()
-    evaluator.memory = Remembered()
+    evaluator.memory = MeasurementMemory()
     appraiser = make_appraiser(evaluator, database)
     assert evaluator.memory.best(TASK.id) == appraiser.memory.best(TASK.id) == 2.0

@@ -42,8 +42,8 @@ def test_a_release_file_yields_a_task_a_line_and_a_reason_for_a_damaged_one(tmp_
         '{"task_id": 4}',
         line(5, level="II"),
     )
-    found = list(read_tasks(path))
-    assert [type(one) for one in found] == [
+    tasks = list(read_tasks(path))
+    assert [type(task) for task in tasks] == [
         PublishedTask,
         UnreadableTask,
         PublishedTask,
@@ -51,8 +51,8 @@ def test_a_release_file_yields_a_task_a_line_and_a_reason_for_a_damaged_one(tmp_
         UnreadableTask,
         PublishedTask,
     ]
-    assert [one.where.rpartition(":")[2] for one in found] == ["1", "3", "4", "5", "6", "7"]
-    first, _, withdrawn, spoken, _, last = found
+    assert [task.where.rpartition(":")[2] for task in tasks] == ["1", "3", "4", "5", "6", "7"]
+    first, _, withdrawn, spoken, _, last = tasks
     assert isinstance(first, PublishedTask)
     assert (first.name, first.reference, first.candidate) == (
         "level 1 task 1",
@@ -61,7 +61,7 @@ def test_a_release_file_yields_a_task_a_line_and_a_reason_for_a_damaged_one(tmp_
     )
     assert first.claims == {"score_default": 2.5}
     assert first.labels == {"level_id": 1, "task_id": "1"}
-    assert [one.candidate for one in (withdrawn, spoken) if isinstance(one, PublishedTask)] == [
+    assert [task.candidate for task in (withdrawn, spoken) if isinstance(task, PublishedTask)] == [
         None,
         None,
     ]

@@ -202,15 +202,15 @@ for index in range(10**9):
         [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    told = [int(child.stdout.readline()) for _ in range(50)]
+    printed = [int(child.stdout.readline()) for _ in range(50)]
     child.send_signal(signal.SIGKILL)
-    told += [int(line) for line in child.stdout.read().splitlines() if line.isdecimal()]
+    printed += [int(line) for line in child.stdout.read().splitlines() if line.isdecimal()]
     child.wait()
     with Database(path) as database:
-        kept = {sample.name for sample in database.samples()}
+        stored = {sample.name for sample in database.samples()}
         assert {
-            str(index) for index in told[:-1]
-        } <= kept  # the last number may itself have been cut
+            str(index) for index in printed[:-1]
+        } <= stored  # the last number may itself have been cut
 
 
 def test_a_sample_from_an_uncommitted_round_is_not_lost_and_not_shown(tmp_path: Path) -> None:

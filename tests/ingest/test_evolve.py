@@ -33,17 +33,17 @@ class Scores:
         self.asked: list[str] = []
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        found = []
-        for one in programs:
-            self.asked.append(one.program)
-            value = float(one.source.split("x + ")[1].split("\n")[0])
+        measurements = []
+        for candidate in programs:
+            self.asked.append(candidate.program)
+            value = float(candidate.source.split("x + ")[1].split("\n")[0])
             good = (
-                Measured(task.id, one.program, "ok", value, buckets=(value,) * 7)
+                Measured(task.id, candidate.program, "ok", value, buckets=(value,) * 7)
                 if value > 0
                 else None
             )
-            found.append(good or Measured(task.id, one.program, "wrong"))
-        return found
+            measurements.append(good or Measured(task.id, candidate.program, "wrong"))
+        return measurements
 
 
 def answer(value: float) -> str:
@@ -67,7 +67,7 @@ def endpoint(server: Loopback, **more: Any) -> Endpoint:
     return Endpoint(server.url, "tiny", patience=patience, parallel=2, sleep=lambda s: None, **more)
 
 
-def evolved(
+def evolve(
     server: Loopback, folder: Path, plan: EvolutionPlan, scores: Scores | None = None, **more: Any
 ) -> Evolved:
     with Evolution(
@@ -78,26 +78,26 @@ def evolved(
 
 def test_later_prompts_show_what_earlier_rounds_found(tmp_path: Path) -> None:
     with loopback(answer=improving()) as server:
-        found = evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=4))
+        result = evolve(server, tmp_path, EvolutionPlan(rounds=3, samples=4))
     prompts = [body["messages"][0]["content"] for body in server.seen]
     assert len(prompts) == 12
     assert all("Earlier versions" not in prompt for prompt in prompts[:4])
     assert all("## Version 2" in prompt for prompt in prompts[4:])
-    assert (found.rounds, found.best, found.outcomes, found.stopped) == (3, 2.5, {"ok": 12}, "")
-    assert [entry.score for entry in found.winners] == sorted(
-        (entry.score for entry in found.winners), reverse=True
+    assert (result.rounds, result.best, result.outcomes, result.stopped) == (3, 2.5, {"ok": 12}, "")
+    assert [entry.score for entry in result.winners] == sorted(
+        (entry.score for entry in result.winners), reverse=True
     )
-    assert found.spent.tokens == 12 * 110
+    assert result.spent.tokens == 12 * 110
 
 
 def test_faults_of_a_server_cost_no_round_and_become_no_samples(tmp_path: Path) -> None:
     faults = [status(429), acts.junk, status(500), acts.half]
     with loopback(*faults, answer=improving()) as server:
-        found = evolved(server, tmp_path, EvolutionPlan(rounds=2, samples=4))
-    assert found.rounds == 2
-    assert not found.stopped
-    assert set(found.outcomes) == {"ok"}
-    assert 6 <= found.outcomes["ok"] <= 8  # a prompt that met two faults went without
+        result = evolve(server, tmp_path, EvolutionPlan(rounds=2, samples=4))
+    assert result.rounds == 2
+    assert not result.stopped
+    assert set(result.outcomes) == {"ok"}
+    assert 6 <= result.outcomes["ok"] <= 8  # a prompt that met two faults went without
 
 
 def test_junk_and_half_a_code_block_are_on_record_as_undecodable_and_never_shown(
@@ -106,9 +106,9 @@ def test_junk_and_half_a_code_block_are_on_record_as_undecodable_and_never_shown
     half = answer(9.0)[:-12]
     texts = iter(["I would rather not.", half, answer(-1), answer(1.5), *[answer(2.0)] * 4])
     with loopback(answer=lambda prompt: next(texts)) as server:
-        found = evolved(server, tmp_path, EvolutionPlan(rounds=2, samples=4))
-    assert found.outcomes == {"undecodable": 2, "wrong": 1, "ok": 5}
-    assert [entry.score for entry in found.winners] == [2.0, 1.5]
+        result = evolve(server, tmp_path, EvolutionPlan(rounds=2, samples=4))
+    assert result.outcomes == {"undecodable": 2, "wrong": 1, "ok": 5}
+    assert [entry.score for entry in result.winners] == [2.0, 1.5]
     shown = "".join(body["messages"][0]["content"] for body in server.seen[4:])
     assert "x + 9.0" not in shown
     assert "x + -1" not in shown
@@ -118,14 +118,14 @@ def test_a_server_that_is_down_ends_the_run_with_its_words_and_keeps_what_was_fo
     tmp_path: Path,
 ) -> None:
     with loopback(answer=improving()) as server:
-        evolved(server, tmp_path, EvolutionPlan(rounds=1, samples=2))
+        evolve(server, tmp_path, EvolutionPlan(rounds=1, samples=2))
     with loopback(status(503, body=b"out for lunch")) as server:
-        found = evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=2))
-        assert "gave no answer to 2 prompts" in found.stopped
-        assert "out for lunch" in found.stopped
-        assert (found.rounds, found.best) == (1, 1.25)
+        result = evolve(server, tmp_path, EvolutionPlan(rounds=3, samples=2))
+        assert "gave no answer to 2 prompts" in result.stopped
+        assert "out for lunch" in result.stopped
+        assert (result.rounds, result.best) == (1, 1.25)
     with loopback(answer=improving()) as server:
-        assert evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=2)).rounds == 3
+        assert evolve(server, tmp_path, EvolutionPlan(rounds=3, samples=2)).rounds == 3
         assert len(server.seen) == 4
 
 
@@ -133,8 +133,7 @@ def test_a_server_that_is_down_ends_the_run_with_its_words_and_keeps_what_was_fo
 def test_a_refusal_ends_the_run_with_its_words(tmp_path: Path, code: int) -> None:
     with loopback(status(code)) as server:
         assert (
-            f"status {code}"
-            in evolved(server, tmp_path, EvolutionPlan(rounds=3, samples=2)).stopped
+            f"status {code}" in evolve(server, tmp_path, EvolutionPlan(rounds=3, samples=2)).stopped
         )
         assert len(server.seen) == 2
 
@@ -156,9 +155,9 @@ def test_a_run_killed_anywhere_goes_on_without_paying_or_measuring_twice(
             name, parallel = "mortal", 1
 
             def ask_all(
-                self, wanted: Sequence[tuple[str, int]], *, temperature: float
+                self, questions: Sequence[tuple[str, int]], *, temperature: float
             ) -> list[Completion | Refusal]:
-                ((_, seed),) = wanted
+                ((_, seed),) = questions
                 count[0] += 1
                 if count[0] == dies_at:
                     raise Killed
@@ -169,51 +168,51 @@ def test_a_run_killed_anywhere_goes_on_without_paying_or_measuring_twice(
                 return evolution.run(EvolutionPlan(rounds=2, samples=4))
 
         try:
-            found = life()
+            result = life()
         except Killed:
-            found = life()
-        return found, scores.asked
+            result = life()
+        return result, scores.asked
 
     expected, measured = run(tmp_path / "whole", None)
-    found, again = run(tmp_path / "killed", dies_at)
-    assert found is not None
+    result, again = run(tmp_path / "killed", dies_at)
+    assert result is not None
     assert expected is not None
-    assert found.winners == expected.winners
-    assert found.outcomes == expected.outcomes
-    assert (found.spent.money, found.spent.answers) == (4.0, 8)
+    assert result.winners == expected.winners
+    assert result.outcomes == expected.outcomes
+    assert (result.spent.money, result.spent.answers) == (4.0, 8)
     assert sorted(again) == sorted(measured)
 
 
 @pytest.mark.parametrize(
-    ("budget", "told"),
+    ("budget", "reason"),
     [
         (Budget(tokens=5 * 110), "of 550 tokens"),
         (Budget(money=5 * 0.002), "in money"),
         (Budget(seconds=0.0), "of 0 seconds"),
     ],
 )
-def test_a_budget_is_kept_over_all_lives(tmp_path: Path, budget: Budget, told: str) -> None:
+def test_a_budget_is_kept_over_all_lives(tmp_path: Path, budget: Budget, reason: str) -> None:
     prices = TokenPrices(prompt=10.0, completion=100.0)
     plan = EvolutionPlan(rounds=9, samples=4, budget=budget)
     with loopback(answer=improving()) as server:
         for _ in range(2):
-            found = evolved(server, tmp_path, plan, prices=prices)
-            assert told in found.stopped
+            result = evolve(server, tmp_path, plan, prices=prices)
+            assert reason in result.stopped
         assert len(server.seen) <= 5
         if budget.tokens is not None:
-            assert found.spent.tokens <= budget.tokens
+            assert result.spent.tokens <= budget.tokens
         if budget.money is not None:
-            assert found.spent.money <= budget.money
+            assert result.spent.money <= budget.money
 
 
 def test_a_round_cut_short_by_its_budget_is_finished_when_there_is_more(tmp_path: Path) -> None:
     with loopback(answer=improving()) as server:
-        short = evolved(
+        short = evolve(
             server, tmp_path, EvolutionPlan(rounds=1, samples=4, budget=Budget(tokens=250))
         )
         assert (short.rounds, short.outcomes, short.best) == (0, {"ok": 2}, 1.25)
-        found = evolved(server, tmp_path, EvolutionPlan(rounds=1, samples=4))
-        assert (found.rounds, found.outcomes) == (1, {"ok": 4})
+        result = evolve(server, tmp_path, EvolutionPlan(rounds=1, samples=4))
+        assert (result.rounds, result.outcomes) == (1, {"ok": 4})
         assert len(server.seen) == 4
 
 
@@ -238,10 +237,10 @@ def test_a_local_policy_is_a_writer_too(tmp_path: Path) -> None:
     with Evolution(
         TASK, LocalWriter(Local(), tokens=len), TextCodec(), Scores(), tmp_path
     ) as evolution:
-        found = evolution.run(EvolutionPlan(rounds=1, samples=2, selector=Nothing()))
-    assert found.best == 1.5
-    assert found.spent.money == 0
-    assert found.spent.tokens == 2 * (len(TextCodec().prompt(TASK)) + len(answer(1.5)))
+        result = evolution.run(EvolutionPlan(rounds=1, samples=2, selector=Nothing()))
+    assert result.best == 1.5
+    assert result.spent.money == 0
+    assert result.spent.tokens == 2 * (len(TextCodec().prompt(TASK)) + len(answer(1.5)))
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert {row["writer"] for row in rows if "writer" in row} == {"local"}
 
@@ -254,4 +253,4 @@ def test_nonsense_plans_are_refused() -> None:
 
 def test_a_reply_without_usage_is_estimated_and_said_to_be(tmp_path: Path) -> None:
     with loopback(reply(answer(1.5), usage=False)) as server:
-        assert evolved(server, tmp_path, EvolutionPlan(rounds=1, samples=1)).spent.estimated
+        assert evolve(server, tmp_path, EvolutionPlan(rounds=1, samples=1)).spent.estimated

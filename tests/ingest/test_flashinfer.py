@@ -18,9 +18,9 @@ from tests.ingest.flashinfer_records import (
 )
 from torch_cudal1.ingest.formats.flashinfer import (
     Definition,
-    Evaluation,
     FlashInferTrace,
     Solution,
+    TraceEvaluation,
     Workload,
 )
 
@@ -34,9 +34,9 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_reads_back_as_it_was_written(name: str) -> None:
-    kind, data = RECORDS[name]
-    record = kind.from_json(data)
-    assert record.to_json() == data
+    kind, content = RECORDS[name]
+    record = kind.from_json(content)
+    assert record.to_json() == content
     assert kind.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
@@ -119,24 +119,28 @@ BAD: dict[str, tuple[type, dict[str, Any], str]] = {
         "inputs.x: type 'pickle'",
     ),
     "a pass without a time": (
-        Evaluation,
+        TraceEvaluation,
         change_field(EVALUATION, "performance", value=None),
         "status PASSED",
     ),
     "a failure with a time": (
-        Evaluation,
+        TraceEvaluation,
         change_field(EVALUATION, "status", value="TIMEOUT"),
         "status TIMEOUT",
     ),
-    "a status of no kind": (Evaluation, change_field(EVALUATION, "status", value="FINE"), "'FINE'"),
+    "a status of no kind": (
+        TraceEvaluation,
+        change_field(EVALUATION, "status", value="FINE"),
+        "'FINE'",
+    ),
     "no object": (FlashInferTrace, ["a"], "expected a JSON object"),  # type: ignore[dict-item]
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_record_that_is_not_as_it_should_be_names_the_field(name: str) -> None:
-    kind, data, word = BAD[name]
+    kind, content, word = BAD[name]
     read: Callable[[Any], Any] = kind.from_json  # type: ignore[attr-defined]
     with pytest.raises(ValueError) as caught:
-        read(data)
+        read(content)
     assert word in str(caught.value)

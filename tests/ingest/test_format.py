@@ -45,9 +45,9 @@ def test_a_format_has_the_members_of_the_protocol(published_format: Format) -> N
     assert published_format.name
     assert published_format.layout
     for member in ("recognises", "read_tasks"):
-        own = inspect.signature(getattr(published_format, member))
+        implemented = inspect.signature(getattr(published_format, member))
         protocol = inspect.signature(getattr(Format, member))
-        assert list(own.parameters) == list(protocol.parameters)[1:]
+        assert list(implemented.parameters) == list(protocol.parameters)[1:]
 
 
 def test_a_format_recognises_its_own_example_and_a_path_that_is_not_there_never_raises(

@@ -53,18 +53,18 @@ def module(body: str, folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("published_source", path)
     assert spec is not None
     assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    source_module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(source_module)
+    return source_module
 
 
 def program_of(body: str, folder: Path, sm: int | None = SM) -> Program:
     """As `trace.traced` has it, with tensors on the CPU in the place of those on a GPU."""
     with torch.no_grad(), launches.trace_launches(sm):
-        found = run_once(
+        traced = run_once(
             module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {}
         )
-        (graph,) = found.graphs
+        (graph,) = traced.graphs
         tidy.without_copies(graph.module)
         return lower(graph.module, kernels=True).region.program
 
@@ -76,7 +76,7 @@ def launch_of(program: Program) -> tuple[Program, Launch]:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "given", "grid", "block"),
+    ("kernel", "arguments", "grid", "block"),
     [
         ("scale_add", "BLOCK=128", 8, 128),
         ("scale_add", "BLOCK=256, num_warps=2", 4, 64),
@@ -85,10 +85,10 @@ def launch_of(program: Program) -> tuple[Program, Launch]:
     ],
 )
 def test_a_kernel_becomes_a_launch_of_checked_machine_code(
-    kernel: str, given: str, grid: int, block: int, tmp_path: Path
+    kernel: str, arguments: str, grid: int, block: int, tmp_path: Path
 ) -> None:
     program = program_of(
-        LAUNCH.replace("KERNEL", kernel).replace("BLOCK=128)", f"{given})"), tmp_path
+        LAUNCH.replace("KERNEL", kernel).replace("BLOCK=128)", f"{arguments})"), tmp_path
     )
     check_program(program)
     assert [type(step) for step in program.steps] == [
@@ -111,10 +111,10 @@ def test_what_one_kernel_wrote_the_next_one_reads_and_aten_goes_on(tmp_path: Pat
     program = program_of(f"{first}; {second}", tmp_path)
     check_program(program)
     assert [type(step) for step in program.steps] == [Call, Call, Aten]
-    one, two, _ = program.steps
-    assert isinstance(one, Call)
-    assert isinstance(two, Call)
-    assert two.args == one.outs  # the same tensor twice is one input
+    first_call, second_call, _ = program.steps
+    assert isinstance(first_call, Call)
+    assert isinstance(second_call, Call)
+    assert second_call.args == first_call.outs  # the same tensor twice is one input
 
 
 REFUSED = {
@@ -169,13 +169,13 @@ def test_without_a_gpu_there_is_nothing_to_compile_for(tmp_path: Path) -> None:
 
 def test_a_region_may_not_hold_a_kernel(tmp_path: Path) -> None:
     with torch.no_grad(), launches.trace_launches(SM):
-        found = run_once(
+        traced = run_once(
             module(LAUNCH.replace("KERNEL", "scale_add"), tmp_path).ModelNew(),
             (torch.randn(4), torch.randn(4)),
             {},
         )
     with pytest.raises(NotLowerableError, match="belongs to another library"):
-        lower(found.graphs[0].module)
+        lower(traced.graphs[0].module)
 
 
 def test_tracing_leaves_tritons_own_launch_as_it_was() -> None:

@@ -73,7 +73,7 @@ from torch_cudal1.ingest.llm.selectors import SELECTORS, exemplars, selector
 view = Database(Path(sys.argv[1]), write=False).view()
 print(json.dumps([[[e.program, e.score] for e in exemplars(selector(n), s, "t", view)] for n in SELECTORS for s in range(30)]))
 """
-    told = [
+    drawn = [
         json.loads(
             subprocess.run(
                 [sys.executable, "-c", code, str(path)],
@@ -85,8 +85,8 @@ print(json.dumps([[[e.program, e.score] for e in exemplars(selector(n), s, "t", 
         )
         for salt in ("1", "2")
     ]
-    assert told[0] == told[1]
-    assert len(told[0]) == 30 * len(SELECTORS)
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 30 * len(SELECTORS)
 
 
 @pytest.mark.parametrize("name", ["random", "bucket", "island", "top"])
@@ -105,8 +105,8 @@ def test_buckets_are_distinct() -> None:
     view = view_of(SPREAD)
     home = {
         entry.program: index
-        for index, (_, known) in enumerate(chosen.buckets(view.entries("t")))
-        for entry in known
+        for index, (_, members) in enumerate(chosen.buckets(view.entries("t")))
+        for entry in members
     }
     for seed in range(200):
         shown = exemplars(chosen, seed, "t", view)
@@ -123,7 +123,7 @@ def test_buckets_are_drawn_as_equation_1_says() -> None:
     view = view_of(SPREAD)
     buckets = chosen.buckets(view.entries("t"))
     weights = [math.exp(mean / chosen.tau) for mean, _ in buckets]
-    home = {entry.program: index for index, (_, known) in enumerate(buckets) for entry in known}
+    home = {entry.program: index for index, (_, members) in enumerate(buckets) for entry in members}
     draws = 4_000
     counts = Counter(home[exemplars(chosen, seed, "t", view)[0].program] for seed in range(draws))
     for index, weight in enumerate(weights):
@@ -160,16 +160,18 @@ def test_top_shows_the_fastest() -> None:
     ]
 
 
-def test_islands_evolve_apart_until_the_weaker_half_starts_again() -> None:
+def test_sub_populations_evolve_separately_until_the_weaker_half_starts_again() -> None:
     scores = [1 + index / 10 for index in range(40)]
     early = view_of(scores, generations=4)
-    apart = Islands(period=100).population("t", early)
-    assert sum(map(len, apart)) == 40
-    assert len({entry.program for home in apart for entry in home}) == 40
+    populations = Islands(period=100).population("t", early)
+    assert sum(map(len, populations)) == 40
+    assert len({entry.program for home in populations for entry in home}) == 40
     later = Islands(period=2).population("t", early)
-    best = max(entry.score for home in apart for entry in home if entry.since <= 4)
+    best = max(entry.score for home in populations for entry in home if entry.since <= 4)
     assert sum(map(len, later)) < 40
-    assert sum(home[-1].score == best for home in later) > 1  # the best one founded another island
+    assert (
+        sum(home[-1].score == best for home in later) > 1
+    )  # the best one founded another sub-population
 
 
 def test_failures_are_never_shown() -> None:

@@ -40,8 +40,8 @@ def test_a_prompt_asks_for_three_sections_and_shows_reference_versions_and_score
 
 
 def test_where_exemplars_are_too_long_the_slowest_goes_first() -> None:
-    whole = CODEC.prompt(TASK, SHOWN)
-    short = TextCodec(device="NVIDIA H200", most_chars=len(whole) - 1).prompt(TASK, SHOWN)
+    full_prompt = CODEC.prompt(TASK, SHOWN)
+    short = TextCodec(device="NVIDIA H200", most_chars=len(full_prompt) - 1).prompt(TASK, SHOWN)
     assert short == CODEC.prompt(TASK, SHOWN[1:])
     assert TextCodec(most_chars=10).prompt(TASK, SHOWN) == TextCodec().prompt(TASK)
 
@@ -53,17 +53,17 @@ def test_no_exemplar_can_end_its_own_code_block() -> None:
     assert prompt.count("\n`````\n") == 1
 
 
-def decoded(answer: str) -> Decoded:
-    found = CODEC.decode(TASK, answer)
-    assert isinstance(found, Decoded), found
-    return found
+def decode(answer: str) -> Decoded:
+    program = CODEC.decode(TASK, answer)
+    assert isinstance(program, Decoded), program
+    return program
 
 
 def test_an_answer_in_three_sections_is_a_program_with_its_analysis() -> None:
-    found = decoded(ANSWER.format(code=source()))
-    assert found.source == found.program == source().strip("\n") + "\n"
-    assert found.analysis.startswith("## Analysis\n\nVersion 2 is faster.")
-    assert "class ModelNew" not in found.analysis
+    program = decode(ANSWER.format(code=source()))
+    assert program.source == program.program == source().strip("\n") + "\n"
+    assert program.analysis.startswith("## Analysis\n\nVersion 2 is faster.")
+    assert "class ModelNew" not in program.analysis
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_answer_in_three_sections_is_a_program_with_its_analysis() -> None:
     ],
 )
 def test_the_same_program_is_found_however_it_is_wrapped(answer: str) -> None:
-    assert decoded(answer).program == source().strip("\n") + "\n"
+    assert decode(answer).program == source().strip("\n") + "\n"
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_the_same_program_is_found_however_it_is_wrapped(answer: str) -> None:
     ids=range(11),
 )
 def test_half_a_block_or_junk_is_undecodable_with_its_reason(answer: str, reason: str) -> None:
-    found = CODEC.decode(TASK, answer)
-    assert isinstance(found, Refusal)
-    assert reason in found.reason
+    refusal = CODEC.decode(TASK, answer)
+    assert isinstance(refusal, Refusal)
+    assert reason in refusal.reason
 
 
 def test_every_cut_of_an_answer_is_undecodable_or_the_whole_program() -> None:
     answer = ANSWER.format(code=source())
     for length in range(len(answer)):
-        found = CODEC.decode(TASK, answer[:length])
-        assert isinstance(found, Refusal) or found.program == source().strip("\n") + "\n"
+        result = CODEC.decode(TASK, answer[:length])
+        assert isinstance(result, Refusal) or result.program == source().strip("\n") + "\n"
 
 
 def test_a_reference_may_hold_braces_and_fences() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.executors import assert_same, drawn
+from tests.runtime.executors import assert_same, draw_inputs
 from tests.runtime.test_cuda_graph import CPU, gpu, needs_extension
 from tests.runtime.test_split_last_kernel import program_of
 from torch_cudal1.ir import constant_folding
@@ -23,13 +23,13 @@ from torch_cudal1.runtime.executor import prepare
 X = (4, 4)
 
 
-def masked(x: torch.Tensor) -> torch.Tensor:
+def mask_above_diagonal(x: torch.Tensor) -> torch.Tensor:
     mask = torch.ones(x.shape[-1], x.shape[-1], device=x.device).tril()
     return (x * mask).masked_fill(mask == 0, -math.inf) + torch.arange(x.shape[-1], device=x.device)
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {  # and how many steps are computed once
-    "a mask and positions": (masked, 4),
+    "a mask and positions": (mask_above_diagonal, 4),
     "a table": (lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]).exp(), 2),
     "a view of a constant": (lambda x: x + torch.arange(16).view(4, 4).t(), 3),
     "also a result": (lambda x: (x + (a := torch.ones(4)), a), 0),
@@ -49,25 +49,25 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {  # and how many steps ar
 def test_results_are_the_same_with_less_to_do(name: str) -> None:
     function, fewer = PROGRAMS[name]
     program = program_of(function, torch.randn(X))
-    less = fold_constants(program, CPU, interpret)
-    assert len(program.steps) - len(less.steps) == fewer
-    assert (less is program) == (fewer == 0)
+    folded = fold_constants(program, CPU, interpret)
+    assert len(program.steps) - len(folded.steps) == fewer
+    assert (folded is program) == (fewer == 0)
     if "drawn" in name:
         return
     run = prepare(program, CPU)
     for _ in range(3):
-        given = drawn(program, CPU, 2)
-        wanted = interpret(program, CPU)(given)
-        for found in (run(given), interpret(less, CPU)(given)):
-            assert_same(found, wanted, given)
-            for out in found:
+        inputs = draw_inputs(program, CPU, 2)
+        expected = interpret(program, CPU)(inputs)
+        for results in (run(inputs), interpret(folded, CPU)(inputs)):
+            assert_same(results, expected, inputs)
+            for out in results:
                 if out is not None:
                     out.fill_(7)  # a caller may do with its results what it likes
 
 
 @needs_extension
 def test_the_executor_in_cpp_has_fewer_steps() -> None:
-    program = program_of(masked, torch.randn(X))
+    program = program_of(mask_above_diagonal, torch.randn(X))
     assert prepare(program, CPU).steps == len(program.steps) - 4  # type: ignore[attr-defined]
 
 
@@ -98,7 +98,8 @@ def test_what_lies_on_another_device_stays_a_step() -> None:
         (spec,), (meta, Aten("aten.add.Tensor", (Value(0), Value(1)), (), (2,))), (2,)
     )
     assert (
-        fold_constants(program, torch.device("meta"), lambda one, _: interpret(one, CPU)) is program
+        fold_constants(program, torch.device("meta"), lambda each, _: interpret(each, CPU))
+        is program
     )
 
 
@@ -109,8 +110,8 @@ def test_a_nested_program_that_hands_its_operand_on_gets_no_constant() -> None:
         (inner, 0),
         (Program((spec,), (Aten("aten.relu.default", (Value(0),), (), (1,)),), (1,)), 1),
     ):
-        ones = Aten("aten.ones.default", ((4,),), (), (1,))
-        program = Program((spec,), (ones, Call(passes, (1,), (2,))), (2, 0))
+        make_ones = Aten("aten.ones.default", ((4,),), (), (1,))
+        program = Program((spec,), (make_ones, Call(passes, (1,), (2,))), (2, 0))
         assert len(program.steps) - len(fold_constants(program, CPU, interpret).steps) == fewer
 
 
@@ -139,11 +140,11 @@ def test_the_default_dtype_is_that_of_the_moment_and_part_of_a_region_s_key() ->
 @gpu
 def test_on_a_gpu_it_is_ready_for_every_stream() -> None:
     device = torch.device("cuda", 0)
-    program = program_of(masked, torch.randn(64, 64, device=device))
+    program = program_of(mask_above_diagonal, torch.randn(64, 64, device=device))
     run = prepare(program, device)
     assert run.steps == len(program.steps) - 4  # type: ignore[attr-defined]
     with torch.inference_mode():
         for _ in range(8):
             with torch.cuda.stream(torch.cuda.Stream()):
                 x = torch.randn(64, 64, device=device)
-                assert torch.equal(run([x])[0], masked(x))
+                assert torch.equal(run([x])[0], mask_above_diagonal(x))

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 TRACED = "aten._native_batch_norm_legit_no_training.default"
 
 
-class Seen(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """The names of the operators that were called."""
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ def norm(
 ) -> tuple[Program, list[torch.Tensor]]:
     """A batch norm in inference as it is traced, of (input, weight, bias, mean, variance)."""
     torch.manual_seed(0)
-    given = [torch.randn(2, 4, 9, 9), *(torch.rand(4) + 0.5 for _ in range(4))]
-    given = [tensor.to(device) for tensor in given]
+    inputs = [torch.randn(2, 4, 9, 9), *(torch.rand(4) + 0.5 for _ in range(4))]
+    inputs = [tensor.to(device) for tensor in inputs]
     step = Aten(TRACED, (*map(Value, range(5)), 0.1, 1e-5), (), (5, 6, 7), many=True)
-    return Program(tuple(map(TensorSpec.of, given)), (step,), outputs, payloads={}), given
+    return Program(tuple(map(TensorSpec.of, inputs)), (step,), outputs, payloads={}), inputs
 
 
 def eager(
@@ -54,20 +54,20 @@ def eager(
 def test_a_batch_norm_in_inference_is_eager_s_operator(python, monkeypatch):
     if python:
         monkeypatch.setattr(executor, "compile_program", lambda *_: Refusal("the test says so"))
-    program, given = norm(CPU)
+    program, inputs = norm(CPU)
     run = executor.prepare(program, CPU)
     with torch.no_grad():
-        with Seen() as ours:
-            found = run(given)
-        assert_same(found, [eager(*given)], given)
-    assert TRACED not in ours.names
-    assert [name for name in ours.names if "batch_norm" in name]
+        with OperatorRecorder() as calls:
+            results = run(inputs)
+        assert_same(results, [eager(*inputs)], inputs)
+    assert TRACED not in calls.names
+    assert [name for name in calls.names if "batch_norm" in name]
 
 
-def test_results_that_somebody_reads_are_made_as_they_were_traced():
-    program, given = norm(CPU, outputs=(5, 6))
+def test_results_that_are_read_are_computed_as_they_were_traced():
+    program, inputs = norm(CPU, outputs=(5, 6))
     assert_same(
-        executor.prepare(program, CPU)(given), interpreter.interpret(program, CPU)(given), given
+        executor.prepare(program, CPU)(inputs), interpreter.interpret(program, CPU)(inputs), inputs
     )
 
 
@@ -75,11 +75,11 @@ def test_results_that_somebody_reads_are_made_as_they_were_traced():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_it_launches_the_kernels_that_eager_launches():
     device = torch.device("cuda", 0)
-    program, given = norm(device)
+    program, inputs = norm(device)
     run = executor.prepare(program, device)
     with torch.no_grad():
-        assert torch.equal(run(given)[0], eager(*given))
-        assert kernels(lambda: run(given)) == kernels(lambda: eager(*given)) != []
+        assert torch.equal(run(inputs)[0], eager(*inputs))
+        assert kernels(lambda: run(inputs)) == kernels(lambda: eager(*inputs)) != []
 
 
 def kernels(call) -> list[str]:

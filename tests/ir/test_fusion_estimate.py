@@ -24,30 +24,30 @@ def program(*steps: Aten, inputs: tuple[torch.Tensor, ...] = (X, W, B)) -> Progr
 
 
 def test_a_convolution_leaves_its_bias_to_the_pass_behind_it() -> None:
-    whole = program(
+    convolution = program(
         CONV, step("hardswish.default", Value(3), out=4), step("mul.Tensor", Value(4), 2.0, out=5)
     )
-    found = approximate_fused_epilogue(whole)
-    assert found is not None
-    assert [one.target for one in found.steps if isinstance(one, Aten)] == [
+    estimated = approximate_fused_epilogue(convolution)
+    assert estimated is not None
+    assert [step.target for step in estimated.steps if isinstance(step, Aten)] == [
         "aten.convolution.default",
         "aten.relu.default",
     ]
-    assert torch.equal(interpret(found, CPU)([X, W, B])[0], torch.conv2d(X, W).relu())
+    assert torch.equal(interpret(estimated, CPU)([X, W, B])[0], torch.conv2d(X, W).relu())
 
 
 def test_what_comes_before_the_product_and_a_bias_that_it_adds_itself_stay() -> None:
     x, w = torch.randn(5, 6), torch.randn(4, 6)
-    whole = program(
+    product = program(
         step("t.default", Value(1), out=3),
         step("addmm.default", Value(2), Value(0), Value(3), out=4),
         step("view.default", Value(4), (4, 5), out=5),
         step("gelu.default", Value(5), out=6),
         inputs=(x, w, B),
     )
-    found = approximate_fused_epilogue(whole)
-    assert found is not None
-    assert torch.equal(interpret(found, CPU)([x, w, B])[0], torch.addmm(B, x, w.t()).relu())
+    estimated = approximate_fused_epilogue(product)
+    assert estimated is not None
+    assert torch.equal(interpret(estimated, CPU)([x, w, B])[0], torch.addmm(B, x, w.t()).relu())
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_what_comes_before_the_product_and_a_bias_that_it_adds_itself_stay() -> 
         "two products",
     ],
 )
-def test_what_inductor_would_not_do_so_is_not_told(steps: tuple[Aten, ...]) -> None:
+def test_what_inductor_would_not_fuse_is_not_estimated(steps: tuple[Aten, ...]) -> None:
     assert approximate_fused_epilogue(program(*steps)) is None

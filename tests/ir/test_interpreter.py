@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, mixed_steps
+from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, compute_mixed_steps
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.interpreter import interpret, interpret_steps, refuse_launch, skip_launch
 from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
@@ -30,7 +30,7 @@ WITH_KERNEL = Program(
 def test_a_program_of_every_kind_of_step_gives_what_eager_gives() -> None:
     x, y = torch.randn(6, 6), torch.randn(6, 6)
     joined, top, absent = interpret(MIXED_STEPS, CPU)([x, y])
-    torch.testing.assert_close((joined, top), mixed_steps(x, y), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close((joined, top), compute_mixed_steps(x, y), rtol=1e-6, atol=1e-6)
     assert absent is None
 
 

@@ -128,14 +128,14 @@ def test_a_changed_payload_is_refused():
     ],
 )
 def test_a_damaged_program_is_refused(damage):
-    data = Program((SPEC,), (relu(0, 1),), (1,)).to_json() | damage
+    content = Program((SPEC,), (relu(0, 1),), (1,)).to_json() | damage
     with pytest.raises((ProgramError, ValueError)):
-        Program.from_json(data, {})
+        Program.from_json(content, {})
 
 
 def test_the_digest_sees_every_change():
     base = Program((SPEC,), (relu(0, 1),), (1,))
-    others = [
+    variants = [
         Program((TensorSpec("float64", (4, 8), (8, 1), "cpu"),), base.steps, (1,)),
         Program((TensorSpec("float32", (4, 8), (1, 4), "cpu"),), base.steps, (1,)),
         Program((SPEC,), (Aten("aten.abs.default", (Value(0),), (), (1,)),), (1,)),
@@ -144,5 +144,5 @@ def test_the_digest_sees_every_change():
         base.with_constant("c", torch.ones(1)),
         base.with_constant("c", torch.zeros(1)),
     ]
-    digests = {program.digest for program in (base, *others)}
-    assert len(digests) == len(others) + 1
+    digests = {program.digest for program in (base, *variants)}
+    assert len(digests) == len(variants) + 1

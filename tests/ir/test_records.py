@@ -58,13 +58,13 @@ def test_a_target_s_family_is_the_device_and_its_architecture() -> None:
 def test_a_contract_s_digest_holds_everything_but_the_order_of_rights() -> None:
     contract = Contract("match", ("matmul", "conv"))
     assert contract.digest == Contract("match", ("conv", "matmul")).digest
-    others = [
+    variants = [
         Contract("strict", ("matmul", "conv")),
         Contract("match", ("matmul",)),
         replace(contract, assume_finite=True),
         replace(contract, version=TOLERANCE_VERSION + 1),
     ]
-    assert len({contract.digest, *(other.digest for other in others)}) == 5
+    assert len({contract.digest, *(variant.digest for variant in variants)}) == 5
 
 
 def test_a_region_s_key_holds_no_name_no_role_and_no_kind() -> None:

@@ -39,7 +39,7 @@ SHAPES = [
 ]
 
 
-class Tagger(nn.Module):
+class LastStepTagger(nn.Module):
     """A layer between others: reads the last time step."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -77,18 +77,18 @@ def test_the_step_has_eagers_result_and_knows_its_shape_beforehand(
     with torch.no_grad():
         expected = pytree.tree_leaves(layer(x))
         with recurrent_ops.OneStepRecurrence():
-            found = pytree.tree_leaves(layer(x))
+            results = pytree.tree_leaves(layer(x))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode, recurrent_ops.OneStepRecurrence():
-            told = pytree.tree_leaves(layer(mode.from_tensor(x)))
-    for real, same, fake in zip(expected, found, told, strict=True):
+            fake_results = pytree.tree_leaves(layer(mode.from_tensor(x)))
+    for real, same, fake in zip(expected, results, fake_results, strict=True):
         assert torch.equal(real, same)
         assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
 def test_a_module_with_a_recurrent_layer_is_one_graph_with_one_step_for_it(name: str) -> None:
-    module, x = Tagger(LAYERS[name](5, 7, 2, batch_first=True)).eval(), torch.randn(3, 6, 5)
+    module, x = LastStepTagger(LAYERS[name](5, 7, 2, batch_first=True)).eval(), torch.randn(3, 6, 5)
     with torch.no_grad():
         expected = module(x)
     program, inputs = program_of(module, x)
@@ -101,21 +101,21 @@ def test_a_module_with_a_recurrent_layer_is_one_graph_with_one_step_for_it(name:
     assert spec.shape == (3, 4)
     with torch.no_grad():
         for run in (prepare(program, CPU), interpret(program, CPU)):
-            (found,) = run(inputs)
+            (result,) = run(inputs)
             torch.testing.assert_close(
-                found, expected, rtol=1e-6, atol=1e-6
+                result, expected, rtol=1e-6, atol=1e-6
             )  # the head's product may be another one
 
 
 def test_inductor_takes_the_layer_as_one_node() -> None:
-    module, x = Tagger(nn.LSTM(5, 7, batch_first=True)).eval(), torch.randn(3, 6, 5)
+    module, x = LastStepTagger(nn.LSTM(5, 7, batch_first=True)).eval(), torch.randn(3, 6, 5)
     program, inputs = program_of(module, x)
-    (found,) = build_runner(program, "inductor", CPU)(inputs)
-    torch.testing.assert_close(found, module(x).detach(), rtol=1e-6, atol=1e-6)
+    (result,) = build_runner(program, "inductor", CPU)(inputs)
+    torch.testing.assert_close(result, module(x).detach(), rtol=1e-6, atol=1e-6)
 
 
 def test_weights_are_inputs_so_an_edit_is_seen() -> None:
-    module, x = Tagger(nn.GRU(5, 7, batch_first=True)).eval(), torch.randn(3, 6, 5)
+    module, x = LastStepTagger(nn.GRU(5, 7, batch_first=True)).eval(), torch.randn(3, 6, 5)
     program, inputs = program_of(module, x)
     run = prepare(program, CPU)
     with torch.no_grad():
@@ -147,14 +147,16 @@ def test_a_layer_whose_gradient_is_wanted_is_left_to_pytorch() -> None:
 def test_what_is_not_a_pure_step_is_left_to_pytorch(case: str) -> None:
     layer = nn.LSTM(5, 7, 2, dropout=0.5 if case == "dropout" else 0.0).train(case == "dropout")
     x: Any = torch.randn(6, 3, 5)
-    given = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 2])) if case == "packed" else x
-    asked: list[Any] = []
+    sequence = (
+        nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 2])) if case == "packed" else x
+    )
+    functions: list[Any] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            asked.append(func)
+            functions.append(func)
             return func(*args, **(kwargs or {}))
 
     with (
@@ -166,9 +168,9 @@ def test_what_is_not_a_pure_step_is_left_to_pytorch(case: str) -> None:
         Watch(),
         recurrent_ops.OneStepRecurrence(),
     ):
-        layer(given)
-    assert asked
-    assert not any(func.namespace == "cudal1" for func in asked)
+        layer(sequence)
+    assert functions
+    assert not any(func.namespace == "cudal1" for func in functions)
 
 
 def test_only_active_dropout_makes_a_step_random() -> None:
@@ -196,7 +198,7 @@ def test_names_go_both_ways_and_the_schema_is_atens(target: str) -> None:
 @pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh"])
 def test_cudnns_layer_is_served_under_every_schedule(name: str, schedule: str) -> None:
     module, x = (
-        Tagger(LAYERS[name](5, 7, 2, batch_first=True)).eval().cuda(),
+        LastStepTagger(LAYERS[name](5, 7, 2, batch_first=True)).eval().cuda(),
         torch.randn(3, 6, 5, device="cuda"),
     )
     program, inputs = program_of(module, x)
@@ -208,8 +210,8 @@ def test_cudnns_layer_is_served_under_every_schedule(name: str, schedule: str) -
     )
     with torch.no_grad():
         for _ in range(3):
-            (found,) = run(inputs)
-            torch.testing.assert_close(found, module(x), rtol=1e-5, atol=1e-5)
+            (result,) = run(inputs)
+            torch.testing.assert_close(result, module(x), rtol=1e-5, atol=1e-5)
         module.get_parameter("layer.weight_hh_l0").data.mul_(2)
-        (found,) = run(inputs)
-        torch.testing.assert_close(found, module(x), rtol=1e-5, atol=1e-5)
+        (result,) = run(inputs)
+        torch.testing.assert_close(result, module(x), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The table of islands whose emitted kernels are compared with float64: name -> (function, inputs).
+"""The table of fusion groups whose emitted kernels are compared with float64: name -> (function, inputs).
 
 Ragged sizes on purpose (1, 7, 1000, 1023, 4097), NaN and infinity, other layouts, every family and
 dtype.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import Step
+from tests.kernels.traced_programs import AtenStep
 from torch_cudal1.api.special import log_bessel_i, log_bessel_k
 from torch_cudal1.ir.program import Value
 
@@ -27,7 +27,7 @@ def _draw(
     return (torch.randn(*shape, generator=_generator) * scale + shift).to(dtype)
 
 
-def _marked(tensor: torch.Tensor, *marks: tuple[tuple[int, ...], float]) -> torch.Tensor:
+def _place_values(tensor: torch.Tensor, *marks: tuple[tuple[int, ...], float]) -> torch.Tensor:
     for position, value in marks:
         tensor[position] = value
     return tensor
@@ -54,9 +54,13 @@ def softmax_cases() -> dict[str, Case]:
         )
     for dtype in (HALF, BF16):
         cases[f"softmax {dtype}"] = (lambda x: x.softmax(-1), (_draw(5, 100, dtype=dtype),))
-    special = _marked(_draw(5, 40), ((0,), -INF), ((1, 3), NAN), ((2, 5), INF), ((3, 7), -INF))
+    special = _place_values(
+        _draw(5, 40), ((0,), -INF), ((1, 3), NAN), ((2, 5), INF), ((3, 7), -INF)
+    )
     cases["softmax of infinities and NaN"] = (lambda x: x.softmax(-1), (special,))
-    long = _marked(_draw(5, 20000), ((0,), -INF), ((1, 3), NAN), ((2, 15000), INF), ((3, 7), -INF))
+    long = _place_values(
+        _draw(5, 20000), ((0,), -INF), ((1, 3), NAN), ((2, 15000), INF), ((3, 7), -INF)
+    )
     cases["softmax of infinities and NaN, in a loop"] = (lambda x: x.softmax(-1), (long,))
     cases["softmax over the middle"] = (lambda x: x.softmax(1), (_draw(3, 33, 10),))
     cases["softmax over the first"] = (lambda x: x.softmax(0), (_draw(300, 7),))
@@ -68,7 +72,7 @@ def softmax_cases() -> dict[str, Case]:
     cases["softmax of a transpose"] = (lambda x: x.transpose(0, 1).softmax(-1), (_draw(30, 9),))
     cases["logsumexp"] = (
         lambda x: aten.logsumexp(x, [1]),
-        (_marked(_draw(6, 70, scale=30), ((1,), -INF), ((2, 3), INF)),),
+        (_place_values(_draw(6, 70, scale=30), ((1,), -INF), ((2, 3), INF)),),
     )
     pair = (_draw(4, 65), _draw(4, 65).softmax(-1))
     cases["softmax backward"] = (lambda g, o: aten._softmax_backward_data(g, o, -1, o.dtype), pair)
@@ -76,11 +80,11 @@ def softmax_cases() -> dict[str, Case]:
 
 
 def _in_their_places(
-    given: tuple[torch.Tensor | None, ...], tensors: tuple[torch.Tensor, ...]
+    optional: tuple[torch.Tensor | None, ...], tensors: tuple[torch.Tensor, ...]
 ) -> list[torch.Tensor | None]:
     """`tensors` where something is given."""
     waiting = iter(tensors)
-    return [None if one is None else next(waiting) for one in given]
+    return [None if tensor is None else next(waiting) for tensor in optional]
 
 
 def norm_cases() -> dict[str, Case]:
@@ -101,9 +105,9 @@ def norm_cases() -> dict[str, Case]:
     )
     cases["layer_norm with NaN"] = (
         lambda x: F.layer_norm(x, (20,)),
-        (_marked(_draw(4, 20), ((1, 2), NAN), ((2, 3), INF)),),
+        (_place_values(_draw(4, 20), ((1, 2), NAN), ((2, 3), INF)),),
     )
-    far = _marked(_draw(4, 9000, shift=1000.0), ((1, 8000), NAN), ((2, 30), INF))
+    far = _place_values(_draw(4, 9000, shift=1000.0), ((1, 8000), NAN), ((2, 30), INF))
     cases["layer_norm in a loop, far from zero, with NaN"] = (
         lambda x: F.layer_norm(x, (9000,)),
         (far,),
@@ -124,7 +128,7 @@ def norm_cases() -> dict[str, Case]:
         (_draw(4, 300, dtype=BF16), _draw(300, dtype=BF16)),
     )
     cases["fused rms_norm"] = (
-        Step(
+        AtenStep(
             "aten._fused_rms_norm.default",
             (Value(0), (64,), Value(1), None),
             2,
@@ -135,7 +139,7 @@ def norm_cases() -> dict[str, Case]:
     cases[
         "fused rms_norm, half, small numbers under no epsilon"
     ] = (  # PyTorch's is float32's, not that of half precision
-        Step(
+        AtenStep(
             "aten._fused_rms_norm.default",
             (Value(0), (64,), Value(1), None),
             2,
@@ -152,15 +156,15 @@ def norm_cases() -> dict[str, Case]:
         group,
     )
     cases["group_norm silu"] = (lambda x, w, b: F.silu(F.group_norm(x, 3, w, b)), group)
-    heavy = _marked(torch.arange(1.0, 7.0), ((1,), INF), ((4,), NAN))
+    heavy = _place_values(torch.arange(1.0, 7.0), ((1,), INF), ((4,), NAN))
     for name, vectors in {
         "weight": (heavy, None),
         "bias": (None, heavy),
         "weight and bias": (heavy, heavy.flip(0)),
     }.items():
         cases[f"group_norm, {name} of infinities"] = (
-            lambda x, *v, given=vectors: F.group_norm(x, 3, *_in_their_places(given, v)),
-            (group[0], *(one for one in vectors if one is not None)),
+            lambda x, *v, optional=vectors: F.group_norm(x, 3, *_in_their_places(optional, v)),
+            (group[0], *(vector for vector in vectors if vector is not None)),
         )
     cases["group_norm, a few long rows"] = (
         lambda x: F.group_norm(x, 2),
@@ -172,8 +176,8 @@ def norm_cases() -> dict[str, Case]:
         (_draw(9, 6, 11), _draw(6), _draw(6)),
     )
     running = (_draw(3, 6, 7), _draw(6), _draw(6), _draw(6), _draw(6).abs())
-    whole = (_draw(9, 6, 11), *(_draw(6) for _ in range(3)), _draw(6).abs())
-    cases["batch_norm in training"] = (_training_batch_norm, whole)
+    training_inputs = (_draw(9, 6, 11), *(_draw(6) for _ in range(3)), _draw(6).abs())
+    cases["batch_norm in training"] = (_training_batch_norm, training_inputs)
     cases["batch_norm in training, split"] = (
         _training_batch_norm,
         (_draw(64, 2, 16, 32, shift=2.0), *(_draw(2).abs() for _ in range(4))),
@@ -210,7 +214,7 @@ def reduction_cases() -> dict[str, Case]:
         x = _draw(3, columns)
         cases[f"sum {columns}"] = (lambda x: x.sum(-1), (x,))
         cases[f"argmax {columns}"] = (lambda x: x.argmax(-1), (x,))
-    special = _marked(
+    special = _place_values(
         _draw(5, 33),
         ((0, 4), NAN),
         ((0, 9), NAN),
@@ -260,7 +264,7 @@ def reduction_cases() -> dict[str, Case]:
     cases["sum of everything, split"] = (lambda x: (x * 2).sum(), (_draw(20480),))
     cases["amax per row, split, scaled"] = (
         lambda x: x.amax(1) * 0.5,
-        (_marked(_draw(2, 16384), ((1, 9), NAN)),),
+        (_place_values(_draw(2, 16384), ((1, 9), NAN)),),
     )
     cases["half sum beyond 65504"] = (
         lambda x: x.sum(1) * 0.001,
@@ -289,7 +293,7 @@ def scan_cases() -> dict[str, Case]:
     cases["cumsum over the middle"] = (lambda x: F.relu(x).cumsum(1), (_draw(3, 33, 10),))
     cases["cumsum half"] = (lambda x: x.cumsum(1), (_draw(3, 300, dtype=HALF).abs(),))
     cases["cumsum of flags"] = (lambda m: m.cumsum(1), (mask,))
-    special = _marked(
+    special = _place_values(
         _draw(4, 5000).abs(), ((0, 4), NAN), ((1, 4990), INF), ((2, 30), INF), ((2, 4500), -INF)
     )
     cases["cumsum with NaN and infinity"] = (lambda x: x.cumsum(1), (special,))
@@ -309,7 +313,7 @@ def _exclusive(x: torch.Tensor) -> torch.Tensor:
 def pooling_cases() -> dict[str, Case]:
     """The pooled values only: their places are not computed."""
     flat, deep = (
-        _marked(
+        _place_values(
             _draw(2, 3, 13, 17), ((0, 0, 0, 0), NAN), ((1, 2, 5, 5), INF), ((1, 1, 3, 3), -INF)
         ),
         _draw(2, 2, 9, 10, 11),
@@ -351,7 +355,9 @@ def pooling_cases() -> dict[str, Case]:
 
 
 def _lists(settings: tuple[Any, ...]) -> list[list[int]]:
-    return [list(given) if isinstance(given, tuple) else [given, given] for given in settings]
+    return [
+        list(setting) if isinstance(setting, tuple) else [setting, setting] for setting in settings
+    ]
 
 
 def loss_cases() -> dict[str, Case]:
@@ -373,7 +379,7 @@ def loss_cases() -> dict[str, Case]:
     cases["mse, each"] = (lambda x, y: F.mse_loss(x, y, reduction="none"), pair)
     cases["binary cross entropy"] = (
         F.binary_cross_entropy,
-        (_marked(pair[0].sigmoid(), ((0, 0), 0.0)), pair[1].sigmoid()),
+        (_place_values(pair[0].sigmoid(), ((0, 0), 0.0)), pair[1].sigmoid()),
     )
     cases["cosine embedding"] = (lambda x, y: 1 - F.cosine_similarity(x, y).mean(), pair)
     triple = (*pair, _draw(20, 30))
@@ -396,7 +402,7 @@ def loss_cases() -> dict[str, Case]:
     return cases
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
+def _rotate_half(x: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
 
@@ -404,21 +410,24 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 def rotary_cases() -> dict[str, Case]:
     """Rotary embeddings: halves of heads inside rows, of a part of each head, of half types."""
 
-    def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return x * cos + _turned(x) * sin
+    def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return x * cos + _rotate_half(x) * sin
 
-    def partly(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def apply_to_part(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         turned, rest = x[..., :8], x[..., 8:]
-        return torch.cat((rotated(turned, cos, sin), rest), -1) * 2
+        return torch.cat((apply_rotary(turned, cos, sin), rest), -1) * 2
 
     heads, tables = _draw(2, 9, 3, 16).transpose(1, 2), (_draw(9, 16), _draw(9, 16))
-    marked = _marked(
+    marked = _place_values(
         _draw(2, 3, 9, 16), ((0, 0, 0, 0), NAN), ((0, 1, 1, 9), INF), ((1, 2, 8, 15), -INF)
     )
     cases: dict[str, Case] = {
-        "rotary embedding": (rotated, (heads, *tables)),
-        "rotary embedding, NaN and infinity": (rotated, (marked, *tables)),
-        "rotary embedding of a part": (partly, (_draw(2, 3, 9, 16), _draw(9, 8), _draw(9, 8))),
+        "rotary embedding": (apply_rotary, (heads, *tables)),
+        "rotary embedding, NaN and infinity": (apply_rotary, (marked, *tables)),
+        "rotary embedding of a part": (
+            apply_to_part,
+            (_draw(2, 3, 9, 16), _draw(9, 8), _draw(9, 8)),
+        ),
         "three parts along columns": (
             lambda a, b: torch.cat((a, -b, a * b), 0) + 1,
             (_draw(4, 6), _draw(4, 6)),
@@ -426,14 +435,14 @@ def rotary_cases() -> dict[str, Case]:
     }
     for dtype in (HALF, BF16):
         cases[f"rotary embedding {dtype}"] = (
-            rotated,
+            apply_rotary,
             (_draw(1, 2, 9, 16, dtype=dtype), *(t.to(dtype) for t in tables)),
         )
     return cases
 
 
 def elementwise_cases() -> dict[str, Case]:
-    x = _marked(
+    x = _place_values(
         _draw(7, 33, scale=3),
         ((0, 0), NAN),
         ((1, 1), INF),
@@ -653,21 +662,21 @@ def few_bits_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
     for rows in (1, 3):
         for dtype in (torch.float32, HALF):
-            given = (
+            inputs = (
                 _draw(rows, 96, dtype=dtype),
                 byte(33, 48),
                 _draw(33, 6, dtype=dtype, shift=8),
                 _draw(33, 6, dtype=dtype),
             )
-            cases[f"{rows} x 4 bits {dtype}"] = (_nibbles, given)
+            cases[f"{rows} x 4 bits {dtype}"] = (_nibbles, inputs)
     for rows, dtype in ((17, torch.float32), (45, HALF), (130, HALF)):
-        given = (
+        inputs = (
             _draw(rows, 96, dtype=dtype),
             byte(33, 48),
             _draw(33, 6, dtype=dtype, shift=8),
             _draw(33, 6, dtype=dtype),
         )
-        cases[f"{rows} x 4 bits {dtype}"] = (_nibbles, given)
+        cases[f"{rows} x 4 bits {dtype}"] = (_nibbles, inputs)
     words = torch.randint(-(2**31), 2**31 - 1, (19, 7), generator=_generator).int()
     shifts = torch.arange(0, 30, 3, dtype=torch.int32)
     cases["3 bits in words"] = (_words, (_draw(2, 70), words, shifts, _draw(19)))
@@ -693,13 +702,15 @@ def few_bits_cases() -> dict[str, Case]:
 
 def safe_softmax_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
-    hidden = _marked(_draw(5, 300), ((0,), -INF), ((1, 3), NAN), ((2, 5), INF), ((4, 7), -INF))
+    hidden = _place_values(
+        _draw(5, 300), ((0,), -INF), ((1, 3), NAN), ((2, 5), INF), ((4, 7), -INF)
+    )
     cases["safe softmax, a row of minus infinity"] = (
         lambda x: aten._safe_softmax(x, -1),
         (hidden,),
     )
     cases["safe softmax over the first"] = (lambda x: aten._safe_softmax(x, 0), (hidden.t(),))
-    lone = _marked(_draw(3, 20000), ((0,), -INF), ((2, 15000), -INF))
+    lone = _place_values(_draw(3, 20000), ((0,), -INF), ((2, 15000), -INF))
     cases["safe softmax, in a loop"] = (lambda x: aten._safe_softmax(x, -1), (lone,))
     return cases
 
@@ -708,12 +719,12 @@ def team_cases() -> dict[str, Case]:
     """Rows that programs share and read once: longer than a tile, with a last piece that is
     shorter.
     """
-    special = _marked(
+    special = _place_values(
         _draw(5, 40000), ((0,), -INF), ((1, 3), NAN), ((2, 39999), INF), ((3, slice(16384)), -INF)
     )
-    far = _marked(_draw(2, 40000, shift=1000.0), ((1, 33000), NAN))
+    far = _place_values(_draw(2, 40000, shift=1000.0), ((1, 33000), NAN))
     sizes = torch.tensor([1e-36, 1e-44, 1e30, 3e38, 0.0, 1.0, 1.0])
-    extremes = _marked(
+    extremes = _place_values(
         _draw(7, 33000).clamp(-1, 1) * sizes[:, None], ((5, 7), INF), ((6, 8), NAN), ((6, 9), -0.0)
     )
     return {

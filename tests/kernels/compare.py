@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tests.kernels.cases import all_cases
-from tests.kernels.islands import interpret, island
+from tests.kernels.traced_programs import interpret, trace_program
 from torch_cudal1.kernels import propose
 
 # one rounding, relative; bfloat16 stores truncate in the interpreter, so two
@@ -74,24 +74,26 @@ def outputs_of(function: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tens
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def main(wanted: Sequence[str]) -> None:
+def main(names: Sequence[str]) -> None:
     """Compare the wanted cases (all without names) and print the facts."""
     warnings.simplefilter(
         "ignore"
     )  # numpy reports every overflow and NaN, which these cases are about
     facts: dict[str, list[dict[str, Any]]] = {}
     for name, (function, inputs) in all_cases().items():
-        if wanted and name not in wanted:
+        if names and name not in names:
             continue
-        program = island(function, inputs)
+        program = trace_program(function, inputs)
         eager = outputs_of(function, inputs)
         exact = outputs_of(function, [t.double() if t.is_floating_point() else t for t in inputs])
         facts[name] = []
         for proposal in propose(program, 90):
-            found = interpret(program, proposal, inputs, as_interpreted)
-            for got, plain, wide in zip(found, eager, exact, strict=True):
-                assert got is not None
-                facts[name].append({"config": dict(proposal.config), **errors(got, plain, wide)})
+            outputs = interpret(program, proposal, inputs, as_interpreted)
+            for output, eager_output, exact_output in zip(outputs, eager, exact, strict=True):
+                assert output is not None
+                facts[name].append(
+                    {"config": dict(proposal.config), **errors(output, eager_output, exact_output)}
+                )
     print(json.dumps(facts))
 
 

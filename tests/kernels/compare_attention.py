@@ -22,7 +22,7 @@ from torch import Tensor
 from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare import errors, outputs_of
 from tests.kernels.compare_products import normal
-from tests.kernels.islands import Step, interpret, island
+from tests.kernels.traced_programs import AtenStep, interpret, trace_program
 from torch_cudal1.graph.fusion.partition import with_inputs
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.program import Program, Value
@@ -33,17 +33,17 @@ HALF, BF16 = torch.float16, torch.bfloat16
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
 
-def _fused(*, causal: bool = False, scale: float | None = None) -> Step:
+def _make_fused_step(*, causal: bool = False, scale: float | None = None) -> AtenStep:
     """PyTorch's fused operator for fp32 on CUDA; its result has heads inside rows, as has what the
     reference gives here.
     """
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        made = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-        return made.transpose(1, 2).contiguous().transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+        return attended.transpose(1, 2).contiguous().transpose(1, 2)
 
     args = (Value(0), Value(1), Value(2), None, False, 0.0, causal)
-    return Step(
+    return AtenStep(
         "aten._scaled_dot_product_efficient_attention.default",
         args,
         4,
@@ -52,19 +52,19 @@ def _fused(*, causal: bool = False, scale: float | None = None) -> Step:
     )
 
 
-def _biased(kind: str = "efficient") -> Step:
+def _make_biased_step(kind: str = "efficient") -> AtenStep:
     """With a bias, which may hide all keys from a row."""
 
     def reference(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        made = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return (
-            made.transpose(1, 2).contiguous().transpose(1, 2)
+            attended.transpose(1, 2).contiguous().transpose(1, 2)
             if kind == "efficient"
-            else made.contiguous()
+            else attended.contiguous()
         )
 
     args = (Value(0), Value(1), Value(2), Value(3), False, 0.0, False)
-    return Step(
+    return AtenStep(
         f"aten._scaled_dot_product_{kind}_attention.default",
         args,
         4 if kind == "efficient" else 9,
@@ -81,11 +81,11 @@ def safely(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.bmm(weights.view(-1, *weights.shape[2:]), v)
 
 
-def _with_total(operator: str, *, causal: bool = False) -> Step:
+def _make_step_with_logsumexp(operator: str, *, causal: bool = False) -> AtenStep:
     """As training asks for it: the log-sum-exp of each row is read too."""
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        made = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(
             scores.new_ones(scores.shape[-2:]).triu(1).bool() & causal, -INF
@@ -95,20 +95,20 @@ def _with_total(operator: str, *, causal: bool = False) -> Step:
         )  # an infinite one makes NaN in PyTorch's kernels, but not in its `logsumexp`
         total = ((scores - top).exp().sum(-1, keepdim=True).log() + top).squeeze(-1)
         if operator == "efficient":
-            return made.transpose(1, 2).contiguous().transpose(1, 2), F.pad(
+            return attended.transpose(1, 2).contiguous().transpose(1, 2), F.pad(
                 total, (0, -q.shape[2] % 32), value=INF
             )
-        return made, total.unsqueeze(-1) if operator == "cudnn" else total
+        return attended, total.unsqueeze(-1) if operator == "cudnn" else total
 
     v = (Value(0), Value(1), Value(2))
     args = (*v, 0.0, causal) if operator == "flash" else (*v, None, True, 0.0, causal)
     outs = 4 if operator == "efficient" else 9
-    return Step(
+    return AtenStep(
         f"aten._scaled_dot_product_{operator}_attention.default", args, outs, reference, read=2
     )
 
 
-def _shared(*, causal: bool = False) -> Step:
+def _make_grouped_query_step(*, causal: bool = False) -> AtenStep:
     """The operator for half types on CUDA, whose keys and values may have fewer heads than the
     queries.
     """
@@ -118,7 +118,7 @@ def _shared(*, causal: bool = False) -> Step:
             q, k, v, is_causal=causal, enable_gqa=True
         ).contiguous()
 
-    return Step(
+    return AtenStep(
         "aten._scaled_dot_product_flash_attention.default",
         (Value(0), Value(1), Value(2), 0.0, causal),
         9,
@@ -126,19 +126,19 @@ def _shared(*, causal: bool = False) -> Step:
     )
 
 
-def heads_of(x: Tensor, count: int) -> Tensor:
+def repeat_heads(x: Tensor, count: int) -> Tensor:
     """Keys or values repeated for `count` heads of queries, as Llama does."""
-    batch, own, length, size = x.shape
+    batch, key_heads, length, size = x.shape
     return (
         x.unsqueeze(2)
-        .expand(batch, own, count // own, length, size)
+        .expand(batch, key_heads, count // key_heads, length, size)
         .reshape(batch, count, length, size)
     )
 
 
-def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend_with_repeated_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention written out, with keys and values of fewer heads than the queries."""
-    return torch.softmax(q @ heads_of(k, q.shape[1]).transpose(2, 3) * 0.2, -1) @ heads_of(
+    return torch.softmax(q @ repeat_heads(k, q.shape[1]).transpose(2, 3) * 0.2, -1) @ repeat_heads(
         v, q.shape[1]
     )
 
@@ -147,7 +147,7 @@ def wide_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) ->
     """As Hugging Face writes it for half types ("eager"): a softmax in fp32, whose weights are
     rounded for the second product.
     """
-    k, v = (heads_of(x, q.shape[1]) if x.shape[1] < q.shape[1] else x for x in (k, v))
+    k, v = (repeat_heads(x, q.shape[1]) if x.shape[1] < q.shape[1] else x for x in (k, v))
     scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5
     scores = scores if mask is None else scores + mask
     weights = torch.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32)).to(
@@ -173,7 +173,7 @@ def relu_in_fp32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OnAGpu:
-    """An island as a GPU's process captures it: there the softmax of fp16 itself yields fp32,
+    """A fusion group as a GPU's process captures it: there the softmax of fp16 itself yields fp32,
     without a conversion before it.
     """
 
@@ -184,22 +184,22 @@ class OnAGpu:
 
     def program(self, inputs: tuple[Tensor, ...]) -> Program:
         """Its steps, for inputs in this order."""
-        found = lower(
+        lowered = lower(
             graph_on_a_gpu(
-                lambda *given: self.function(*given),
+                lambda *tensors: self.function(*tensors),
                 *(x.shape for x in inputs),
                 dtype=inputs[0].dtype,
             )
         )
-        specs = found.region.program.inputs
+        specs = lowered.region.program.inputs
         return with_inputs(
-            found.region.program,
-            found.order,
-            tuple(specs[found.order.index(i)] for i in range(len(specs))),
+            lowered.region.program,
+            lowered.order,
+            tuple(specs[lowered.order.index(i)] for i in range(len(specs))),
         )
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def attend_as_mingpt(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Causal attention of two heads as minGPT writes it."""
     b, t, c = q.shape
     q, k, v = (part.view(b, t, 2, c // 2).transpose(1, 2) for part in (q, k, v))
@@ -213,31 +213,35 @@ def with_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(F.relu(torch.bmm(q, k.transpose(1, 2)) * 0.1), v)
 
 
-def decayed(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+def attend_with_decay(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     """What a chunk of a state-space model (Mamba 2) gives to itself. The scores are weighted under
     another order of dimensions.
 
     c, b: (batch, length, heads, states); a: (batch, heads, length), running sums; x: (batch,
     length, heads, size).
     """
-    apart = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
+    decay = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
     scores = torch.einsum("blhn,bshn->blhs", c, b)
-    return torch.einsum("blhs,bshp->blhp", scores * apart.exp().permute(0, 2, 1, 3), x)
+    return torch.einsum("blhs,bshp->blhp", scores * decay.exp().permute(0, 2, 1, 3), x)
 
 
-def decayed_turned(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    """As `decayed`, contracted as opt_einsum orders it: values by weights, both transposed."""
+def attend_with_decay_transposed(
+    c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor
+) -> Tensor:
+    """As `attend_with_decay`, contracted as opt_einsum orders it: values by weights, both transposed."""
     batch, length, heads, size = x.shape
-    apart = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
-    scores = torch.einsum("blhn,bshn->blhs", c, b) * apart.exp().permute(0, 2, 1, 3)
+    decay = (a[..., :, None] - a[..., None, :]).masked_fill(mask == 0, -INF)
+    scores = torch.einsum("blhn,bshn->blhs", c, b) * decay.exp().permute(0, 2, 1, 3)
     weights = scores.permute(0, 2, 3, 1).reshape(batch * heads, length, length)
     return (x.permute(0, 2, 3, 1).reshape(batch * heads, size, length) @ weights).view(
         batch, heads, size, length
     )
 
 
-def decayed_turned_inside_rows(c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    return decayed_turned(c, b, a, x, mask).permute(0, 3, 1, 2).contiguous()
+def attend_with_decay_inside_rows(
+    c: Tensor, b: Tensor, a: Tensor, x: Tensor, mask: Tensor
+) -> Tensor:
+    return attend_with_decay_transposed(c, b, a, x, mask).permute(0, 3, 1, 2).contiguous()
 
 
 def softmax_turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -251,15 +255,24 @@ def _chunk(batch: int, length: int, heads: int, states: int, size: int) -> tuple
     return c, b, sums, x, torch.ones(length, length).tril()
 
 
-def _three(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
-    whole = normal(3, *shape)
-    return whole[0].clone(), whole[1].clone(), whole[2].clone()
+def _draw_three(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    stacked = normal(3, *shape)
+    return stacked[0].clone(), stacked[1].clone(), stacked[2].clone()
 
 
-def _grouped(
-    batch: int, heads: int, own: int, length: int, size: int, dtype: torch.dtype = torch.float16
+def _draw_grouped(
+    batch: int,
+    heads: int,
+    key_heads: int,
+    length: int,
+    size: int,
+    dtype: torch.dtype = torch.float16,
 ) -> tuple[Tensor, ...]:
-    shapes = ((batch, heads, length, size), (batch, own, length, size), (batch, own, length, size))
+    shapes = (
+        (batch, heads, length, size),
+        (batch, key_heads, length, size),
+        (batch, key_heads, length, size),
+    )
     return tuple(normal(*shape).to(dtype) for shape in shapes)
 
 
@@ -283,114 +296,150 @@ def _padding(batch: int, length: int, dtype: torch.dtype) -> Tensor:
     return mask
 
 
-def aligned(bias: Tensor) -> Tensor:
+def align_rows(bias: Tensor) -> Tensor:
     """The same numbers with rows 8 elements apart or a multiple: what PyTorch's operators want, and
     its own front makes.
     """
     return torch.nn.functional.pad(bias, (0, -bias.shape[-1] % 8))[..., : bias.shape[-1]]
 
 
-def _hidden(batch: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def _draw_bias_with_hidden_keys(
+    batch: int, length: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """(batch, 1, rows, columns): numbers, and minus infinity where a key is hidden; for rows 3 and
     the last all of them are.
     """
-    bias = aligned(normal(batch, 1, length, length).to(dtype))
+    bias = align_rows(normal(batch, 1, length, length).to(dtype))
     bias[..., 5] = bias[..., 3, :] = bias[..., -1, :] = -INF
     bias[..., 7, :66] = -INF
     return bias
 
 
-def _marked() -> tuple[Tensor, ...]:
-    q, k, v = _three(1, 2, 70, 16)
+def _draw_with_specials() -> tuple[Tensor, ...]:
+    q, k, v = _draw_three(1, 2, 70, 16)
     q[0, 0, 3, 2], k[0, 1, 5, 1], v[0, 0, 9, 4] = NAN, INF, NAN
     return q, k, v
 
 
 CASES: dict[str, Case] = {
-    "ragged": (_fused(), _three(2, 3, 70, 24)),
-    "exact tiles": (_fused(), _three(1, 2, 128, 32)),
-    "causal": (_fused(causal=True), _three(1, 2, 130, 32)),
-    "log-sum-exp, ragged": (_with_total("efficient"), _three(2, 3, 70, 24)),
+    "ragged": (_make_fused_step(), _draw_three(2, 3, 70, 24)),
+    "exact tiles": (_make_fused_step(), _draw_three(1, 2, 128, 32)),
+    "causal": (_make_fused_step(causal=True), _draw_three(1, 2, 130, 32)),
+    "log-sum-exp, ragged": (_make_step_with_logsumexp("efficient"), _draw_three(2, 3, 70, 24)),
     "log-sum-exp, padded beyond a tile": (
-        _with_total("efficient", causal=True),
-        _three(1, 2, 130, 32),
+        _make_step_with_logsumexp("efficient", causal=True),
+        _draw_three(1, 2, 130, 32),
     ),
-    "log-sum-exp, exact tiles": (_with_total("efficient"), _three(1, 2, 128, 32)),
-    "log-sum-exp, NaN and infinity": (_with_total("efficient"), _marked()),
-    "log-sum-exp, flash": (_with_total("flash", causal=True), _grouped(2, 3, 3, 70, 24)),
-    "log-sum-exp, cudnn": (_with_total("cudnn"), _grouped(1, 2, 2, 70, 32)),
-    "own scale": (_fused(scale=0.3), _three(1, 2, 33, 16)),
+    "log-sum-exp, exact tiles": (
+        _make_step_with_logsumexp("efficient"),
+        _draw_three(1, 2, 128, 32),
+    ),
+    "log-sum-exp, NaN and infinity": (
+        _make_step_with_logsumexp("efficient"),
+        _draw_with_specials(),
+    ),
+    "log-sum-exp, flash": (
+        _make_step_with_logsumexp("flash", causal=True),
+        _draw_grouped(2, 3, 3, 70, 24),
+    ),
+    "log-sum-exp, cudnn": (_make_step_with_logsumexp("cudnn"), _draw_grouped(1, 2, 2, 70, 32)),
+    "own scale": (_make_fused_step(scale=0.3), _draw_three(1, 2, 33, 16)),
     "keys of another length": (
-        _fused(),
+        _make_fused_step(),
         (normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 16) * 2),
     ),
-    "heads inside rows": (_fused(), tuple(part.transpose(1, 2) for part in _three(2, 70, 3, 16))),  # type: ignore[dict-item]
-    "NaN and infinity": (_fused(), _marked()),
+    "heads inside rows": (
+        _make_fused_step(),
+        tuple(part.transpose(1, 2) for part in _draw_three(2, 70, 3, 16)),
+    ),  # type: ignore[dict-item]
+    "NaN and infinity": (_make_fused_step(), _draw_with_specials()),
     "written out, causal": (
-        written_out,
-        (*_three(2, 70, 32), torch.tril(torch.ones(1, 1, 128, 128))),
+        attend_as_mingpt,
+        (*_draw_three(2, 70, 32), torch.tril(torch.ones(1, 1, 128, 128))),
     ),
-    "four heads of queries for one of keys": (_shared(), _grouped(2, 8, 2, 70, 40)),
-    "two, causal": (_shared(causal=True), _grouped(2, 4, 2, 130, 24)),
-    "one head of keys": (_shared(), _grouped(1, 3, 1, 33, 16)),
-    "keys that are repeated": (repeated, _grouped(2, 6, 3, 70, 24, dtype=torch.float32)),
-    "softmax in fp32, bf16": (wide_softmax, _grouped(2, 3, 3, 70, 24, BF16)),
-    "softmax in fp32, fp16, exact tiles": (wide_softmax, _grouped(1, 2, 2, 128, 32)),
-    "softmax in fp32, fp16 on a GPU": (OnAGpu(wide_softmax), _grouped(2, 3, 3, 70, 24)),
+    "four heads of queries for one of keys": (
+        _make_grouped_query_step(),
+        _draw_grouped(2, 8, 2, 70, 40),
+    ),
+    "two, causal": (_make_grouped_query_step(causal=True), _draw_grouped(2, 4, 2, 130, 24)),
+    "one head of keys": (_make_grouped_query_step(), _draw_grouped(1, 3, 1, 33, 16)),
+    "keys that are repeated": (
+        attend_with_repeated_heads,
+        _draw_grouped(2, 6, 3, 70, 24, dtype=torch.float32),
+    ),
+    "softmax in fp32, bf16": (wide_softmax, _draw_grouped(2, 3, 3, 70, 24, BF16)),
+    "softmax in fp32, fp16, exact tiles": (wide_softmax, _draw_grouped(1, 2, 2, 128, 32)),
+    "softmax in fp32, fp16 on a GPU": (OnAGpu(wide_softmax), _draw_grouped(2, 3, 3, 70, 24)),
     "softmax in fp32, bf16 on a GPU, causal, keys repeated": (
         OnAGpu(wide_softmax),
-        (*_grouped(2, 6, 2, 90, 40, BF16), _causal(90, BF16)),
+        (*_draw_grouped(2, 6, 2, 90, 40, BF16), _causal(90, BF16)),
     ),
     "softmax in fp32, fp16 on a GPU, padding, one head of keys": (
         OnAGpu(wide_softmax),
-        (*_grouped(3, 4, 1, 130, 24), _padding(3, 130, HALF)),
+        (*_draw_grouped(3, 4, 1, 130, 24), _padding(3, 130, HALF)),
     ),
     "softmax in fp32, bf16, padding": (
         wide_softmax,
-        (*_grouped(3, 2, 2, 100, 16, BF16), _padding(3, 100, BF16)),
+        (*_draw_grouped(3, 2, 2, 100, 16, BF16), _padding(3, 100, BF16)),
     ),
     "softmax in fp32, fp16, a query without keys": (
         wide_softmax,
-        (*_grouped(1, 4, 2, 130, 24), _causal(130, HALF)),
+        (*_draw_grouped(1, 4, 2, 130, 24), _causal(130, HALF)),
     ),
     "softmax in fp32, decomposed": (
         with_prims,
-        tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20, BF16)),
+        tuple(x.flatten(0, 1) for x in _draw_grouped(1, 3, 3, 70, 20, BF16)),
     ),
-    "relu in fp32, fp16": (relu_in_fp32, tuple(x.flatten(0, 1) for x in _grouped(1, 3, 3, 70, 20))),
-    "bias": (_biased(), (*_three(2, 3, 70, 24), aligned(normal(2, 3, 70, 70)))),
+    "relu in fp32, fp16": (
+        relu_in_fp32,
+        tuple(x.flatten(0, 1) for x in _draw_grouped(1, 3, 3, 70, 20)),
+    ),
+    "bias": (_make_biased_step(), (*_draw_three(2, 3, 70, 24), align_rows(normal(2, 3, 70, 70)))),
     "bias, a key for nobody and a query without keys": (
-        _biased(),
-        (*_three(2, 3, 70, 24), _hidden(2, 70).expand(2, 3, 70, 70)),
+        _make_biased_step(),
+        (*_draw_three(2, 3, 70, 24), _draw_bias_with_hidden_keys(2, 70).expand(2, 3, 70, 70)),
     ),
     "bias, fp16": (
-        _biased(),
-        (*_grouped(1, 2, 2, 70, 32), _hidden(1, 70, HALF).expand(1, 2, 70, 70)),
+        _make_biased_step(),
+        (
+            *_draw_grouped(1, 2, 2, 70, 32),
+            _draw_bias_with_hidden_keys(1, 70, HALF).expand(1, 2, 70, 70),
+        ),
     ),
     "bias, cudnn": (
-        _biased("cudnn"),
-        (*_grouped(1, 2, 2, 64, 32), _hidden(1, 64, HALF).expand(1, 2, 64, 64)),
+        _make_biased_step("cudnn"),
+        (
+            *_draw_grouped(1, 2, 2, 64, 32),
+            _draw_bias_with_hidden_keys(1, 64, HALF).expand(1, 2, 64, 64),
+        ),
     ),
-    "safe softmax": (safely, (*_three(3, 70, 20), _hidden(3, 70)[:, 0])),
-    "relu": (with_relu, _three(3, 70, 20)),
-    "decays": (decayed, _chunk(2, 64, 3, 16, 40)),
-    "decays, ragged": (decayed, _chunk(2, 70, 3, 20, 16)),
-    "decays, weights on the right": (decayed_turned, _chunk(2, 70, 3, 20, 40)),
+    "safe softmax": (safely, (*_draw_three(3, 70, 20), _draw_bias_with_hidden_keys(3, 70)[:, 0])),
+    "relu": (with_relu, _draw_three(3, 70, 20)),
+    "decays": (attend_with_decay, _chunk(2, 64, 3, 16, 40)),
+    "decays, ragged": (attend_with_decay, _chunk(2, 70, 3, 20, 16)),
+    "decays, weights on the right": (attend_with_decay_transposed, _chunk(2, 70, 3, 20, 40)),
     "decays, weights on the right, heads inside rows": (
-        decayed_turned_inside_rows,
+        attend_with_decay_inside_rows,
         _chunk(2, 70, 3, 20, 16),
     ),
-    "softmax, weights on the right": (softmax_turned, (*_three(3, 70, 20)[:2], normal(3, 70, 33))),
+    "softmax, weights on the right": (
+        softmax_turned,
+        (*_draw_three(3, 70, 20)[:2], normal(3, 70, 33)),
+    ),
     "epilogue": (
         lambda q, k, v, r: with_relu(q, k, v) * 0.5 + r,
-        (*_three(3, 70, 20), normal(3, 70, 20)),
+        (*_draw_three(3, 70, 20), normal(3, 70, 20)),
     ),
 }
 
 
 def program_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Program:
-    """The island of a case."""
-    return function.program(inputs) if isinstance(function, OnAGpu) else island(function, inputs)
+    """The Program of a case."""
+    return (
+        function.program(inputs)
+        if isinstance(function, OnAGpu)
+        else trace_program(function, inputs)
+    )
 
 
 CUT_OFF = "positive terms, cut off by tensor cores"
@@ -427,7 +476,7 @@ def _cut_off_facts() -> list[dict[str, Any]]:
     """Of plain TF32 kernels, with what tensor cores do to their operands: root mean square errors
     beside those of operands that are rounded to the nearest, and cut off.
     """
-    inputs = tuple(tensor.abs() for tensor in _three(2, 65, 32))
+    inputs = tuple(tensor.abs() for tensor in _draw_three(2, 65, 32))
     program, exact = (
         program_of(with_relu, inputs),
         with_relu(*(tensor.double() for tensor in inputs)),
@@ -437,14 +486,14 @@ def _cut_off_facts() -> list[dict[str, Any]]:
         if proposal.config["method"] != "tf32":
             continue
 
-        def edited(text: str) -> str:
+        def cut_products(text: str) -> str:
             head, _, kernel = text.rpartition("\n@triton.jit\ndef ")
             symbol, _, body = kernel.partition("(")
             return (
                 head + _TENSOR_CORES.replace("SYMBOL", symbol) + body.replace("tl.dot(", "cut_dot(")
             )
 
-        (got,) = interpret(program, proposal, inputs, edited)
+        (got,) = interpret(program, proposal, inputs, cut_products)
         assert got is not None
         ways = {
             "error": got,
@@ -453,8 +502,8 @@ def _cut_off_facts() -> list[dict[str, Any]]:
         }
         facts.append(
             {
-                name: float((made.double() - exact).square().mean().sqrt())
-                for name, made in ways.items()
+                name: float((output.double() - exact).square().mean().sqrt())
+                for name, output in ways.items()
             }
         )
     return facts
@@ -472,15 +521,17 @@ def main() -> None:
         program = program_of(function, inputs)
         facts[name] = []
         for proposal in propose(program, 90)[::3]:
-            found = interpret(
+            outputs = interpret(
                 program,
                 proposal,
                 inputs,
                 lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text),
             )
-            for got, plain, wide in zip(found, eager, exact, strict=True):
-                assert got is not None
-                facts[name].append({"config": dict(proposal.config), **errors(got, plain, wide)})
+            for output, eager_output, exact_output in zip(outputs, eager, exact, strict=True):
+                assert output is not None
+                facts[name].append(
+                    {"config": dict(proposal.config), **errors(output, eager_output, exact_output)}
+                )
     print(json.dumps(facts))
 
 

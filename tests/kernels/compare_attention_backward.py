@@ -19,9 +19,17 @@ import torch
 from torch import Tensor
 
 from tests.kernels.compare import errors
-from tests.kernels.compare_attention import BF16, HALF, INF, NAN, _hidden, aligned, heads_of
+from tests.kernels.compare_attention import (
+    BF16,
+    HALF,
+    INF,
+    NAN,
+    _draw_bias_with_hidden_keys,
+    align_rows,
+    repeat_heads,
+)
 from tests.kernels.compare_products import normal
-from tests.kernels.islands import interpret
+from tests.kernels.traced_programs import interpret
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.kernels import propose
 
@@ -29,7 +37,7 @@ RESULTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
-class Case:
+class BackwardCase:
     """A backward of fused attention: what the forward got, and which gradients are read."""
 
     query: Tensor
@@ -67,23 +75,23 @@ class Case:
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Result and log-sum-exp of each row."""
-        query, key, value = (one.to(dtype) for one in (self.query, self.key, self.value))
+        query, key, value = (tensor.to(dtype) for tensor in (self.query, self.key, self.value))
         scores = self._scores(query, key)
         weights, total = torch.ops.aten._safe_softmax(scores, -1), scores.logsumexp(-1)
-        return weights @ heads_of(value, query.shape[1]), total.masked_fill(
+        return weights @ repeat_heads(value, query.shape[1]), total.masked_fill(
             total == -INF, 0.0
         ) if self.bias is not None else total
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        scores = query @ heads_of(key, query.shape[1]).transpose(-1, -2) * scale
+        scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * scale
         scores = scores if self.bias is None else scores + self.bias.to(scores.dtype)
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         return scores.masked_fill(~allowed, -INF) if self.causal else scores
 
     def program(self) -> Program:
-        """The island, on a GPU."""
-        specs = tuple(replace(TensorSpec.of(one), device="cuda") for one in self.inputs())
+        """Its Program, on a GPU."""
+        specs = tuple(replace(TensorSpec.of(tensor), device="cuda") for tensor in self.inputs())
         v = [Value(index) for index in range(len(specs))]
         kwargs = () if self.scale is None else (("scale", self.scale),)
         rows, columns = self.query.shape[2], self.key.shape[2]
@@ -109,42 +117,48 @@ class Case:
         )
         return Program(specs, (step,), tuple(outs[RESULTS.index(name)] for name in self.wanted))
 
-    def expected(self, dtype: torch.dtype) -> list[Tensor]:
+    def compute_gradients(self, dtype: torch.dtype) -> list[Tensor]:
         """The gradients that are read, by the operators' formula from the result and log-sum-exp
         that are given.
 
         In fp32 as eager's kernels have it: weights and slopes are rounded to the type of what they
         are multiplied with.
         """
-        grad, query, key, value, out, total = (one.to(dtype) for one in self.inputs()[:6])
-        heads, own = query.shape[1], key.shape[1]
+        grad, query, key, value, out, total = (tensor.to(dtype) for tensor in self.inputs()[:6])
+        heads, key_heads = query.shape[1], key.shape[1]
         total = total.reshape(*total.shape[:2], -1)[..., : query.shape[2]]
         allowed = self._scores(torch.zeros_like(query), torch.zeros_like(key)) > -INF
         weights = torch.where(allowed, (self._scores(query, key) - total[..., None]).exp(), 0.0)
-        back = grad @ heads_of(value, heads).transpose(-1, -2) - (grad * out).sum(-1, keepdim=True)
+        back = grad @ repeat_heads(value, heads).transpose(-1, -2) - (grad * out).sum(
+            -1, keepdim=True
+        )
         slopes = torch.where(allowed, weights * back, 0.0)
         if dtype is torch.float32:
-            weights, slopes = (one.to(self.query.dtype).float() for one in (weights, slopes))
+            weights, slopes = (tensor.to(self.query.dtype).float() for tensor in (weights, slopes))
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        made = {
-            "query": slopes @ heads_of(key, heads) * scale,
-            "key": (slopes.transpose(-1, -2) @ query * scale).unflatten(1, (own, -1)).sum(2),
-            "value": (weights.transpose(-1, -2) @ grad).unflatten(1, (own, -1)).sum(2),
+        gradients = {
+            "query": slopes @ repeat_heads(key, heads) * scale,
+            "key": (slopes.transpose(-1, -2) @ query * scale).unflatten(1, (key_heads, -1)).sum(2),
+            "value": (weights.transpose(-1, -2) @ grad).unflatten(1, (key_heads, -1)).sum(2),
         }
-        return [made[name] for name in self.wanted]
+        return [gradients[name] for name in self.wanted]
 
 
-def _three(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    whole = normal(3, *shape).to(dtype)
-    return whole[0].clone(), whole[1].clone(), whole[2].clone()
+def _draw_three(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    stacked = normal(3, *shape).to(dtype)
+    return stacked[0].clone(), stacked[1].clone(), stacked[2].clone()
 
 
 def _cross(rows: int, columns: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     return normal(1, 2, rows, size), normal(1, 2, columns, size), normal(1, 2, columns, size) * 2
 
 
-def _shared(heads: int, own: int, length: int, size: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return tuple(normal(2, count, length, size).to(dtype) for count in (heads, own, own))
+def _draw_grouped(
+    heads: int, key_heads: int, length: int, size: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    return tuple(
+        normal(2, count, length, size).to(dtype) for count in (heads, key_heads, key_heads)
+    )
 
 
 def _inside_rows(batch: int, length: int, heads: int, size: int) -> tuple[Tensor, ...]:
@@ -155,76 +169,81 @@ def _inside_rows(batch: int, length: int, heads: int, size: int) -> tuple[Tensor
     )
 
 
-def _marked(name: str, value: float) -> tuple[Tensor, ...]:
+def _draw_with_special(name: str, value: float) -> tuple[Tensor, ...]:
     """With one special number in a tensor."""
-    given = dict(zip(RESULTS, _three(1, 2, 70, 16), strict=True))
-    given[name][0, 1, 20, 3] = value
-    return tuple(given.values())
+    tensors = dict(zip(RESULTS, _draw_three(1, 2, 70, 16), strict=True))
+    tensors[name][0, 1, 20, 3] = value
+    return tuple(tensors.values())
 
 
-CASES: dict[str, Case] = {
-    "ragged": Case(*_three(2, 3, 70, 32)),
-    "exact tiles": Case(*_three(1, 2, 128, 64)),
-    "heads of 40": Case(*_three(1, 2, 70, 40)),
-    "heads of 128": Case(*_three(1, 1, 70, 128)),
-    "causal": Case(*_three(1, 2, 150, 32), causal=True),
-    "causal, exact tiles": Case(*_three(1, 2, 128, 128), causal=True),
-    "causal, more queries than keys": Case(*_cross(150, 70, 16), causal=True),
-    "causal, fewer queries than keys": Case(*_cross(40, 130, 16), causal=True),
-    "keys of another length": Case(*_cross(40, 90, 16)),
-    "values of another size": Case(
+CASES: dict[str, BackwardCase] = {
+    "ragged": BackwardCase(*_draw_three(2, 3, 70, 32)),
+    "exact tiles": BackwardCase(*_draw_three(1, 2, 128, 64)),
+    "heads of 40": BackwardCase(*_draw_three(1, 2, 70, 40)),
+    "heads of 128": BackwardCase(*_draw_three(1, 1, 70, 128)),
+    "causal": BackwardCase(*_draw_three(1, 2, 150, 32), causal=True),
+    "causal, exact tiles": BackwardCase(*_draw_three(1, 2, 128, 128), causal=True),
+    "causal, more queries than keys": BackwardCase(*_cross(150, 70, 16), causal=True),
+    "causal, fewer queries than keys": BackwardCase(*_cross(40, 130, 16), causal=True),
+    "keys of another length": BackwardCase(*_cross(40, 90, 16)),
+    "values of another size": BackwardCase(
         normal(1, 2, 40, 16), normal(1, 2, 90, 16), normal(1, 2, 90, 48)
     ),
-    "own scale": Case(*_three(1, 2, 33, 16), scale=0.3),
-    "heads inside rows": Case(*_inside_rows(2, 70, 3, 32), causal=True),  # type: ignore[arg-type]
-    "a gradient that is one number a row": Case(*_three(1, 2, 70, 32), grad_of_rows=True),
-    "queries' only": Case(*_three(1, 2, 70, 32), wanted=("query",)),
-    "values' only": Case(*_three(1, 2, 70, 32), wanted=("value",)),
-    "keys' and queries'": Case(*_three(1, 2, 70, 32), wanted=("key", "query")),
-    "NaN in a query": Case(*_marked("query", NAN)),  # type: ignore[arg-type]
-    "NaN in a key": Case(*_marked("key", NAN)),  # type: ignore[arg-type]
-    "infinity in a value": Case(*_marked("value", INF)),  # type: ignore[arg-type]
-    "bias": Case(*_three(2, 3, 70, 32), bias=aligned(normal(2, 3, 70, 70))),
-    "bias, a key for nobody and a query without keys": Case(
-        *_three(2, 2, 70, 32), bias=_hidden(2, 70).expand(2, 2, 70, 70)
+    "own scale": BackwardCase(*_draw_three(1, 2, 33, 16), scale=0.3),
+    "heads inside rows": BackwardCase(*_inside_rows(2, 70, 3, 32), causal=True),  # type: ignore[arg-type]
+    "a gradient that is one number a row": BackwardCase(
+        *_draw_three(1, 2, 70, 32), grad_of_rows=True
     ),
-    "bias, one for all heads, keys of another length": Case(
-        *_cross(40, 90, 16), bias=aligned(normal(1, 1, 40, 90)).expand(1, 2, 40, 90)
+    "queries' only": BackwardCase(*_draw_three(1, 2, 70, 32), wanted=("query",)),
+    "values' only": BackwardCase(*_draw_three(1, 2, 70, 32), wanted=("value",)),
+    "keys' and queries'": BackwardCase(*_draw_three(1, 2, 70, 32), wanted=("key", "query")),
+    "NaN in a query": BackwardCase(*_draw_with_special("query", NAN)),  # type: ignore[arg-type]
+    "NaN in a key": BackwardCase(*_draw_with_special("key", NAN)),  # type: ignore[arg-type]
+    "infinity in a value": BackwardCase(*_draw_with_special("value", INF)),  # type: ignore[arg-type]
+    "bias": BackwardCase(*_draw_three(2, 3, 70, 32), bias=align_rows(normal(2, 3, 70, 70))),
+    "bias, a key for nobody and a query without keys": BackwardCase(
+        *_draw_three(2, 2, 70, 32), bias=_draw_bias_with_hidden_keys(2, 70).expand(2, 2, 70, 70)
     ),
-    "bias, fp16": Case(
-        *_three(1, 2, 90, 32, dtype=HALF), bias=_hidden(1, 90, HALF).expand(1, 2, 90, 90)
+    "bias, one for all heads, keys of another length": BackwardCase(
+        *_cross(40, 90, 16), bias=align_rows(normal(1, 1, 40, 90)).expand(1, 2, 40, 90)
     ),
-    "flash, fp16": Case(*_three(1, 2, 70, 64, dtype=HALF), operator="flash"),
-    "flash, bf16, causal, heads of 128": Case(
-        *_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True
+    "bias, fp16": BackwardCase(
+        *_draw_three(1, 2, 90, 32, dtype=HALF),
+        bias=_draw_bias_with_hidden_keys(1, 90, HALF).expand(1, 2, 90, 90),
     ),
-    "flash, fp16, shared keys, causal": Case(
-        *_shared(6, 2, 70, 24, HALF), operator="flash", causal=True
+    "flash, fp16": BackwardCase(*_draw_three(1, 2, 70, 64, dtype=HALF), operator="flash"),
+    "flash, bf16, causal, heads of 128": BackwardCase(
+        *_draw_three(1, 2, 150, 128, dtype=BF16), operator="flash", causal=True
+    ),
+    "flash, fp16, shared keys, causal": BackwardCase(
+        *_draw_grouped(6, 2, 70, 24, HALF), operator="flash", causal=True
     ),  # type: ignore[arg-type]
-    "cudnn, bf16": Case(*_three(1, 2, 90, 32, dtype=BF16), operator="cudnn"),
-    "efficient, fp16": Case(*_three(1, 2, 90, 32, dtype=HALF)),
+    "cudnn, bf16": BackwardCase(*_draw_three(1, 2, 90, 32, dtype=BF16), operator="cudnn"),
+    "efficient, fp16": BackwardCase(*_draw_three(1, 2, 90, 32, dtype=HALF)),
 }
 
 
-def _facts(case: Case) -> list[dict[str, Any]]:
+def _facts(case: BackwardCase) -> list[dict[str, Any]]:
     program, inputs = case.program(), case.inputs()
-    eager, exact = case.expected(torch.float32), case.expected(torch.float64)
+    eager, exact = case.compute_gradients(torch.float32), case.compute_gradients(torch.float64)
     facts = []
     first, *_, last = propose(program, 90)
     for proposal in (first, last):
-        found = interpret(
+        outputs = interpret(
             program,
             proposal,
             inputs,
             lambda text: re.sub(r', input_precision="\w+"', ', input_precision="ieee"', text),
         )
-        for name, got, plain, wide in zip(case.wanted, found, eager, exact, strict=True):
-            assert got is not None
+        for name, output, eager_output, exact_output in zip(
+            case.wanted, outputs, eager, exact, strict=True
+        ):
+            assert output is not None
             facts.append(
                 {
                     "config": dict(proposal.config),
                     "of": name,
-                    **errors(got, _like(plain, got), wide),
+                    **errors(output, _like(eager_output, output), exact_output),
                 }
             )
     return facts

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.compare import errors
-from tests.kernels.islands import interpret, island
+from tests.kernels.traced_programs import interpret, trace_program
 from torch_cudal1.kernels import Proposal, propose
 from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule
 
@@ -39,14 +39,14 @@ def normal(*shape: int) -> Tensor:
 
 def special(*shape: int) -> Tensor:
     """Normal with a NaN and infinities of both signs."""
-    made = normal(*shape)
-    made[1, 2], made[3, 1], made[5, 3], made[5, 4] = (
+    matrix = normal(*shape)
+    matrix[1, 2], matrix[3, 1], matrix[5, 3], matrix[5, 4] = (
         float("nan"),
         float("inf"),
         float("-inf"),
         float("inf"),
     )
-    return made
+    return matrix
 
 
 def of_heads(x: Tensor, y: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def of_heads(x: Tensor, y: Tensor) -> Tensor:
     length, heads, k), y likewise.
     """
     batch, length, heads, k = x.shape
-    left = (
+    first_operand = (
         x.permute(0, 2, 3, 1)
         .clone(memory_format=torch.contiguous_format)
         .view(batch * heads, k, length)
@@ -64,7 +64,7 @@ def of_heads(x: Tensor, y: Tensor) -> Tensor:
         .clone(memory_format=torch.contiguous_format)
         .view(batch * heads, length, y.shape[3])
     )
-    return torch.bmm(left, right)
+    return torch.bmm(first_operand, right)
 
 
 def heads_put_back(x: Tensor, y: Tensor, scale: Tensor, added: Tensor) -> Tensor:
@@ -155,11 +155,13 @@ CASES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
 def proposals(inputs: tuple[Tensor, ...], name: str) -> list[Proposal]:
     """Small tiles of every method, and the folds that are proposed."""
     function, _ = CASES[name]
-    own = [
-        p for p in propose(island(function, inputs), 80, most=100) if p.config["method"] == "fold"
+    template_proposals = [
+        p
+        for p in propose(trace_program(function, inputs), 80, most=100)
+        if p.config["method"] == "fold"
     ]
     tiles = HALF if inputs[0].dtype is torch.float16 else TILES
-    return [*own, *(schedule.proposal() for schedule in tiles)]
+    return [*template_proposals, *(schedule.proposal() for schedule in tiles)]
 
 
 def main() -> None:
@@ -172,7 +174,7 @@ def main() -> None:
         wide = function(*(t.double() for t in inputs))
         exact = wide if isinstance(wide, tuple) else (wide,)
         facts[name] = []
-        program = island(function, inputs)
+        program = trace_program(function, inputs)
         for proposal in proposals(inputs, name):
             outputs = interpret(
                 program, proposal, inputs, lambda text: text.replace('"bf16x6"', '"tf32x3"')

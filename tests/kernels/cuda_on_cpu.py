@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tests.kernels.islands import emitted
+from tests.kernels.traced_programs import emit_program
 from torch_cudal1.ir.program import Alloc, Launch, Program, Value
 from torch_cudal1.kernels.proposal import KernelSource, Proposal
 
@@ -30,8 +30,8 @@ def run_on_cpu(
     program: Program, proposal: Proposal, inputs: Sequence[torch.Tensor], folder: Path
 ) -> list[torch.Tensor]:
     """Outputs of the emitted Program. Memory starts as NaN, so that what nobody wrote shows."""
-    built, lowered = emitted(program, proposal)
-    library = _compiled(lowered.kernels, folder)
+    built, lowered = emit_program(program, proposal)
+    library = _compile(lowered.kernels, folder)
     values: dict[int, torch.Tensor] = dict(enumerate(inputs))
     for step in built.steps:
         if isinstance(step, Alloc):
@@ -56,7 +56,7 @@ def run_on_cpu(
     return [values[value] for value in built.outputs if value is not None]
 
 
-def _compiled(kernels: Sequence[KernelSource], folder: Path) -> ctypes.CDLL:
+def _compile(kernels: Sequence[KernelSource], folder: Path) -> ctypes.CDLL:
     kernel = kernels[0]
     assert kernel.cuda is not None
     runs = [

@@ -14,9 +14,16 @@ from torch import nn
 
 import cudal1
 from tests.fake_gpu import graph_on_a_gpu, on_the_cpu
-from tests.kernels.compare_attention import CASES, CUT_OFF, HALF, program_of, with_relu, written_out
-from tests.kernels.islands import Step, island
-from tests.once import interpreted
+from tests.kernels.compare_attention import (
+    CASES,
+    CUT_OFF,
+    HALF,
+    attend_as_mingpt,
+    program_of,
+    with_relu,
+)
+from tests.kernels.traced_programs import AtenStep, trace_program
+from tests.once import run_interpreted
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.graph.captured import capture_regions
@@ -41,7 +48,7 @@ MASK = torch.tril(torch.ones(1, 1, 64, 64))
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return interpreted("tests.kernels.compare_attention", tmp_path_factory)
+    return run_interpreted("tests.kernels.compare_attention", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,7 +122,7 @@ def test_a_nonsense_proposal_is_refused(config: dict[str, Any]) -> None:
 
 
 def test_queries_that_do_not_stay_in_registers_are_refused() -> None:
-    wide = island(with_relu, (torch.zeros(2, 64, 256),) * 3)
+    wide = trace_program(with_relu, (torch.zeros(2, 64, 256),) * 3)
     assert propose(wide, 90) == ()
     with pytest.raises(NotLowerableError, match="more than 128"):
         lower(wide, Proposal("attention", {}))
@@ -146,23 +153,25 @@ def three(*dtypes: torch.dtype) -> tuple[torch.Tensor, ...]:
     return tuple(torch.zeros(2, 70, 16, dtype=dtype) for dtype in dtypes)
 
 
-def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def attend_in_half_type(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1).to(v.dtype), v)
 
 
-def rounded_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def attend_with_weights_rounded_twice(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
     return torch.bmm(
         torch.bmm(q, k.transpose(1, 2)).softmax(-1, dtype=torch.float32).bfloat16().half(), v
     )
 
 
 def test_products_of_two_types_are_refused() -> None:
-    reason = refusal(island(rounded, three(torch.float32, torch.float32, HALF)))
+    reason = refusal(trace_program(attend_in_half_type, three(torch.float32, torch.float32, HALF)))
     assert (
         reason == "a product of torch.float32 for the scores and of torch.float16 with the values"
     )
     assert (
-        refusal(island(rounded, three(HALF, HALF, torch.float32)))
+        refusal(trace_program(attend_in_half_type, three(HALF, HALF, torch.float32)))
         == "a product of torch.float16 and torch.float32"
     )
 
@@ -173,15 +182,15 @@ def test_products_of_two_types_are_refused() -> None:
     ids=["keys", "values"],
 )
 def test_a_fused_operator_of_two_types_is_refused(odd: int, reason: str) -> None:
-    given = [torch.zeros(1, 2, 70, 16).half() for _ in range(3)]
-    given[odd] = given[odd].float()
+    inputs = [torch.zeros(1, 2, 70, 16).half() for _ in range(3)]
+    inputs[odd] = inputs[odd].float()
     args = (Value(0), Value(1), Value(2), 0.0, False)
-    step = Step("aten._scaled_dot_product_flash_attention.default", args, 9, lambda *_: None)
-    assert reason in refusal(step.program(given, "cuda"))
+    step = AtenStep("aten._scaled_dot_product_flash_attention.default", args, 9, lambda *_: None)
+    assert reason in refusal(step.program(inputs, "cuda"))
 
 
 def test_queries_and_keys_of_two_types_are_refused() -> None:
-    half = island(with_relu, three(HALF, HALF, HALF))
+    half = trace_program(with_relu, three(HALF, HALF, HALF))
     assert propose(half, 90)
     keys = replace(half.inputs[1], dtype="float32")
     assert "expected scalar type" in refusal(
@@ -191,7 +200,9 @@ def test_queries_and_keys_of_two_types_are_refused() -> None:
 
 def test_weights_rounded_to_another_type_than_the_values_are_refused() -> None:
     """The second product reads them in its own type, eager in one that holds less."""
-    assert "rounded to another type" in refusal(island(rounded_twice, three(HALF, HALF, HALF)))
+    assert "rounded to another type" in refusal(
+        trace_program(attend_with_weights_rounded_twice, three(HALF, HALF, HALF))
+    )
 
 
 def test_the_exact_result_has_no_rounded_weights() -> None:
@@ -203,7 +214,7 @@ def test_the_exact_result_has_no_rounded_weights() -> None:
         exact = exact_outputs(on_the_cpu(program_of(function, inputs)), inputs, torch.device("cpu"))
         assert not isinstance(exact, Infeasible)
         torch.testing.assert_close(
-            exact[0], function(*(one.double() for one in inputs)), rtol=1e-12, atol=1e-12
+            exact[0], function(*(tensor.double() for tensor in inputs)), rtol=1e-12, atol=1e-12
         )
 
 
@@ -211,14 +222,14 @@ def whole(*, inner: int = 32, also: bool = False) -> Region:
     """A model's graph: projections around attention. `also`: the weights are a result too."""
 
     def model(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor) -> Any:
-        out = written_out(x @ w, torch.sin(x), x * 2, mask)
+        out = attend_as_mingpt(x @ w, torch.sin(x), x * 2, mask)
         return (
             (torch.tanh(out) @ w, torch.bmm(x, x.transpose(1, 2)).softmax(-1))
             if also
             else torch.tanh(out) @ w
         )
 
-    program: Program = island(
+    program: Program = trace_program(
         model, (torch.randn(2, 64, inner), torch.randn(inner, inner), MASK), device="cpu"
     )
     return Region(program, tuple("input" for _ in program.inputs), "inference", "whole", "model")
@@ -228,26 +239,26 @@ def targets(region: Region) -> list[str]:
     return [step.target.split(".")[1] for step in region.program.steps]  # type: ignore[union-attr]
 
 
-def test_written_out_attention_is_one_island_and_splices_back() -> None:
+def test_written_out_attention_is_one_fusion_group_and_splices_back() -> None:
     region = whole(also=True)
-    found = [
+    groups = [
         i for i in partition(region, products=True).groups if targets(i.region).count("bmm") == 2
     ]
-    assert len(found) == 1
-    assert "_softmax" in targets(found[0].region)
-    assert targets(found[0].region)[-1] in (
+    assert len(groups) == 1
+    assert "_softmax" in targets(groups[0].region)
+    assert targets(groups[0].region)[-1] in (
         "view",
         "clone",
         "tanh",
     )  # heads go back inside rows, and what follows element by element
-    given = [torch.randn(spec.shape) for spec in region.program.inputs]
+    inputs = [torch.randn(spec.shape) for spec in region.program.inputs]
     spliced = splice(
         region.program,
-        {island: island.region.program for island in partition(region, products=True).groups},
+        {group: group.region.program for group in partition(region, products=True).groups},
     )
     for expected, got in zip(
-        prepare(region.program, torch.device("cpu"))(given),
-        prepare(spliced, torch.device("cpu"))(given),
+        prepare(region.program, torch.device("cpu"))(inputs),
+        prepare(spliced, torch.device("cpu"))(inputs),
         strict=True,
     ):
         torch.testing.assert_close(got, expected)
@@ -261,19 +272,20 @@ def test_attention_of_long_queries_or_without_products_stays_in_parts() -> None:
     assert all("bmm" not in targets(i.region) for i in partition(whole()).groups)
 
 
-def heads_repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+def repeat_traced_heads(x: torch.Tensor, times: int) -> torch.Tensor:
     """What a graph holds of Hugging Face's `repeat_kv`."""
     aten = torch.ops.aten
-    batch, own, length, size = x.shape
-    wide = aten.expand(aten.unsqueeze(x, 2), [batch, own, times, length, size])
+    batch, key_heads, length, size = x.shape
+    wide = aten.expand(aten.unsqueeze(x, 2), [batch, key_heads, times, length, size])
     return aten._unsafe_view(
-        aten.clone(wide, memory_format=torch.contiguous_format), [batch, own * times, length, size]
+        aten.clone(wide, memory_format=torch.contiguous_format),
+        [batch, key_heads * times, length, size],
     )
 
 
-def fused_on_a_gpu(*, times: int, also: bool = False) -> Region:
+def capture_fused_attention(*, times: int, also: bool = False) -> Region:
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        keys, values = (heads_repeated(x, times) if times > 1 else x for x in (k, v))
+        keys, values = (repeat_traced_heads(x, times) if times > 1 else x for x in (k, v))
         out = torch.ops.aten._scaled_dot_product_flash_attention(q, keys, values, 0.0, True)[0] * 2
         return (out, keys) if also else out
 
@@ -284,28 +296,28 @@ def fused_on_a_gpu(*, times: int, also: bool = False) -> Region:
 
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_fused_operator_reads_the_few_heads_of_keys_that_there_are(times: int) -> None:
-    region = fused_on_a_gpu(times=times)
-    (island,) = (
+    region = capture_fused_attention(times=times)
+    (group,) = (
         i
         for i in partition(region, products=True).groups
         if "_scaled_dot_product_flash_attention" in targets(i.region)
     )
-    assert sorted(spec.shape for spec in island.region.program.inputs) == [
+    assert sorted(spec.shape for spec in group.region.program.inputs) == [
         (2, 2, 70, 40),
         (2, 2, 70, 40),
         (2, 8, 70, 40),
     ]
-    assert len(propose(island.region.program, 90)) >= 2
+    assert len(propose(group.region.program, 90)) >= 2
 
 
 def test_repeated_keys_that_something_else_reads_are_written_once() -> None:
-    region = fused_on_a_gpu(times=4, also=True)
-    (island,) = (
+    region = capture_fused_attention(times=4, also=True)
+    (group,) = (
         i
         for i in partition(region, products=True).groups
         if "_scaled_dot_product_flash_attention" in targets(i.region)
     )
-    assert sorted(spec.shape for spec in island.region.program.inputs) == [
+    assert sorted(spec.shape for spec in group.region.program.inputs) == [
         (2, 2, 70, 40),
         (2, 8, 70, 40),
         (2, 8, 70, 40),
@@ -313,18 +325,18 @@ def test_repeated_keys_that_something_else_reads_are_written_once() -> None:
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
-    given = (torch.zeros(1, 6, 70, 16).half(), *(torch.zeros(1, 4, 70, 16).half(),) * 2)
-    step = Step(
+    inputs = (torch.zeros(1, 6, 70, 16).half(), *(torch.zeros(1, 4, 70, 16).half(),) * 2)
+    step = AtenStep(
         "aten._scaled_dot_product_flash_attention.default",
         (Value(0), Value(1), Value(2)),
         9,
         lambda *_: None,
     )
     with pytest.raises(NotLowerableError, match="1 x 4 heads for queries of 1 x 6"):
-        lower(step.program(given, "cuda"), Proposal("attention", {}))
+        lower(step.program(inputs, "cuda"), Proposal("attention", {}))
 
 
-class Attended(nn.Module):
+class GroupedQueryAttention(nn.Module):
     """Four heads of queries for each of keys."""
 
     def __init__(self) -> None:
@@ -333,8 +345,8 @@ class Attended(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = [
-            one.unflatten(-1, (-1, 32)).transpose(1, 2)
-            for one in (self.project(x), *self.shared(x).chunk(2, -1))
+            heads.unflatten(-1, (-1, 32)).transpose(1, 2)
+            for heads in (self.project(x), *self.shared(x).chunk(2, -1))
         ]
         return (
             nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
@@ -350,7 +362,7 @@ def test_a_model_of_half_types_is_one_region_on_a_gpu_and_served(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
     module, x = (
-        Attended().cuda().to(dtype).eval(),
+        GroupedQueryAttention().cuda().to(dtype).eval(),
         torch.randn(2, 512, 256, device="cuda", dtype=dtype),
     )
     with torch.no_grad():
@@ -369,8 +381,8 @@ def test_both_ways_of_fp32s_accuracy_are_proposed_with_and_without_a_softmax() -
     """
     methods = {}
     for name in ("relu", "ragged"):
-        function, given = CASES[name]
+        function, inputs = CASES[name]
         methods[name] = {
-            proposal.config["method"] for proposal in propose(program_of(function, given), 90)
+            proposal.config["method"] for proposal in propose(program_of(function, inputs), 90)
         }
     assert methods == {"relu": {"tf32x3", "bf16x6"}, "ragged": {"tf32x3", "bf16x6"}}

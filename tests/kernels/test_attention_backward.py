@@ -15,9 +15,9 @@ from torch import nn
 
 import cudal1
 from tests.fake_gpu import graph_on_a_gpu
-from tests.kernels.compare_attention_backward import CASES, Case, _three
+from tests.kernels.compare_attention_backward import CASES, BackwardCase, _draw_three
 from tests.kernels.compare_products import normal
-from tests.once import interpreted
+from tests.once import run_interpreted
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.graph.fusion.partition import FusionGroup, partition
@@ -44,7 +44,7 @@ Facts = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return interpreted("tests.kernels.compare_attention_backward", tmp_path_factory)
+    return run_interpreted("tests.kernels.compare_attention_backward", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -87,7 +87,7 @@ def test_offsets_beyond_31_bits_are_computed_in_64() -> None:
 
 def test_tensor_memory_is_not_filled_beyond_what_there_is() -> None:
     """There Triton would emit a body that only traps."""
-    case = Case(*_three(1, 2, 128, 64))
+    case = BackwardCase(*_draw_three(1, 2, 128, 64))
     pieces = [(p.config["method"], p.config["own"]) for p in propose(case.program(), 100)]
     assert set(pieces) == {("tf32x3", 64), ("tf32x3", 32), ("bf16x6", 32)}
     assert ("bf16x6", 128) in [
@@ -110,7 +110,7 @@ def test_a_causal_mask_skips_blocks_on_both_sides_of_the_diagonal() -> None:
     assert "range(0, 70, 32)" in text_of("ragged", "queries")
 
 
-def test_of_gradients_that_nobody_reads_no_kernel_is_made() -> None:
+def test_no_kernel_is_made_for_gradients_that_are_not_read() -> None:
     def kernels(name: str) -> list[str]:
         program = CASES[name].program()
         return [
@@ -123,7 +123,7 @@ def test_of_gradients_that_nobody_reads_no_kernel_is_made() -> None:
 
 
 def test_shared_memory_of_small_gpus_is_not_asked_for_in_vain() -> None:
-    reference = Case(*_three(1, 2, 128, 128)).program()
+    reference = BackwardCase(*_draw_three(1, 2, 128, 128)).program()
     assert {proposal.config["own"] for proposal in propose(reference, 90)} == {64, 32}
     assert {proposal.config["own"] for proposal in propose(reference, 86)} == {32}
 
@@ -175,7 +175,7 @@ def refusal(program: Program) -> str:
     return str(caught.value)
 
 
-def changed(program: Program, position: int, argument: Any) -> Program:
+def replace_argument(program: Program, position: int, argument: Any) -> Program:
     """The step with another argument at that place."""
     (step,) = program.steps
     assert isinstance(step, Aten)
@@ -189,11 +189,11 @@ def test_what_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
     plain = CASES["ragged"].program()
     (step,) = plain.steps
     assert isinstance(step, Aten)
-    assert "no dropout" in refusal(changed(plain, 9, 0.1))
-    assert "a bias for every score" in refusal(changed(plain, 4, step.args[1]))
+    assert "no dropout" in refusal(replace_argument(plain, 9, 0.1))
+    assert "a bias for every score" in refusal(replace_argument(plain, 4, step.args[1]))
     cudnn = CASES["cudnn, bf16"].program()
-    assert "bias of the efficient operators" in refusal(changed(cudnn, 8, Value(1)))
-    assert "heads of at most 128" in refusal(Case(*_three(1, 1, 40, 160)).program())
+    assert "bias of the efficient operators" in refusal(replace_argument(cudnn, 8, Value(1)))
+    assert "heads of at most 128" in refusal(BackwardCase(*_draw_three(1, 1, 40, 160)).program())
     assert "one log-sum-exp" in refusal(
         replace(plain, inputs=(*plain.inputs[:5], plain.inputs[4], *plain.inputs[6:]))
     )  # `out`
@@ -202,7 +202,7 @@ def test_what_the_kernels_do_not_serve_is_refused_with_the_reason() -> None:
     flash = CASES["flash, fp16"].program()
     (step,) = flash.steps
     assert isinstance(step, Aten)
-    assert "no packed sequences" in refusal(changed(flash, 6, step.args[-1]))
+    assert "no packed sequences" in refusal(replace_argument(flash, 6, step.args[-1]))
     odd = replace(flash.inputs[2], shape=(1, 3, 70, 64), strides=(3 * 70 * 64, 70 * 64, 64, 1))
     assert "which divide" in refusal(
         replace(flash, inputs=(*flash.inputs[:2], odd, odd, *flash.inputs[4:]))
@@ -216,7 +216,7 @@ def test_causal_masks_that_operators_align_differently_are_refused(
     operator: str, served: bool
 ) -> None:
     rows, columns = normal(1, 2, 40, 16).half(), normal(1, 2, 90, 16).half()
-    program = Case(rows, columns, columns, causal=True, operator=operator).program()
+    program = BackwardCase(rows, columns, columns, causal=True, operator=operator).program()
     if served:
         assert propose(program, 90)
     else:
@@ -253,21 +253,21 @@ def test_the_exact_result_is_autograds_in_float64(name: str) -> None:
     )
     (grad, *_), rest = case.inputs(), case.inputs()[6:]
     out, total = case.forward(torch.float64)
-    found = exact_outputs(
+    gradients = exact_outputs(
         case.program(),
         [grad, case.query, case.key, case.value, out, total, *rest],
         torch.device("cpu"),
     )
-    assert not isinstance(found, Infeasible)
-    given = [one.clone().requires_grad_() for one in (case.query, case.key, case.value)]
+    assert not isinstance(gradients, Infeasible)
+    leaves = [tensor.clone().requires_grad_() for tensor in (case.query, case.key, case.value)]
     how: dict[str, Any] = {
         "is_causal": case.causal,
         "scale": case.scale,
         "attn_mask": bias,
         "enable_gqa": True,
     }
-    made = nn.functional.scaled_dot_product_attention(*given, **how)
-    for got, expected in zip(found, torch.autograd.grad(made, given, grad), strict=True):
+    attended = nn.functional.scaled_dot_product_attention(*leaves, **how)
+    for got, expected in zip(gradients, torch.autograd.grad(attended, leaves, grad), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -277,7 +277,7 @@ def test_causal_blocks_are_no_larger_than_pytorchs_so_that_a_hidden_nan_reaches_
 ) -> None:
     case = CASES[name]
     sizes = {
-        max(int(p.config[one]) for one in ("own", "other")) for p in propose(case.program(), 90)
+        max(int(p.config[side]) for side in ("own", "other")) for p in propose(case.program(), 90)
     }
     assert max(sizes) == 64
     plain = propose(replace(case, causal=False).program(), 90)
@@ -285,29 +285,31 @@ def test_causal_blocks_are_no_larger_than_pytorchs_so_that_a_hidden_nan_reaches_
 
 
 def test_in_the_exact_result_nothing_that_the_mask_hides_takes_part() -> None:
-    case = Case(*_three(1, 1, 70, 16), causal=True)
-    inputs = [one.clone() for one in case.inputs()]
+    case = BackwardCase(*_draw_three(1, 1, 70, 16), causal=True)
+    inputs = [gradient.clone() for gradient in case.inputs()]
     inputs[0][0, 0, 20, 3] = inputs[1][0, 0, 30, 2] = float(
         "nan"
     )  # of the gradient's row 20, of query 30
-    found = exact_outputs(case.program(), inputs, torch.device("cpu"))
-    assert not isinstance(found, Infeasible)
+    gradients = exact_outputs(case.program(), inputs, torch.device("cpu"))
+    assert not isinstance(gradients, Infeasible)
     of_query, of_key, of_value = (
-        [] if one is None else one.isnan().any(-1)[0, 0].nonzero().flatten().tolist()
-        for one in found
+        [] if gradient is None else gradient.isnan().any(-1)[0, 0].nonzero().flatten().tolist()
+        for gradient in gradients
     )
     assert of_query == [20, 30]
     assert of_key == of_value == list(range(31))
 
 
 def test_it_counts_five_products_and_the_longest_sum() -> None:
-    program = Case(normal(1, 2, 150, 16), normal(1, 2, 70, 16), normal(1, 2, 70, 48)).program()
+    program = BackwardCase(
+        normal(1, 2, 150, 16), normal(1, 2, 70, 16), normal(1, 2, 70, 48)
+    ).program()
     assert estimate_cost(program).flops == 2 * (1 * 2 * 150 * 70) * (3 * 16 + 2 * 48)
     assert analyse(program).longest_reduction == 150
     assert is_shortlisted(FAMILY)
 
 
-def step_on_a_gpu(*, causal: bool) -> Region:
+def capture_training_step(*, causal: bool) -> Region:
     """Attention between projections, forward and backward, as a GPU's process traces them."""
     aten = torch.ops.aten
 
@@ -315,40 +317,42 @@ def step_on_a_gpu(*, causal: bool) -> Region:
         q, k, v = (
             aten.select((x @ w).view(8, 1024, 3, 4, 32), 2, i).transpose(1, 2) for i in range(3)
         )
-        made = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
-        out, total, seed, offset = made
+        results = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+        out, total, seed, offset = results
         back = grad.view(8, 1024, 4, 32).transpose(1, 2) * 2
         mask = [True, True, True, False]
-        found = aten._scaled_dot_product_efficient_attention_backward(
+        gradients = aten._scaled_dot_product_efficient_attention_backward(
             back, q, k, v, None, out, total, seed, offset, 0.0, mask, causal
         )
-        whole = aten.stack([one.transpose(1, 2) for one in found[:3]], 2).reshape(8192, 384)
-        return out, x.reshape(8192, 128).t() @ whole
+        packed = aten.stack([gradient.transpose(1, 2) for gradient in gradients[:3]], 2).reshape(
+            8192, 384
+        )
+        return out, x.reshape(8192, 128).t() @ packed
 
     return lower_graph(graph_on_a_gpu(model, (8, 1024, 128), (128, 384), (8, 1024, 128))).region
 
 
-def backward_island(region: Region) -> FusionGroup:
-    found = [
+def find_backward_group(region: Region) -> FusionGroup:
+    groups = [
         i
         for i in find_product_groups(region)
         if "efficient_attention_backward" in str(i.region.program.steps)
     ]
-    assert len(found) == 1
-    return found[0]
+    assert len(groups) == 1
+    return groups[0]
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_backward_of_a_training_step_is_an_island_by_itself_and_has_proposals(
+def test_the_backward_of_a_training_step_is_a_fusion_group_of_its_own_with_proposals(
     causal: bool,
 ) -> None:
-    island = backward_island(step_on_a_gpu(causal=causal))
-    assert len(island.steps) == 1
-    assert len(island.region.program.outputs) == 3
-    assert len(propose(island.region.program, 90)) >= 6
+    group = find_backward_group(capture_training_step(causal=causal))
+    assert len(group.steps) == 1
+    assert len(group.region.program.outputs) == 3
+    assert len(propose(group.region.program, 90)) >= 6
     assert [
         kernel.symbol.split("_")[1]
-        for kernel in lower(island.region.program, propose(island.region.program, 90)[0]).kernels
+        for kernel in lower(group.region.program, propose(group.region.program, 90)[0]).kernels
     ] == [
         "delta",
         "queries",
@@ -359,35 +363,36 @@ def test_the_backward_of_a_training_step_is_an_island_by_itself_and_has_proposal
 def test_without_products_it_stays_with_inductor() -> None:
     assert all(
         "attention" not in str(i.region.program.steps)
-        for i in partition(step_on_a_gpu(causal=True)).groups
+        for i in partition(capture_training_step(causal=True)).groups
     )
 
 
-class Attended(nn.Module):
+class SelfAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.project, self.back = nn.Linear(256, 768), nn.Linear(256, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = [
-            one.unflatten(-1, (-1, 64)).transpose(1, 2) for one in self.project(x).chunk(3, -1)
+            heads_of_rows.unflatten(-1, (-1, 64)).transpose(1, 2)
+            for heads_of_rows in self.project(x).chunk(3, -1)
         ]
-        made = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.back(made.transpose(1, 2).flatten(2))
+        attended = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.back(attended.transpose(1, 2).flatten(2))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_training_step_of_fp32_attention_has_eagers_gradients(tmp_path: Path) -> None:
-    module, x = Attended().cuda(), torch.randn(4, 1024, 256, device="cuda", requires_grad=True)
-    wanted = (x, *module.parameters())
+    module, x = SelfAttention().cuda(), torch.randn(4, 1024, 256, device="cuda", requires_grad=True)
+    leaves = (x, *module.parameters())
     weights = torch.randn(4, 1024, 256, device="cuda")
     expected = torch.autograd.grad(
-        (module(x) * weights).sum(), wanted
+        (module(x) * weights).sum(), leaves
     )  # before: the module itself is what is accelerated
     served = cudal1.accelerate(
         module, (x,), cache_dir=tmp_path, on_miss="tune", budget_s=60.0, strictness="error"
     )
-    found = torch.autograd.grad((served(x) * weights).sum(), wanted)
-    for got, plain in zip(found, expected, strict=True):
+    gradients = torch.autograd.grad((served(x) * weights).sum(), leaves)
+    for got, plain in zip(gradients, expected, strict=True):
         torch.testing.assert_close(got, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))

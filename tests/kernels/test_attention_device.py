@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.kernels import compare_attention, compare_attention_backward, compare_products
 from tests.kernels.compare import errors, outputs_of
-from tests.kernels.islands import island
-from tests.kernels.test_device import placed
+from tests.kernels.test_device import place_on_gpu
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import Program
 from torch_cudal1.kernels import Proposal, build, propose
@@ -41,13 +41,13 @@ def check(
     """
     major, minor = torch.cuda.get_device_capability()
     built = [
-        (one, found)
-        for one in propose(program, 10 * major + minor)
-        if (found := usable(program, one, 10 * major + minor))
+        (proposal, accepted)
+        for proposal in propose(program, 10 * major + minor)
+        if (accepted := usable(program, proposal, 10 * major + minor))
     ]
     assert built
-    for proposal, found in built:
-        run = prepare(found, torch.device("cuda"))
+    for proposal, accepted in built:
+        run = prepare(accepted, torch.device("cuda"))
         first, second = run(list(inputs)), run(list(inputs))
         for got, again, plain, wide in zip(first, second, eager, exact, strict=True):
             assert got is not None
@@ -75,7 +75,7 @@ def usable(program: Program, proposal: Proposal, sm: int) -> Program | None:
 
 
 def by_pytorch(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What the island's own steps give here: a fused operator is PyTorch's."""
+    """What the Program's own steps give here: a fused operator is PyTorch's."""
     return [
         tensor
         for tensor in prepare(program, torch.device("cuda"))(list(inputs))
@@ -85,13 +85,14 @@ def by_pytorch(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", compare_attention.CASES)
 def test_attention_matches_float64_and_the_operator(name: str) -> None:
-    function, given = compare_attention.CASES[name]
+    function, host_inputs = compare_attention.CASES[name]
     program, inputs = (
-        compare_attention.program_of(function, given),
-        [placed(tensor) for tensor in given],
+        compare_attention.program_of(function, host_inputs),
+        [place_on_gpu(tensor) for tensor in host_inputs],
     )
     exact = [
-        tensor.cuda() for tensor in outputs_of(function, [tensor.double() for tensor in given])
+        tensor.cuda()
+        for tensor in outputs_of(function, [tensor.double() for tensor in host_inputs])
     ]
     check(program, inputs, by_pytorch(program, inputs), exact)
 
@@ -99,21 +100,21 @@ def test_attention_matches_float64_and_the_operator(name: str) -> None:
 @pytest.mark.parametrize("name", compare_attention_backward.CASES)
 def test_gradients_match_float64_and_the_operator(name: str) -> None:
     case = compare_attention_backward.CASES[name]
-    program, inputs = case.program(), [placed(tensor) for tensor in case.inputs()]
+    program, inputs = case.program(), [place_on_gpu(tensor) for tensor in case.inputs()]
     check(
         program,
         inputs,
         by_pytorch(program, inputs),
-        [tensor.cuda() for tensor in case.expected(torch.float64)],
+        [tensor.cuda() for tensor in case.compute_gradients(torch.float64)],
     )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_batched_products_match_float64(name: str) -> None:
-    function, given = compare_products.CASES[name]
-    inputs = [placed(tensor) for tensor in given]
+    function, host_inputs = compare_products.CASES[name]
+    inputs = [place_on_gpu(tensor) for tensor in host_inputs]
     exact = outputs_of(function, [tensor.double() for tensor in inputs])
-    check(island(function, given), inputs, outputs_of(function, inputs), exact)
+    check(trace_program(function, host_inputs), inputs, outputs_of(function, inputs), exact)
 
 
 def test_in_plain_tf32_it_is_as_exact_as_pytorchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,20 +122,24 @@ def test_in_plain_tf32_it_is_as_exact_as_pytorchs_products(monkeypatch: pytest.M
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     inputs = tuple(compare_products.normal(4, 256, 64).abs() for _ in range(3))
     program = compare_attention.program_of(compare_attention.with_relu, inputs)
-    given = [tensor.cuda() for tensor in inputs]
-    exact = compare_attention.with_relu(*(tensor.double() for tensor in given))
+    device_inputs = [tensor.cuda() for tensor in inputs]
+    exact = compare_attention.with_relu(*(tensor.double() for tensor in device_inputs))
 
-    def error(found: Tensor | None) -> float:
-        assert found is not None
-        return float((found.double() - exact).square().mean().sqrt())
+    def error(output: Tensor | None) -> float:
+        assert output is not None
+        return float((output.double() - exact).square().mean().sqrt())
 
     major, minor = torch.cuda.get_device_capability()
     sm = 10 * major + minor
-    eager = error(compare_attention.with_relu(*given))
-    plain = [one for one in propose(program, sm, ["matmul"]) if one.config["method"] == "tf32"]
+    eager = error(compare_attention.with_relu(*device_inputs))
+    plain = [
+        proposal
+        for proposal in propose(program, sm, ["matmul"])
+        if proposal.config["method"] == "tf32"
+    ]
     assert plain
     for proposal in plain:
         assert (
-            error(prepare(build(program, proposal, sm), torch.device("cuda"))(given)[0])
+            error(prepare(build(program, proposal, sm), torch.device("cuda"))(device_inputs)[0])
             <= 1.5 * eager
         ), proposal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.nodes import Leaf
 from torch_cudal1.kernels.ops.attention_ops import HANDLERS, is_attention
@@ -16,7 +16,7 @@ X = torch.empty(2, 64, 32)
 
 def test_a_product_of_another_products_elements_is_attention() -> None:
     def nodes(function):
-        return tuple(o.node for o in trace(island(function, (X,))).outputs)
+        return tuple(o.node for o in trace(trace_program(function, (X,))).outputs)
 
     assert is_attention(nodes(lambda x: (x @ x.mT).softmax(-1) @ x))
     assert not is_attention(nodes(lambda x: (x @ x.mT).softmax(-1)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.compare_attention_backward import CASES
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.templates.attention_step import is_backward, read_backward
 
@@ -23,7 +23,7 @@ def test_a_step_has_all_its_tensors(name: str) -> None:
 
 
 def test_other_programs_are_refused() -> None:
-    program = island(torch.relu, (torch.empty(8),))
+    program = trace_program(torch.relu, (torch.empty(8),))
     assert not is_backward(program)
     with pytest.raises(NotLowerableError, match="no backward"):
         read_backward(program)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.api.special import log_bessel_i, log_bessel_k
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
@@ -39,7 +39,7 @@ def eight_bits(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> t
 
 
 # family and variety -> (function, inputs)
-ISLANDS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "softmax": (lambda x: (x * 0.5).softmax(-1), (X.half(),)),
     "log_softmax, rows not contiguous": (lambda x: x.log_softmax(1), (X4,)),
     "layer norm with statistics": (
@@ -101,9 +101,9 @@ def launches(program: Program) -> list[Launch]:
     return [step for step in program.steps if isinstance(step, Launch)]
 
 
-@pytest.mark.parametrize("name", ISLANDS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_program_fits_the_reference_and_its_own_machine_code(name: str) -> None:
-    reference = island(*ISLANDS[name])
+    reference = trace_program(*FUNCTIONS[name])
     built = build(reference, propose(reference, 90)[0], 90)
     check_program(built)
     assert built.inputs == reference.inputs
@@ -137,7 +137,7 @@ def test_the_program_fits_the_reference_and_its_own_machine_code(name: str) -> N
     ],
 )
 def test_each_family_compiles_for_each_architecture(name: str, sm: int) -> None:
-    reference = island(*ISLANDS[name])
+    reference = trace_program(*FUNCTIONS[name])
     built = build(reference, propose(reference, sm)[-1], sm)
     for launch in launches(built):
         check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, sm)
@@ -147,11 +147,11 @@ def test_each_family_compiles_for_each_architecture(name: str, sm: int) -> None:
 def test_output_specs_are_exactly_those_of_eager() -> None:
     last = torch.empty(2, 6, 4, 5).to(memory_format=torch.channels_last)
     for function, inputs in (
-        *ISLANDS.values(),
+        *FUNCTIONS.values(),
         (lambda a: F.relu(a) + 1, (last,)),
         (lambda a: a.t() * 2, (X,)),
     ):
-        reference = island(function, inputs)
+        reference = trace_program(function, inputs)
         proposal = propose(reference, 90)[0]
         eager = function(*inputs) if sum(t.numel() for t in inputs) < 1e6 else None
         written = lower(reference, proposal).written
@@ -162,15 +162,15 @@ def test_output_specs_are_exactly_those_of_eager() -> None:
 
 
 def test_every_output_has_one_alloc_and_unneeded_ones_have_none() -> None:
-    reference = island(*ISLANDS["layer norm with statistics"])
-    everything = build(reference, propose(reference, 90)[0], 90)
-    assert sum(isinstance(step, Alloc) for step in everything.steps) == 3
+    reference = trace_program(*FUNCTIONS["layer norm with statistics"])
+    all_outputs = build(reference, propose(reference, 90)[0], 90)
+    assert sum(isinstance(step, Alloc) for step in all_outputs.steps) == 3
     only = replace(reference, outputs=(reference.outputs[0],))
     assert sum(isinstance(step, Alloc) for step in build(only, propose(only, 90)[0], 90).steps) == 1
 
 
 def test_building_twice_gives_the_same_bytes_and_leaves_the_environment_alone() -> None:
-    reference = island(*ISLANDS["softmax"])
+    reference = trace_program(*FUNCTIONS["softmax"])
     before = dict(os.environ)
     first, second = (build(reference, propose(reference, 90)[0], 90) for _ in range(2))
     assert first.digest == second.digest
@@ -182,11 +182,11 @@ def test_building_twice_gives_the_same_bytes_and_leaves_the_environment_alone() 
 
 
 def test_a_constant_of_the_reference_stays_a_payload() -> None:
-    reference = island(lambda x, w: x * w, (X, W))
-    held = replace(
+    reference = trace_program(lambda x, w: x * w, (X, W))
+    with_constant = replace(
         reference, inputs=reference.inputs[:1], constants=("w",), payloads={"w": torch.ones(1000)}
     )
-    built = build(held, propose(held, 90)[0], 90)
+    built = build(with_constant, propose(with_constant, 90)[0], 90)
     assert built.constants == ("w",)
     assert torch.equal(built.payloads["w"], torch.ones(1000))
 
@@ -217,7 +217,7 @@ def test_a_nonsense_proposal_is_refused_by_name(
     family: str, config: dict[str, int | str | bool], word: str
 ) -> None:
     with pytest.raises(ProgramError, match=word):
-        lower(island(*ISLANDS["softmax"]), Proposal(family, config))
+        lower(trace_program(*FUNCTIONS["softmax"]), Proposal(family, config))
 
 
 def test_every_unary_function_compiles_to_code_without_module_memory() -> None:
@@ -226,7 +226,9 @@ def test_every_unary_function_compiles_to_code_without_module_memory() -> None:
     """
     table = FLOAT_UNARY | activations.FLOAT_UNARY
     names = [name for name in table if hasattr(torch.ops.aten, name)]
-    reference = island(lambda x: tuple(getattr(torch.ops.aten, name)(x) for name in names), (X,))
+    reference = trace_program(
+        lambda x: tuple(getattr(torch.ops.aten, name)(x) for name in names), (X,)
+    )
     built = build(reference, propose(reference, 90)[0], 90)
     (launch,) = launches(built)
     check_launch(inspect_cubin(bytes(built.payloads[launch.payload].numpy())), launch, 90)

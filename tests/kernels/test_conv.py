@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
 from torch_cudal1.ir.program import Launch
@@ -33,8 +33,8 @@ def normal(*shape: int) -> Tensor:
     """Standard normal, the same at every run, in what TF32 holds: products are exact, and only sums
     round.
     """
-    whole = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
-    return ((whole.view(torch.int32) + 4096) & -8192).view(torch.float32)
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return ((values.view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 
 def cut(**how: int) -> ConvSchedule:
@@ -44,13 +44,13 @@ def cut(**how: int) -> ConvSchedule:
     )
 
 
-def normed(y: Tensor, *vectors: Tensor) -> Tensor:
+def normalise(y: Tensor, *vectors: Tensor) -> Tensor:
     """Batch norm in inference: scale, shift, mean, and what the variance is the square of."""
     scale, shift, mean, deviation = vectors
-    made: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
+    normalised: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         y, scale, shift, mean, deviation * deviation, 0.1, 1e-5
     )[0]
-    return made
+    return normalised
 
 
 # name -> (schedule, function, shapes of its inputs)
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[ConvSchedule, Callable[..., Any], tuple[tuple[int, ...], 
     ),
     "batch norm, residual and relu": (
         cut(y=4, x=32, columns=16),
-        lambda x, w, r, *vectors: F.relu(normed(F.conv2d(x, w), *vectors) + r),
+        lambda x, w, r, *vectors: F.relu(normalise(F.conv2d(x, w), *vectors) + r),
         ((2, 8, 9, 18), (12, 8, 3, 3), (2, 12, 7, 16), *[(12,)] * 4),
     ),
     "three channels, odd width, two blocks of columns": (
@@ -135,7 +135,7 @@ CASES: dict[str, tuple[ConvSchedule, Callable[..., Any], tuple[tuple[int, ...], 
 def test_convolutions_match_float64(name: str, tmp_path: Path) -> None:
     schedule, function, shapes = CASES[name]
     inputs = tuple(normal(*shape) for shape in shapes)
-    (got,) = run_on_cpu(island(function, inputs), schedule.proposal(), inputs, tmp_path)
+    (got,) = run_on_cpu(trace_program(function, inputs), schedule.proposal(), inputs, tmp_path)
     eager, exact = function(*inputs), function(*(t.double() for t in inputs))
     assert (got.shape, got.stride(), got.dtype) == (eager.shape, eager.stride(), eager.dtype)
     torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=3e-5)
@@ -148,7 +148,7 @@ def test_three_products_have_the_error_of_fp32(
 ) -> None:
     x, w = (torch.randn(*shape, generator=torch.Generator().manual_seed(3)) for shape in shapes)
     schedule = cut(y=4, x=32, columns=16, channels=shapes[0][1], taps=3, products=3)
-    (got,) = run_on_cpu(island(F.conv2d, (x, w)), schedule.proposal(), (x, w), tmp_path)
+    (got,) = run_on_cpu(trace_program(F.conv2d, (x, w)), schedule.proposal(), (x, w), tmp_path)
     exact, eager = F.conv2d(x.double(), w.double()), F.conv2d(x, w)
     assert (got - exact).pow(2).mean() <= 4 * (eager - exact).pow(2).mean()
 
@@ -164,7 +164,7 @@ def test_nan_and_infinity_reach_only_the_outputs_that_eager_sends_them_to(
     x, w = normal(1, 8, 7, 9), normal(8, 8, 3, 3)
     x[0, 2, 3, 4], x[0, 0, 0, 0], x[0, 1, 6, 8] = float("nan"), float("inf"), float("-inf")
     schedule = cut(y=8, x=16, columns=8, products=products)
-    (got,) = run_on_cpu(island(function, (x, w)), schedule.proposal(), (x, w), tmp_path)
+    (got,) = run_on_cpu(trace_program(function, (x, w)), schedule.proposal(), (x, w), tmp_path)
     plain = function(x, w)
     assert torch.equal(got.isnan(), plain.isnan())
     assert torch.equal(got.isinf(), plain.isinf())
@@ -209,7 +209,7 @@ def test_beside_the_input_a_transposed_convolution_has_no_products(
 ) -> None:
     function, x, w = with_specials(name)
     (got,) = run_on_cpu(
-        island(function, (x, w)),
+        trace_program(function, (x, w)),
         cut(y=8, x=16, columns=8, products=products).proposal(),
         (x, w),
         tmp_path,
@@ -229,13 +229,13 @@ def test_infinite_weights_and_the_largest_numbers_are_eagers_with_three_products
     w[1, 5, 0, 0], w[2, 0, 1, 1] = float("inf"), float("nan")
     x[0, 0, 2, 2] = torch.finfo(torch.float32).max
     schedule = cut(y=4, x=32, columns=8, taps=3, products=3)
-    (got,) = run_on_cpu(island(F.conv2d, (x, w)), schedule.proposal(), (x, w), tmp_path)
+    (got,) = run_on_cpu(trace_program(F.conv2d, (x, w)), schedule.proposal(), (x, w), tmp_path)
     torch.testing.assert_close(got, F.conv2d(x, w), rtol=1e-6, atol=1e-4, equal_nan=True)
 
 
 @needs_nvrtc
 def test_every_proposal_becomes_machine_code_for_sm_90() -> None:
-    program = island(
+    program = trace_program(
         lambda x, w: F.gelu(F.conv_transpose2d(x, w, stride=2)),
         (normal(1, 16, 20, 24), normal(16, 8, 3, 3)),
     )
@@ -249,7 +249,7 @@ def test_every_proposal_becomes_machine_code_for_sm_90() -> None:
 
 
 def test_tf32_needs_its_right_and_all_need_sm_90() -> None:
-    program = island(lambda x, w: F.conv2d(x, w), (normal(1, 8, 9, 9), normal(8, 8, 3, 3)))
+    program = trace_program(lambda x, w: F.conv2d(x, w), (normal(1, 8, 9, 9), normal(8, 8, 3, 3)))
     assert {p.config["products"] for p in propose(program, 90, ("matmul",))} == {3}
     assert {p.config["products"] for p in propose(program, 90, ("conv",))} == {1}
     assert not propose(program, 80, ("conv",))
@@ -262,7 +262,7 @@ DEPTHWISE: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]
         8,
     ),
     "batch norm": (
-        lambda x, w, *vectors: F.hardtanh(normed(F.conv2d(x, w, groups=3), *vectors), 0, 6),
+        lambda x, w, *vectors: F.hardtanh(normalise(F.conv2d(x, w, groups=3), *vectors), 0, 6),
         ((2, 3, 13, 37), (3, 1, 3, 3), *[(3,)] * 4),
         8,
     ),
@@ -292,7 +292,7 @@ def test_depthwise_convolutions_match_float64(name: str, tmp_path: Path) -> None
     inputs = tuple(
         torch.randn(*shape, generator=torch.Generator().manual_seed(1)) for shape in shapes
     )
-    program = island(function, inputs)
+    program = trace_program(function, inputs)
     (proposal,) = (p for p in propose(program, 86) if p.config["rows"] == rows)
     (got,) = run_on_cpu(program, proposal, inputs, tmp_path)
     eager, exact = function(*inputs), function(*(t.double() for t in inputs))
@@ -303,7 +303,7 @@ def test_depthwise_convolutions_match_float64(name: str, tmp_path: Path) -> None
 @needs_nvrtc
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
 def test_depthwise_convolutions_become_machine_code(sm: int) -> None:
-    program = island(
+    program = trace_program(
         lambda x, w: torch.sigmoid(F.conv2d(x, w, groups=8)),
         (normal(1, 8, 9, 40), normal(8, 1, 3, 3)),
     )
@@ -312,7 +312,7 @@ def test_depthwise_convolutions_become_machine_code(sm: int) -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    program = island(lambda x, w: F.conv2d(x, w), (normal(1, 8, 9, 9), normal(8, 8, 3, 3)))
+    program = trace_program(lambda x, w: F.conv2d(x, w), (normal(1, 8, 9, 9), normal(8, 8, 3, 3)))
     with pytest.raises(ProgramError, match="places"):
         lower(program, cut(y=3, x=32, columns=8).proposal())
     with pytest.raises(NotLowerableError, match="divide"):
@@ -328,21 +328,21 @@ on_hopper = pytest.mark.skipif(
 )
 
 
-def on_gpu(
+def run_on_gpu(
     function: Callable[..., Any], proposal: Proposal, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Three calls of the machine code, which must have the same bits; and the inputs where it read
     them.
     """
-    run = prepare(build(island(function, inputs), proposal, 90), torch.device("cuda"))
-    given = tuple(tensor.cuda() for tensor in inputs)
-    first, second, third = (run(given)[0] for _ in range(3))
+    run = prepare(build(trace_program(function, inputs), proposal, 90), torch.device("cuda"))
+    device_inputs = tuple(tensor.cuda() for tensor in inputs)
+    first, second, third = (run(device_inputs)[0] for _ in range(3))
     assert first is not None
     assert second is not None
     assert third is not None
     assert torch.equal(first.nan_to_num(), second.nan_to_num())
     assert torch.equal(first.nan_to_num(), third.nan_to_num())
-    return first, given
+    return first, device_inputs
 
 
 @pytest.mark.gpu
@@ -352,8 +352,10 @@ def on_gpu(
 def test_on_a_gpu_too(name: str, products: int) -> None:
     schedule, function, shapes = CASES[name]
     inputs = tuple(normal(*shape) for shape in shapes)
-    got, given = on_gpu(function, replace(schedule, products=products).proposal(), inputs)
-    exact = function(*(tensor.double() for tensor in given))
+    got, device_inputs = run_on_gpu(
+        function, replace(schedule, products=products).proposal(), inputs
+    )
+    exact = function(*(tensor.double() for tensor in device_inputs))
     assert (got.shape, got.stride()) == (exact.shape, exact.stride())
     torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=3e-5)
 
@@ -364,7 +366,9 @@ def test_on_a_gpu_too(name: str, products: int) -> None:
 @pytest.mark.parametrize("name", TRANSPOSED)
 def test_nan_beside_the_input_stays_out_of_it_on_a_gpu_too(name: str, products: int) -> None:
     function, x, w = with_specials(name)
-    got, given = on_gpu(function, cut(y=8, x=16, columns=8, products=products).proposal(), (x, w))
+    got, device_inputs = run_on_gpu(
+        function, cut(y=8, x=16, columns=8, products=products).proposal(), (x, w)
+    )
     with torch.backends.cudnn.flags(enabled=False):  # kernels of PyTorch's own sum over what exists
-        plain = function(*given)
+        plain = function(*device_inputs)
     torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-4, equal_nan=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.device.specs import max_shared_bytes
 from torch_cudal1.kernels import Proposal
@@ -18,7 +18,7 @@ X, W = torch.empty(4, 32, 32, 32), torch.empty(64, 32, 3, 3)
 
 
 def convolution():
-    program = island(lambda x, w: F.conv2d(x, w, padding=1), (X, W))
+    program = trace_program(lambda x, w: F.conv2d(x, w, padding=1), (X, W))
     return find_convolution(tuple(o.node for o in trace(program).outputs))[1]
 
 

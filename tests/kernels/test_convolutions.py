@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.kernels.ops.convolutions import find_convolution
 from torch_cudal1.kernels.registry import trace
 
 
 def convolution_of(function, *inputs: torch.Tensor):
-    return find_convolution(tuple(o.node for o in trace(island(function, inputs)).outputs))[1]
+    return find_convolution(tuple(o.node for o in trace(trace_program(function, inputs)).outputs))[
+        1
+    ]
 
 
 def test_a_plain_convolution_has_one_class_of_taps() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.kernels import Proposal, propose
 from torch_cudal1.kernels.lowering import lower
@@ -15,7 +15,7 @@ X, W = torch.empty(2, 8, 32, 32), torch.empty(8, 1, 3, 3)
 
 
 def program():
-    return island(lambda x, w: F.conv2d(x, w, padding=1, groups=8), (X, W))
+    return trace_program(lambda x, w: F.conv2d(x, w, padding=1, groups=8), (X, W))
 
 
 def test_groups_of_one_channel_are_served_on_every_architecture() -> None:

@@ -9,14 +9,14 @@ import torch
 
 from tests.kernels.cases import all_cases
 from tests.kernels.compare import errors, outputs_of
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.kernels import build, propose
 from torch_cudal1.runtime.executor import prepare
 
 NAMES = sorted(all_cases())
 
 
-def placed(tensor: torch.Tensor) -> torch.Tensor:
+def place_on_gpu(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the GPU with the same strides; what shares its elements shares them there."""
     sizes = [
         size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -30,16 +30,16 @@ def placed(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", NAMES)
 def test_machine_code_matches_float64(name: str) -> None:
-    function, given = all_cases()[name]
+    function, host_inputs = all_cases()[name]
     major, minor = torch.cuda.get_device_capability()
-    program = island(function, given)
-    inputs = [placed(tensor) for tensor in given]
+    program = trace_program(function, host_inputs)
+    inputs = [place_on_gpu(tensor) for tensor in host_inputs]
     # Next to the distance of its mean from zero a value is rounded coarsely, and a difference from
     # the mean shows it.
     far = max(
         (
             float(t.double().nanmean().abs().nan_to_num(posinf=0.0))
-            for t in given
+            for t in host_inputs
             if t.is_floating_point()
         ),
         default=0.0,

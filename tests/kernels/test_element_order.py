@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.kernels.expr.element_order import follow_product_order
 from torch_cudal1.kernels.expr.nodes import Dot, find_nodes
 from torch_cudal1.kernels.registry import trace
@@ -13,7 +13,7 @@ A, B = torch.empty(2 * 5, 16), torch.empty(16, 4 * 8)
 
 
 def order(function):
-    (output,) = trace(island(function, (A, B))).outputs
+    (output,) = trace(trace_program(function, (A, B))).outputs
     (dot,) = find_nodes(Dot, (output.node,))
     return output, follow_product_order(output, dot)
 

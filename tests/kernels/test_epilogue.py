@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.codegen.epilogue import list_values, print_cuda_epilogue
 from torch_cudal1.kernels.registry import trace
@@ -16,7 +16,7 @@ A, B, BIAS = torch.empty(32, 64), torch.empty(64, 48), torch.empty(48)
 
 
 def nest_of(function):
-    return read_parts(trace(island(function, (A, B, BIAS)))).epilogue
+    return read_parts(trace(trace_program(function, (A, B, BIAS)))).epilogue
 
 
 def test_bias_and_activation_become_one_function() -> None:

@@ -7,14 +7,14 @@ import math
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.kernels import Proposal, propose
 from torch_cudal1.kernels.features import extract_features
 
 
 def test_a_product_tells_its_sizes_and_layout_and_bounds_each_proposal() -> None:
-    program = island(torch.mm, (torch.empty(256, 128), torch.empty(128, 512)))
+    program = trace_program(torch.mm, (torch.empty(256, 128), torch.empty(128, 512)))
     features = extract_features(program)
     assert features is not None
     assert {name: features.sizes[name] for name in ("batch", "m", "n", "k")} == {
@@ -32,7 +32,7 @@ def test_a_product_tells_its_sizes_and_layout_and_bounds_each_proposal() -> None
 
 def test_a_depthwise_convolution_has_the_bound_of_its_region() -> None:
     x, w = torch.empty(2, 8, 16, 16), torch.empty(8, 1, 3, 3)
-    program = island(lambda x, w: F.conv2d(x, w, padding=1, groups=8), (x, w))
+    program = trace_program(lambda x, w: F.conv2d(x, w, padding=1, groups=8), (x, w))
     features = extract_features(program)
     assert features is not None
     assert features.sizes["groups"] == 8
@@ -41,7 +41,7 @@ def test_a_depthwise_convolution_has_the_bound_of_its_region() -> None:
 
 
 def test_a_row_operation_tells_the_rows_of_its_largest_tensor() -> None:
-    features = extract_features(island(lambda x: x.softmax(-1), (torch.empty(6, 7, 100),)))
+    features = extract_features(trace_program(lambda x: x.softmax(-1), (torch.empty(6, 7, 100),)))
     assert features is not None
     assert (features.sizes["rows"], features.sizes["columns"]) == (42, 100)
     assert features.lower_bound_us(Proposal("softmax", {})) == features.region_bound_us

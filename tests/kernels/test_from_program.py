@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.nodes import Map, find_nodes
 from torch_cudal1.kernels.registry import trace
@@ -14,7 +14,7 @@ X = torch.empty(4, 8)
 
 
 def test_outputs_keep_their_numbers_and_specs() -> None:
-    program = island(lambda x: (x + 1, (x * 2).sum(-1)), (X,))
+    program = trace_program(lambda x: (x + 1, (x * 2).sum(-1)), (X,))
     traced = trace(program)
     assert [output.value for output in traced.outputs] == list(program.outputs)
     assert [output.spec.shape for output in traced.outputs] == [(4, 8), (4,)]
@@ -23,7 +23,7 @@ def test_outputs_keep_their_numbers_and_specs() -> None:
 
 def test_sums_of_bytes_wrap_around() -> None:
     function = lambda x: (x + x).float()
-    traced = trace(island(function, (X.to(torch.uint8),)))
+    traced = trace(trace_program(function, (X.to(torch.uint8),)))
     templates = [node.template for node in find_nodes(Map, (traced.outputs[0].node,))]
     assert any("& 255" in template for template in templates)
 
@@ -37,4 +37,4 @@ def test_sums_of_bytes_wrap_around() -> None:
 )
 def test_outputs_that_no_kernel_writes_are_refused(function, reason: str) -> None:
     with pytest.raises(NotLowerableError, match=reason):
-        trace(island(function, (X,)))
+        trace(trace_program(function, (X,)))

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.compare_products import CASES, HALF, TILES
-from tests.kernels.islands import island
-from tests.once import interpreted
+from tests.kernels.traced_programs import trace_program
+from tests.once import run_interpreted
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
@@ -50,7 +50,7 @@ Facts = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return interpreted("tests.kernels.compare_products", tmp_path_factory)
+    return run_interpreted("tests.kernels.compare_products", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -65,7 +65,7 @@ def test_every_method_matches_float64(facts: Facts, name: str) -> None:
 
 
 def product_program(function: Callable[..., Any] = torch.mm, *inputs: Tensor) -> Program:
-    return island(function, inputs or (A, B))
+    return trace_program(function, inputs or (A, B))
 
 
 def methods(program: Program, sm: int, rights: tuple[str, ...] = ()) -> set[str]:
@@ -116,7 +116,7 @@ def test_half_types_are_never_split_and_fp32_is_never_rounded_to_them() -> None:
 def test_what_is_not_one_product_with_element_wise_steps_is_refused(
     function: Any, inputs: tuple[Tensor, ...], word: str
 ) -> None:
-    program = island(function, inputs)
+    program = trace_program(function, inputs)
     assert propose(program, 90, ("matmul",)) == ()
     with pytest.raises(NotLowerableError, match=word):
         read_parts(trace(program))
@@ -194,4 +194,4 @@ def test_a_tile_that_does_not_fit_the_shared_memory_is_refused() -> None:
 )
 def test_a_tail_without_a_form_in_c_is_left_to_the_tiled_methods(function: Any, word: str) -> None:
     with pytest.raises(NotLowerableError, match=word):
-        lower(island(function, (BIAS, A, B)), PACKED[0].proposal())
+        lower(trace_program(function, (BIAS, A, B)), PACKED[0].proposal())

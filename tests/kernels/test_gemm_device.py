@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels import Proposal, build
 from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule
@@ -61,14 +61,14 @@ def wide(*shape: int) -> Tensor:
 
 
 def with_specials(*shape: int) -> Tensor:
-    made = normal(*shape)
-    made[3, 7], made[5, 1], made[200, 9], made[200, 11] = (
+    matrix = normal(*shape)
+    matrix[3, 7], matrix[5, 1], matrix[200, 9], matrix[200, 11] = (
         float("nan"),
         float("inf"),
         float("-inf"),
         float("inf"),
     )
-    return made
+    return matrix
 
 
 # name -> (function, inputs)
@@ -122,7 +122,7 @@ def run(function: Callable[..., Any], inputs: tuple[Tensor, ...], schedule: Gemm
     shapes = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in inputs)
     try:
         program = build(
-            island(function, shapes),
+            trace_program(function, shapes),
             Proposal("gemm", schedule.proposal().config),
             10 * major + minor,
         )
@@ -145,8 +145,8 @@ def errors(got: Tensor, exact: Tensor) -> tuple[float, float]:
     as much as large ones.
     """
     scale = exact.pow(2).mean(-1, keepdim=True).sqrt() + 1e-300
-    apart = (got.double() - exact).abs() / scale
-    return apart.pow(2).mean().sqrt().item(), apart.max().item()
+    relative_error = (got.double() - exact).abs() / scale
+    return relative_error.pow(2).mean().sqrt().item(), relative_error.max().item()
 
 
 def lost_below(inputs: tuple[Tensor, ...], exact: Tensor) -> float:
@@ -164,10 +164,10 @@ def test_a_product_is_as_exact_as_cublas(name: str, method: str) -> None:
     inputs = make()
     got, plain = run(function, inputs, SCHEDULES[method]), function(*inputs)
     exact = function(*(t.double() for t in inputs))
-    ours, eager = errors(got, exact), errors(plain, exact)
+    kernel, eager = errors(got, exact), errors(plain, exact)
     lost = 0.0 if SCHEDULES[method].method.startswith("packed") else lost_below(inputs, exact)
-    assert ours[0] <= max(1.25 * eager[0], 3e-7) + lost, (ours, eager, lost)
-    assert ours[1] <= max(2.0 * eager[1], 3e-6) + 5 * lost, (ours, eager, lost)
+    assert kernel[0] <= max(1.25 * eager[0], 3e-7) + lost, (kernel, eager, lost)
+    assert kernel[1] <= max(2.0 * eager[1], 3e-6) + 5 * lost, (kernel, eager, lost)
 
 
 @pytest.mark.parametrize("method", FAST)
@@ -198,24 +198,24 @@ def test_numbers_that_pieces_cannot_hold_are_computed_in_fp32(method: str) -> No
     a, b = normal(256, 256), normal(256, 256)
     a[:, 0], b[0] = 2.0**40, 0.0
     inputs = (a, b)
-    ours, eager = (
+    kernel, eager = (
         errors(c, a.double() @ b.double())
         for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs))
     )
-    assert ours[0] <= max(1.25 * eager[0], 3e-7), (ours, eager)
+    assert kernel[0] <= max(1.25 * eager[0], 3e-7), (kernel, eager)
     inputs = (b.t().contiguous(), a.t().contiguous())  # the same of columns
     exact = inputs[0].double() @ inputs[1].double()
-    ours, eager = (
+    kernel, eager = (
         errors(c, exact) for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs))
     )
-    assert ours[0] <= max(1.25 * eager[0], 3e-7), (ours, eager)
+    assert kernel[0] <= max(1.25 * eager[0], 3e-7), (kernel, eager)
 
 
 @pytest.mark.parametrize("method", ["packed-f16x3", "packed-bf16x6", "bf16x6"])
 def test_magnitudes_over_many_powers_of_two_stay_as_exact(method: str) -> None:
     inputs = (wide(256, 512), wide(512, 256))
     exact = inputs[0].double() @ inputs[1].double()
-    ours, eager = (
+    kernel, eager = (
         errors(c, exact) for c in (run(torch.mm, inputs, SCHEDULES[method]), torch.mm(*inputs))
     )
-    assert ours[0] <= max(1.25 * eager[0], 3e-7), (ours, eager)
+    assert kernel[0] <= max(1.25 * eager[0], 3e-7), (kernel, eager)

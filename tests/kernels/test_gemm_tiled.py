@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.kernels.registry import trace
 from torch_cudal1.kernels.templates.gemm_tiled import lower_tiled, read_parts, split_k_as_batch
@@ -16,11 +16,11 @@ A, B = torch.empty(100, 64), torch.empty(64, 48)
 
 
 def parts(function=lambda a, b: F.gelu(a @ b)):
-    return read_parts(trace(island(function, (A, B))))
+    return read_parts(trace(trace_program(function, (A, B))))
 
 
 def lower_with(method: str):
-    traced = trace(island(lambda a, b: F.gelu(a @ b), (A, B)))
+    traced = trace(trace_program(lambda a, b: F.gelu(a @ b), (A, B)))
     specs = dict(traced.leaves) | {o.value: o.spec for o in traced.outputs}
     return lower_tiled(read_parts(traced), GemmSchedule(method, 64, 32, 32).proposal(), specs)
 

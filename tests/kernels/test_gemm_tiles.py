@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.program import Program
 from torch_cudal1.kernels import Proposal
@@ -24,7 +24,7 @@ A, B, BIAS = torch.empty(256, 512), torch.empty(512, 384), torch.empty(384)
 
 
 def product_program(function: Callable[..., Any] = torch.mm, *inputs: Tensor) -> Program:
-    return island(function, inputs or (A, B))
+    return trace_program(function, inputs or (A, B))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,19 @@ def large(m: int, n: int, k: int) -> Product:
 
 def test_the_first_schedules_have_small_bounds_and_differ() -> None:
     product = large(4096, 4096, 4096)
-    found = choose_schedules(product, 90, most=100)
-    bounds = [estimate_s(product, one) for one in found]
+    schedules = choose_schedules(product, 90, most=100)
+    bounds = [estimate_s(product, schedule) for schedule in schedules]
     assert bounds[0] == min(bounds)
-    assert found[0].method == "packed-f16x3"
-    assert len({one.method for one in found[:4]}) >= 2
-    of_method = [estimate_s(product, one) for one in found if one.method == "bf16x6"]
+    assert schedules[0].method == "packed-f16x3"
+    assert len({schedule.method for schedule in schedules[:4]}) >= 2
+    of_method = [
+        estimate_s(product, schedule) for schedule in schedules if schedule.method == "bf16x6"
+    ]
     assert of_method == sorted(of_method)
 
 
 def test_products_are_split_where_tiles_do_not_fill_the_device() -> None:
     assert choose_schedules(large(64, 64, 65536), 90)[0].split > 16
-    assert {one.split for one in choose_schedules(large(8192, 8192, 8192), 90, most=100)} == {1}
+    assert {
+        schedule.split for schedule in choose_schedules(large(8192, 8192, 8192), 90, most=100)
+    } == {1}

@@ -30,9 +30,9 @@ def test_a_template_takes_as_many_operands_as_it_says() -> None:
 
 
 def test_a_floating_template_refuses_whole_numbers() -> None:
-    whole = TensorSpec("int64", (4,), (1,), "cuda")
+    integers = TensorSpec("int64", (4,), (1,), "cuda")
     with pytest.raises(NotLowerableError, match="int64"):
-        make_floating("libdevice.exp({0})", 1)((LEAF,), {}, (whole,))
+        make_floating("libdevice.exp({0})", 1)((LEAF,), {}, (integers,))
 
 
 def test_a_maximum_hands_nan_on_in_float_types() -> None:

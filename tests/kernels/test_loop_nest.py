@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.codegen.loop_nest import build_nest, find_reductions
 from torch_cudal1.kernels.expr.nodes import choose_variants
@@ -15,7 +15,7 @@ X = torch.empty(4, 6, 100)
 
 
 def outputs_of(function):
-    return trace(island(function, (X,))).outputs
+    return trace(trace_program(function, (X,))).outputs
 
 
 def test_loops_that_are_walked_together_are_merged() -> None:

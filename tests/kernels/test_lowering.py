@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import Aten, Call, Program, TensorSpec, Value
 from torch_cudal1.kernels import propose
@@ -103,28 +103,28 @@ def _with_view(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_an_island_is_named_after_its_anchor(name: str) -> None:
+def test_a_fusion_group_is_named_after_its_anchor(name: str) -> None:
     function, inputs, family = FAMILIES[name]
-    proposals = propose(island(function, inputs), 90)
+    proposals = propose(trace_program(function, inputs), 90)
     assert 1 <= len(proposals) <= 6
     assert {proposal.family for proposal in proposals} == {family}
     assert len({str(proposal.to_json()) for proposal in proposals}) == len(proposals)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_nothing_is_proposed_and_the_reason_is_told_for(name: str) -> None:
+def test_nothing_is_proposed_and_lowering_says_why_for(name: str) -> None:
     function, inputs, word = REFUSED[name]
-    reference = island(function, inputs)
+    reference = trace_program(function, inputs)
     assert propose(reference, 90) == ()
     with pytest.raises(NotLowerableError, match=word):
         find_first_nest(trace(reference).outputs)
 
 
 def test_cpu_programs_nested_programs_and_old_devices_get_nothing() -> None:
-    reference = island(*FAMILIES["chain"][:2])
+    reference = trace_program(*FAMILIES["chain"][:2])
     assert propose(reference, 80)
     assert propose(reference, 75) == ()
-    assert propose(island(*FAMILIES["chain"][:2], device="cpu"), 90) == ()
+    assert propose(trace_program(*FAMILIES["chain"][:2], device="cpu"), 90) == ()
     nested = Program(reference.inputs, (Call(reference, (0,), (1,)),), (1,))
     assert propose(nested, 90) == ()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.ops.matmul import find_product, put_streamed_left
 from torch_cudal1.kernels.registry import trace
 
 
 def product_of(function, *inputs: torch.Tensor):
-    return find_product(tuple(o.node for o in trace(island(function, inputs)).outputs))[1]
+    return find_product(tuple(o.node for o in trace(trace_program(function, inputs)).outputs))[1]
 
 
 def test_a_transposed_operand_keeps_its_place_in_memory() -> None:

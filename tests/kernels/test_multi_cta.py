@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.program import Program
 from torch_cudal1.kernels import Proposal, build, propose
@@ -27,18 +27,20 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return x.softmax(-1)
 
 
-def shared(program: Program, **changes: int | bool) -> Proposal:
-    (family,) = {one.family for one in propose(program, 90)}
+def make_cooperative_proposal(program: Program, **changes: int | bool) -> Proposal:
+    (family,) = {proposal.family for proposal in propose(program, 90)}
     return Proposal(family, SMALL | changes)
 
 
-def test_what_is_read_again_in_long_rows_is_proposed_for_teams() -> None:
-    found = propose(island(softmax, (torch.empty(512, 131072),)), 90)
+def test_long_rows_that_are_read_again_are_proposed_for_several_ctas() -> None:
+    proposals = propose(trace_program(softmax, (torch.empty(512, 131072),)), 90)
     teams = [
-        (one.config["columns"], one.config["warps"]) for one in found if one.config.get("team")
+        (proposal.config["columns"], proposal.config["warps"])
+        for proposal in proposals
+        if proposal.config.get("team")
     ]
     assert teams == [(8192, 8), (16384, 8), (8192, 4)]
-    assert found[0].config["team"], "the best guess first"
+    assert proposals[0].config["team"], "the best guess first"
 
 
 @pytest.mark.parametrize(
@@ -51,18 +53,20 @@ def test_what_is_read_again_in_long_rows_is_proposed_for_teams() -> None:
     ],
     ids=["a tile", "rows only", "too many", "a scan"],
 )
-def test_no_team_where_it_is_of_no_use(function: Function, shape: tuple[int, ...]) -> None:
+def test_several_ctas_are_not_proposed_where_they_gain_nothing(
+    function: Function, shape: tuple[int, ...]
+) -> None:
     assert not any(
-        one.config.get("team")
-        for one in propose(island(function, (torch.empty(shape),)), 90, most=20)
+        proposal.config.get("team")
+        for proposal in propose(trace_program(function, (torch.empty(shape),)), 90, most=20)
     )
 
 
-def test_a_team_meets_once_for_each_level_and_its_count_is_cleared_before() -> None:
-    program = island(
+def test_ctas_meet_at_one_grid_barrier_a_level_and_its_count_is_cleared_before() -> None:
+    program = trace_program(
         lambda x: (x - x.amax(1, keepdim=True)).square().sum(1, keepdim=True) * x, (ROWS,)
     )
-    cleared, kernel = lower(program, shared(program)).kernels
+    cleared, kernel = lower(program, make_cooperative_proposal(program)).kernels
     ((count, kind),) = cleared.arguments
     assert kind == "*i32"
     assert kernel.grid == 3 * 4
@@ -73,21 +77,28 @@ def test_a_team_meets_once_for_each_level_and_its_count_is_cleared_before() -> N
 
 def test_softmax_and_layer_norm_meet_once() -> None:
     for function in (softmax, lambda x: F.layer_norm(x, (1000,))):
-        program = island(function, (ROWS,))
-        assert lower(program, shared(program)).kernels[-1].text.count("if not all_met") == 1
+        program = trace_program(function, (ROWS,))
+        assert (
+            lower(program, make_cooperative_proposal(program))
+            .kernels[-1]
+            .text.count("if not all_met")
+            == 1
+        )
 
 
 def test_what_is_not_needed_before_the_meeting_is_read_after_it() -> None:
-    program = island(lambda x, w: F.layer_norm(x, (1000,), w), (ROWS, torch.randn(1000)))
-    before, after = lower(program, shared(program)).kernels[-1].text.split("if not all_met")
+    program = trace_program(lambda x, w: F.layer_norm(x, (1000,), w), (ROWS, torch.randn(1000)))
+    before, after = (
+        lower(program, make_cooperative_proposal(program)).kernels[-1].text.split("if not all_met")
+    )
     assert "tl.load(p0" in before
     assert "tl.load(p1" not in before
     assert "tl.load(p1" in after
 
 
 def test_all_that_others_have_written_is_read_around_the_first_cache() -> None:
-    program = island(softmax, (ROWS,))
-    kernel = lower(program, shared(program)).kernels[-1]
+    program = trace_program(softmax, (ROWS,))
+    kernel = lower(program, make_cooperative_proposal(program)).kernels[-1]
     words = [value for value, _ in kernel.arguments[2:-1]]
     assert len(words) == 3
     for value in words:
@@ -96,32 +107,32 @@ def test_all_that_others_have_written_is_read_around_the_first_cache() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"columns": 1024}, {"rows": 2}], ids=str)
-def test_a_team_of_one_or_of_several_rows_is_nonsense(changes: dict[str, int]) -> None:
-    program = island(softmax, (ROWS,))
+def test_a_cta_group_of_one_program_or_of_several_rows_is_refused(changes: dict[str, int]) -> None:
+    program = trace_program(softmax, (ROWS,))
     with pytest.raises(ProgramError, match="a team of"):
-        lower(program, shared(program, **changes))
+        lower(program, make_cooperative_proposal(program, **changes))
 
 
-def test_a_scan_has_no_team() -> None:
-    program = island(lambda x: x.cumsum(1), (ROWS,))
+def test_a_scan_is_not_shared_by_several_ctas() -> None:
+    program = trace_program(lambda x: x.cumsum(1), (ROWS,))
     with pytest.raises(ProgramError, match="no scan"):
-        lower(program, shared(program))
+        lower(program, make_cooperative_proposal(program))
 
 
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
-def test_teams_compile_for_every_target(sm: int) -> None:
-    program = island(softmax, (torch.empty(4, 40000),))
-    for one in propose(program, sm):
-        if one.config.get("team"):
-            build(program, one, sm)
+def test_cta_groups_compile_for_every_target(sm: int) -> None:
+    program = trace_program(softmax, (torch.empty(4, 40000),))
+    for proposal in propose(program, sm):
+        if proposal.config.get("team"):
+            build(program, proposal, sm)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_who_does_not_wait_yields_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(40, 100_000, device="cuda")
-    program = island(softmax, (x,))
-    proposal = shared(program, columns=8192)
+    program = trace_program(softmax, (x,))
+    proposal = make_cooperative_proposal(program, columns=8192)
     waiting = prepare(build(program, proposal, 90), x.device)([x])[0]
     monkeypatch.setattr(
         multi_cta, "_GRID_BARRIER", multi_cta._GRID_BARRIER.replace("looks < 4096", "looks < 0")
@@ -136,10 +147,10 @@ def test_who_does_not_wait_yields_the_same_bits(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_team_of_more_programs_than_the_gpu_can_hold_ends_and_is_right() -> None:
+def test_more_ctas_than_the_gpu_can_hold_end_and_are_right() -> None:
     x = torch.randn(2, 600_000, device="cuda")
-    program = island(softmax, (x,))
-    proposal = shared(program, columns=64, warps=1)
+    program = trace_program(softmax, (x,))
+    proposal = make_cooperative_proposal(program, columns=64, warps=1)
     assert lower(program, proposal).kernels[-1].grid == 2 * 9375  # 132 SMs hold 4,224 of them
     out = prepare(build(program, proposal, 90), x.device)([x])[0]
     torch.testing.assert_close(out, x.softmax(-1))

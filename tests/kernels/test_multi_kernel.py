@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.kernels.lowering import lower
@@ -15,7 +15,7 @@ TILE = {"rows": 1, "columns": 2048, "warps": 8, "loop": True}
 
 
 def count_launches(**changes: int | bool) -> int:
-    program = island(lambda x: x.softmax(-1), (X,))
+    program = trace_program(lambda x: x.softmax(-1), (X,))
     return len(lower(program, Proposal("softmax", TILE | changes)).kernels)
 
 

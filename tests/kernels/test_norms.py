@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.nodes import OnlineVariant, Reduce, choose_variants, find_nodes
 from torch_cudal1.kernels.ops.norms import HANDLERS
@@ -16,7 +16,7 @@ X = torch.empty(4, 8, 100)
 
 
 def test_online_moments_are_a_mean_and_squared_deviations() -> None:
-    traced = trace(island(lambda x: F.layer_norm(x, (100,)), (X,)))
+    traced = trace(trace_program(lambda x: F.layer_norm(x, (100,)), (X,)))
     assert traced.family == "norm"
     nodes = tuple(o.node for o in traced.outputs)
     assert find_nodes(OnlineVariant, nodes)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kernels.cases import all_cases
-from tests.once import interpreted
+from tests.once import run_interpreted
 
 NAMES = sorted(all_cases())
 LIMIT = {
@@ -26,14 +26,14 @@ Facts = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return interpreted("tests.kernels.compare", tmp_path_factory)
+    return run_interpreted("tests.kernels.compare", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_proposal_matches_float64(facts: Facts, name: str) -> None:
-    found = facts[name]
-    assert found, "no proposal covers this island"
-    for fact in found:
+    proposal_facts = facts[name]
+    assert proposal_facts, "no proposal covers this fusion group"
+    for fact in proposal_facts:
         limit = max(LIMIT["half" if "16" in fact["dtype"] else "fp32"], 2.0 * fact["eager"])
         assert fact["spec"], f"dtype, shape or strides differ: {fact}"
         assert fact["special"], f"NaN or infinity misplaced: {fact}"
@@ -47,7 +47,7 @@ def test_the_corrected_two_pass_variance_beats_plain_two_pass_far_from_zero(fact
     assert all(fact["error"] < 16 for fact in facts["layer_norm far from zero"])
 
 
-def test_a_split_island_has_split_and_unsplit_proposals(facts: Facts) -> None:
+def test_a_split_fusion_group_has_split_and_unsplit_proposals(facts: Facts) -> None:
     splits = {fact["config"]["split"] for fact in facts["sum of everything, split"]}
     assert 1 in splits
     assert max(splits) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.kernels.codegen.loop_nest import build_nest
 from torch_cudal1.kernels.codegen.online import (
@@ -23,7 +23,7 @@ X = torch.empty(4, 5000)
 
 
 def online_reductions(function):
-    outputs = trace(island(function, (X,))).outputs
+    outputs = trace(trace_program(function, (X,))).outputs
     nodes = choose_variants(tuple(o.node for o in outputs), online=True)
     nest = build_nest(
         tuple(type(o)(o.value, n, o.spec) for o, n in zip(outputs, nodes, strict=True))
@@ -49,5 +49,5 @@ def test_a_mean_beside_its_squared_deviations_has_no_lines_of_its_own() -> None:
 
 def test_a_looped_kernel_has_them_in_its_text() -> None:
     config = {"rows": 1, "columns": 1024, "warps": 4, "loop": True, "split": 1}
-    program = island(lambda x: x.softmax(-1), (X,))
+    program = trace_program(lambda x: x.softmax(-1), (X,))
     assert "next_" in lower(program, Proposal("softmax", config)).kernels[0].text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.kernels.ops.pointwise import HANDLERS
@@ -30,4 +30,4 @@ def test_each_entry_is_an_operator_of_pytorch(name: str) -> None:
 )
 def test_what_has_no_expression_is_refused(function, x: torch.Tensor, reason: str) -> None:
     with pytest.raises(NotLowerableError, match=reason):
-        trace(island(function, (x,)))
+        trace(trace_program(function, (x,)))

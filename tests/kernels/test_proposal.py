@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.kernels import Proposal, propose
 
 
 def test_a_proposal_survives_json() -> None:
-    for proposal in propose(island(torch.sum, (torch.empty(1 << 22),)), 90):
+    for proposal in propose(trace_program(torch.sum, (torch.empty(1 << 22),)), 90):
         assert Proposal.from_json(proposal.to_json()) == proposal
         assert canonical_json(proposal.to_json())
     with pytest.raises(ProgramError):

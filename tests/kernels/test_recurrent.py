@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
-from tests.kernels.islands import emitted
+from tests.kernels.traced_programs import emit_program
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
 from torch_cudal1.graph.fusion.partition import partition
@@ -29,7 +29,7 @@ KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
 
 
 @dataclass(frozen=True)
-class Case:
+class RecurrentCase:
     """A layer, and a batch of sequences for it."""
 
     kind: str
@@ -96,21 +96,21 @@ class Case:
 
 
 CASES = {
-    "one LSTM layer": Case("lstm", 20, steps=5),
-    "a stack of LSTM layers, batch first": Case(
+    "one LSTM layer": RecurrentCase("lstm", 20, steps=5),
+    "a stack of LSTM layers, batch first": RecurrentCase(
         "lstm", 36, layers=2, sequences=3, batch_first=True
     ),
-    "both ways, without biases": Case("lstm", 9, layers=2, bidirectional=True, bias=False),
-    "a stack of GRU layers": Case("gru", 64, layers=2, sequences=1),
-    "GRU both ways, three layers, batch first": Case(
+    "both ways, without biases": RecurrentCase("lstm", 9, layers=2, bidirectional=True, bias=False),
+    "a stack of GRU layers": RecurrentCase("gru", 64, layers=2, sequences=1),
+    "GRU both ways, three layers, batch first": RecurrentCase(
         "gru", 33, layers=3, bidirectional=True, batch_first=True
     ),
-    "tanh with rows too long for two in a thread": Case("rnn_tanh", 300, sequences=5),
-    "relu of one step": Case("rnn_relu", 8, layers=2, steps=1),
+    "tanh with rows too long for two in a thread": RecurrentCase("rnn_tanh", 300, sequences=5),
+    "relu of one step": RecurrentCase("rnn_relu", 8, layers=2, steps=1),
 }
 
 
-def exact(case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def exact(case: RecurrentCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Eager's results in float32 and in float64."""
     operator = getattr(torch, case.kind)
     inputs = case.inputs()
@@ -124,12 +124,12 @@ def exact(case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
 def test_every_element_is_as_exact_as_eagers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     (proposal,) = propose(case.program(), 90)
-    found = run_on_cpu(case.program(), proposal, case.inputs(), tmp_path)
-    eager, wanted = exact(case)
-    assert len(found) == len(wanted)
-    for one, own, right in zip(found, eager, wanted, strict=True):
-        assert (one.shape, one.stride()) == (own.shape, own.stride())
-        error, allowed = (one - right).abs().max(), (own - right).abs().max()
+    outputs = run_on_cpu(case.program(), proposal, case.inputs(), tmp_path)
+    eager, exact_outputs = exact(case)
+    assert len(outputs) == len(exact_outputs)
+    for output, eager_output, right in zip(outputs, eager, exact_outputs, strict=True):
+        assert (output.shape, output.stride()) == (eager_output.shape, eager_output.stride())
+        error, allowed = (output - right).abs().max(), (eager_output - right).abs().max()
         assert float(error) <= 4 * float(allowed) + 1e-6, (float(error), float(allowed))
 
 
@@ -151,7 +151,7 @@ def test_a_stack_is_one_launch_and_both_ways_one_for_each_layer() -> None:
         ("GRU both ways, three layers, batch first", 3),
     ):
         (proposal,) = propose(CASES[name].program(), 90)
-        built, _ = emitted(CASES[name].program(), proposal)
+        built, _ = emit_program(CASES[name].program(), proposal)
         launches = [step for step in built.steps if isinstance(step, Launch)]
         assert len(launches) == 1 + count  # and one that clears the flags
         assert {launch.cluster for launch in launches[1:]} == {8}
@@ -160,27 +160,27 @@ def test_a_stack_is_one_launch_and_both_ways_one_for_each_layer() -> None:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        (Case("lstm", 20, hidden=80), "hidden size"),
-        (Case("lstm", 20, hidden=320), "hidden size"),
-        (Case("gru", 20, sequences=17), "at most 16 sequences"),
-        (Case("gru", 600), "rows of at most 512"),
-        (Case("lstm", 20, layers=9), "clusters"),
+        (RecurrentCase("lstm", 20, hidden=80), "hidden size"),
+        (RecurrentCase("lstm", 20, hidden=320), "hidden size"),
+        (RecurrentCase("gru", 20, sequences=17), "at most 16 sequences"),
+        (RecurrentCase("gru", 600), "rows of at most 512"),
+        (RecurrentCase("lstm", 20, layers=9), "clusters"),
     ],
 )
-def test_what_is_not_served_is_refused_with_the_reason(case: Case, why: str) -> None:
+def test_what_is_not_served_is_refused_with_the_reason(case: RecurrentCase, why: str) -> None:
     assert propose(case.program(), 90) == () or why == "clusters"
     with pytest.raises(NotLowerableError, match=why):
-        emitted(case.program(), Proposal("recurrent", {"method": "resident"}))
+        emit_program(case.program(), Proposal("recurrent", {"method": "resident"}))
 
 
 def test_there_is_nothing_without_clusters_or_for_nonsense() -> None:
     program = CASES["one LSTM layer"].program()
     assert propose(program, 89) == ()
     with pytest.raises(ProgramError, match="method"):
-        emitted(program, Proposal("recurrent", {"method": "resident", "rows": 4}))
+        emit_program(program, Proposal("recurrent", {"method": "resident", "rows": 4}))
 
 
-def test_the_layer_is_an_island_by_itself_where_products_are() -> None:
+def test_the_layer_is_a_fusion_group_of_its_own_where_products_are() -> None:
     program = CASES["a stack of GRU layers"].program()
     (step,) = program.steps
     assert isinstance(step, Aten)
@@ -190,9 +190,9 @@ def test_the_layer_is_an_island_by_itself_where_products_are() -> None:
         step, args=(Value(first), *step.args[1:]), outs=tuple(out + 1 for out in step.outs)
     )
     after = Aten("aten.relu.default", (Value(moved.outs[0]),), (), (moved.outs[-1] + 1,), False)
-    whole = Program(program.inputs, (before, moved, after), after.outs)
-    region = Region(whole, tuple("input" for _ in whole.inputs))
-    assert [island.steps for island in partition(region, products=True).groups] == [(1,)]
+    surrounded = Program(program.inputs, (before, moved, after), after.outs)
+    region = Region(surrounded, tuple("input" for _ in surrounded.inputs))
+    assert [group.steps for group in partition(region, products=True).groups] == [(1,)]
     assert partition(region).groups == ()
 
 
@@ -205,14 +205,16 @@ def test_it_compiles_to_machine_code_without_spilling_into_memory(name: str) -> 
 
 
 LARGE = {
-    "LSTM": Case("lstm", 128, 256, layers=6, sequences=10, steps=40, batch_first=True),
-    "LSTM both ways": Case(
+    "LSTM": RecurrentCase("lstm", 128, 256, layers=6, sequences=10, steps=40, batch_first=True),
+    "LSTM both ways": RecurrentCase(
         "lstm", 128, 256, layers=3, sequences=10, steps=40, bidirectional=True, batch_first=True
     ),
-    "GRU": Case("gru", 128, 256, layers=6, sequences=10, steps=40),
-    "GRU both ways": Case("gru", 128, 256, layers=3, sequences=10, steps=40, bidirectional=True),
-    "tanh": Case("rnn_tanh", 500, 192, layers=4, sequences=16, steps=40),
-    "relu": Case("rnn_relu", 7, 64, layers=8, sequences=1, steps=200),
+    "GRU": RecurrentCase("gru", 128, 256, layers=6, sequences=10, steps=40),
+    "GRU both ways": RecurrentCase(
+        "gru", 128, 256, layers=3, sequences=10, steps=40, bidirectional=True
+    ),
+    "tanh": RecurrentCase("rnn_tanh", 500, 192, layers=4, sequences=16, steps=40),
+    "relu": RecurrentCase("rnn_relu", 7, 64, layers=8, sequences=1, steps=200),
 }
 
 
@@ -230,14 +232,14 @@ def test_on_a_gpu_too_and_again_and_again(name: str) -> None:
         pytest.skip("this GPU has no clusters")
     run = prepare(build(case.program(), proposals[0], sm), torch.device("cuda"))
     inputs = [tensor.cuda() for tensor in case.inputs()]
-    eager, wanted = exact(case)
+    eager, exact_outputs = exact(case)
     streams = [torch.cuda.Stream() for _ in range(3)]
     for turn in range(12):
         with torch.cuda.stream(streams[turn % 3]):
-            found = run(inputs)
+            outputs = run(inputs)
         torch.cuda.synchronize() if turn < 3 else None
     torch.cuda.synchronize()
-    for one, own, right in zip(found, eager, wanted, strict=True):
-        assert one is not None
-        error, allowed = (one.cpu() - right).abs().max(), (own - right).abs().max()
+    for output, eager_output, right in zip(outputs, eager, exact_outputs, strict=True):
+        assert output is not None
+        error, allowed = (output.cpu() - right).abs().max(), (eager_output - right).abs().max()
         assert float(error) <= 4 * float(allowed) + 1e-6, (float(error), float(allowed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.nodes import Reduce, find_nodes
 from torch_cudal1.kernels.registry import trace
@@ -14,7 +14,9 @@ X = torch.empty(4, 8, 100)
 
 
 def find_reduce(function, x: torch.Tensor = X) -> Reduce:
-    (node,) = find_nodes(Reduce, tuple(o.node for o in trace(island(function, (x,))).outputs))
+    (node,) = find_nodes(
+        Reduce, tuple(o.node for o in trace(trace_program(function, (x,))).outputs)
+    )
     return node
 
 
@@ -31,6 +33,6 @@ def test_an_arg_reduction_is_a_maximum_of_packed_keys() -> None:
 
 def test_what_has_no_reduction_is_refused() -> None:
     with pytest.raises(NotLowerableError, match="order 3"):
-        trace(island(lambda x: torch.linalg.vector_norm(x, 3), (X,)))
+        trace(trace_program(lambda x: torch.linalg.vector_norm(x, 3), (X,)))
     with pytest.raises(NotLowerableError, match="arg-reduction"):
-        trace(island(lambda x: x.argmax(-1), (X.long(),)))
+        trace(trace_program(lambda x: x.argmax(-1), (X.long(),)))

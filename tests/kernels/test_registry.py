@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import all_cases
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.kernels import propose, registry
 from torch_cudal1.kernels.__main__ import render_page
 from torch_cudal1.kernels.expr.nodes import pointwise
@@ -50,7 +50,7 @@ def test_fusion_groups_are_made_around_operators_that_the_template_serves(templa
 
 
 def test_each_template_of_expressions_has_a_case_that_is_checked_against_float64() -> None:
-    served = {trace(island(*case)).family for case in all_cases().values()}
+    served = {trace(trace_program(*case)).family for case in all_cases().values()}
     loop_nests = {t.family for t in TEMPLATES if t.fusion.kind in ("elementwise", "row", "window")}
     assert loop_nests <= served
 
@@ -60,7 +60,7 @@ def test_a_template_is_one_value_in_one_list(monkeypatch: pytest.MonkeyPatch) ->
         return (pointwise("libdevice.sin({0})", args[0], dtype=outs[0].torch_dtype),)
 
     x = torch.empty(64, 1000)
-    program = island(lambda x: x.sin() * 2, (x,))
+    program = trace_program(lambda x: x.sin() * 2, (x,))
     assert propose(program, 90) == ()
     sine = make_template(
         "sine",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.nodes import Scan, find_nodes
 from torch_cudal1.kernels.registry import trace
@@ -14,7 +14,7 @@ X = torch.empty(4, 100)
 
 
 def find_scan(function) -> Scan:
-    (scan,) = find_nodes(Scan, tuple(o.node for o in trace(island(function, (X,))).outputs))
+    (scan,) = find_nodes(Scan, tuple(o.node for o in trace(trace_program(function, (X,))).outputs))
     return scan
 
 
@@ -32,4 +32,4 @@ def test_zeros_in_front_and_the_last_left_out_are_an_exclusive_scan() -> None:
 
 def test_a_flip_of_several_dimensions_is_refused() -> None:
     with pytest.raises(NotLowerableError, match="several dimensions"):
-        trace(island(lambda x: x.flip(0, 1).cumsum(1), (X,)))
+        trace(trace_program(lambda x: x.flip(0, 1).cumsum(1), (X,)))

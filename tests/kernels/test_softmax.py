@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.kernels.expr.nodes import OnlineVariant, Softmax, find_nodes
 from torch_cudal1.kernels.registry import trace
 
@@ -12,7 +12,7 @@ X = torch.empty(4, 100)
 
 
 def nodes_of(function):
-    return tuple(o.node for o in trace(island(function, (X,))).outputs)
+    return tuple(o.node for o in trace(trace_program(function, (X,))).outputs)
 
 
 def test_only_one_along_the_last_dimension_is_marked() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
-from tests.kernels.islands import emitted, island
+from tests.kernels.traced_programs import emit_program, trace_program
 from torch_cudal1.ir.program import Launch
 from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule
 
@@ -111,7 +111,7 @@ def row_errors(got: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_packed_products_match_float64(name: str, tmp_path: Path) -> None:
     schedule, function, inputs, allowed = CASES[name]
-    (got,) = run_on_cpu(island(function, inputs), schedule.proposal(), inputs, tmp_path)
+    (got,) = run_on_cpu(trace_program(function, inputs), schedule.proposal(), inputs, tmp_path)
     eager, exact = function(*inputs), function(*(t.double() for t in inputs))
     assert (got.shape, got.stride(), got.dtype) == (eager.shape, eager.stride(), eager.dtype)
     assert row_errors(got, exact) <= allowed * max(row_errors(eager, exact), 1e-7)
@@ -127,7 +127,7 @@ def test_nan_and_infinity_go_where_fp32_sends_them(schedule: GemmSchedule, tmp_p
         float("inf"),
         3.4e38,
     )
-    (got,) = run_on_cpu(island(torch.mm, (a, b)), schedule.proposal(), (a, b), tmp_path)
+    (got,) = run_on_cpu(trace_program(torch.mm, (a, b)), schedule.proposal(), (a, b), tmp_path)
     plain = a @ b
     assert torch.equal(got.isnan(), plain.isnan())
     assert torch.equal(got.isinf(), plain.isinf())
@@ -141,6 +141,6 @@ def test_as_many_blocks_are_launched_as_there_are_tiles(schedule: GemmSchedule) 
     every operand.
     """
     (a, b), rows, columns = (normal(500, 64), normal(64, 200)), 4, 4
-    built, _ = emitted(island(torch.mm, (a, b)), schedule.proposal())
+    built, _ = emit_program(trace_program(torch.mm, (a, b)), schedule.proposal())
     launches = [step for step in built.steps if isinstance(step, Launch)]
     assert launches[-1].grid[0] * launches[-1].cluster == rows * columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.kernels.registry import find_template, trace
@@ -28,19 +28,19 @@ def test_only_proposals_that_lower_are_kept() -> None:
             raise NotLowerableError("two rows")
         return LoweredKernels((), {})
 
-    workload = TemplateInput(island(torch.relu, (torch.empty(8),)))
+    workload = TemplateInput(trace_program(torch.relu, (torch.empty(8),)))
     proposals = [Proposal("elementwise", {"rows": rows}) for rows in (1, 2, 3)]
     assert keep_lowerable(lower, workload, proposals) == (proposals[0], proposals[2])
 
 
 def test_a_workload_without_expressions_says_so() -> None:
     with pytest.raises(NotLowerableError, match="expressions"):
-        _ = TemplateInput(island(torch.relu, (torch.empty(8),))).trace
+        _ = TemplateInput(trace_program(torch.relu, (torch.empty(8),))).trace
 
 
 def test_two_products_are_attention_unless_there_is_a_convolution() -> None:
     x = torch.empty(2, 64, 32)
-    nodes = tuple(o.node for o in trace(island(lambda x: x @ x.mT @ x, (x,))).outputs)
+    nodes = tuple(o.node for o in trace(trace_program(lambda x: x @ x.mT @ x, (x,))).outputs)
     attention = find_template("attention")
     assert attention is not None
     assert attention.matches({"gemm"}, nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.affine import AffineExpr, Atom
 from torch_cudal1.kernels.expr.nodes import Leaf, View
@@ -32,4 +32,4 @@ def test_a_permutation_takes_an_index_back() -> None:
 )
 def test_what_would_copy_much_is_refused(function, reason: str) -> None:
     with pytest.raises(NotLowerableError, match=reason):
-        trace(island(function, (torch.empty(4, 8),)))
+        trace(trace_program(function, (torch.empty(4, 8),)))

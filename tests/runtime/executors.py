@@ -18,9 +18,9 @@ __all__ = [
     "TANH",
     "assert_same",
     "bits",
-    "drawn",
+    "compute_mixed_steps",
+    "draw_inputs",
     "in_threads",
-    "mixed_steps",
     "outcome",
 ]
 
@@ -41,26 +41,26 @@ MIXED_STEPS = Program(
 )
 
 
-def mixed_steps(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_mixed_steps(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What MIXED_STEPS computes, by eager calls."""
     top, bottom = torch.tanh(x @ y).split(3)
     return torch.cat([bottom, top, torch.full((1, 6), 2.0)]), top
 
 
-def drawn(program: Program, device: torch.device, whole: int) -> list[torch.Tensor]:
-    """Tensors of the Program's specs: numbers in [0, 1), integers below `whole` (they may be
+def draw_inputs(program: Program, device: torch.device, integer_bound: int) -> list[torch.Tensor]:
+    """Tensors of the Program's specs: numbers in [0, 1), integers below `integer_bound` (they may be
     indices), truth at random.
 
     Some of PyTorch's kernels take probabilities only, and one that meets anything else on a GPU
     ends the process's use of it.
     """
     return [
-        _tensor(spec, torch.device(spec.device) if spec.device == "cpu" else device, whole)
+        _tensor(spec, torch.device(spec.device) if spec.device == "cpu" else device, integer_bound)
         for spec in program.inputs
     ]
 
 
-def _tensor(spec: TensorSpec, device: torch.device, whole: int) -> torch.Tensor:
+def _tensor(spec: TensorSpec, device: torch.device, integer_bound: int) -> torch.Tensor:
     extent = (
         1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
         if spec.numel
@@ -70,7 +70,7 @@ def _tensor(spec: TensorSpec, device: torch.device, whole: int) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
         flat = torch.rand(extent, dtype=dtype if dtype.is_complex else torch.float32).to(dtype)
     else:
-        flat = torch.randint(whole, (extent,)).to(dtype)
+        flat = torch.randint(integer_bound, (extent,)).to(dtype)
     return flat.to(device).as_strided(spec.shape, spec.strides)
 
 
@@ -90,29 +90,32 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same(
-    left: Sequence[Any], right: Sequence[Any], inputs: Sequence[torch.Tensor], values: bool = True
+    results: Sequence[Any],
+    expected_results: Sequence[Any],
+    inputs: Sequence[torch.Tensor],
+    values: bool = True,
 ) -> None:
     """Kind, dtype, layout, place, identity with the inputs and (if `values`) every bit of each
     result are the same.
     """
-    assert len(left) == len(right)
-    for ours, theirs in zip(left, right, strict=True):
-        assert type(ours) is type(theirs)
-        if not isinstance(ours, torch.Tensor):
-            assert ours == theirs
+    assert len(results) == len(expected_results)
+    for result, expected in zip(results, expected_results, strict=True):
+        assert type(result) is type(expected)
+        if not isinstance(result, torch.Tensor):
+            assert result == expected
             continue
-        assert (ours.dtype, ours.shape, ours.stride(), ours.device) == (
-            theirs.dtype,
-            theirs.shape,
-            theirs.stride(),
-            theirs.device,
+        assert (result.dtype, result.shape, result.stride(), result.device) == (
+            expected.dtype,
+            expected.shape,
+            expected.stride(),
+            expected.device,
         )
-        assert [ours is t for t in inputs] == [theirs is t for t in inputs]
+        assert [result is t for t in inputs] == [expected is t for t in inputs]
         some = [t for t in inputs if t.numel()]
-        assert [ours.data_ptr() == t.data_ptr() for t in some] == [
-            theirs.data_ptr() == t.data_ptr() for t in some
+        assert [result.data_ptr() == t.data_ptr() for t in some] == [
+            expected.data_ptr() == t.data_ptr() for t in some
         ]
-        assert not values or torch.equal(bits(ours), bits(theirs)), "the values differ"
+        assert not values or torch.equal(bits(result), bits(expected)), "the values differ"
 
 
 def outcome(

@@ -31,13 +31,13 @@ def helper(x: torch.Tensor) -> torch.Tensor:
     return x * FLAG
 
 
-class Config:
+class BlockConfig:
     def __init__(self) -> None:
         self.gain = 1.0
         self.inner = {"sizes": [1, 2, 3]}
 
 
-class Block(nn.Module):
+class StatefulBlock(nn.Module):
     slope = 0.1
     table: dict[str, float] = {"a": 1.0}  # noqa: RUF012  a mutable class attribute is the case under test
 
@@ -52,7 +52,7 @@ class Block(nn.Module):
         self.order = OrderedDict(a=1, b=2)
         self.raw = bytearray(b"abc")
         self.pair = ([1],)
-        self.config = Config()
+        self.config = BlockConfig()
         self.cache = torch.ones(4)
         self.callback = make_callback()
 
@@ -75,8 +75,8 @@ def make_callback() -> Callable[[], float]:
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = Block()
-        self.layers = nn.Sequential(Block(), nn.Tanh())
+        self.first = StatefulBlock()
+        self.layers = nn.Sequential(StatefulBlock(), nn.Tanh())
         self.tied = self.first
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ def _same_size_swap(
 
 
 def _new_class(m: Model) -> None:
-    m.first.__class__ = type("Other", (Block,), {})
+    m.first.__class__ = type("Other", (StatefulBlock,), {})
 
 
 def _in_cell(m: Model) -> None:
@@ -157,7 +157,7 @@ CHANGES: dict[str, tuple[Callable[[Model], Any], str]] = {
     "attribute renamed": (_same_size_swap, "first: spare removed"),
     "instance forward": (_set("layers.1.forward", lambda x: x), "layers.1: forward added"),
     "attribute dictionary": (_new_dict, "first: __dict__ was replaced"),
-    "class of a child": (_new_class, "first: class Block -> Other"),
+    "class of a child": (_new_class, "first: class StatefulBlock -> Other"),
     "hook dictionary": (
         _set("first._forward_hooks", OrderedDict()),
         "first: _forward_hooks changed",

@@ -1,6 +1,6 @@
 # ruff: noqa: F811  fixtures of another file are arguments here
 """A stored kernel that the driver refuses costs nothing but itself: its name and the reason are
-told, the module answers as it is.
+reported, and the module runs as it is.
 
 End to end, with `test_driver`'s recording library in place of the driver and CPU tensors in place
 of device memory.
@@ -32,7 +32,7 @@ X = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 
 
 def launching(program: Program, cubin: torch.Tensor, changes: dict[str, Any]) -> Program:
-    """`program` with a launch of add_kernel behind it, into memory that nobody else uses."""
+    """`program` with a launch of add_kernel behind it, into memory of its own."""
     out = program.value_count
     pointers = (LaunchArg("ptr", Value(out)),) * 3
     launch = dataclasses.replace(
@@ -54,7 +54,9 @@ def launching(program: Program, cubin: torch.Tensor, changes: dict[str, Any]) ->
 
 
 @pytest.fixture
-def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def accelerate_cached(
+    cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Accelerates a net from a cache that holds such a Program; only who loads a kernel believes
     that there is a GPU.
     """
@@ -62,7 +64,7 @@ def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.Mon
 
     def load_on_recorder(
         cubin: torch.Tensor, launch: Launch, device: torch.device
-    ) -> driver.Loaded:
+    ) -> driver.LoadedLaunch:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_available", lambda: True)
             return load(cubin, launch, GPU)
@@ -87,7 +89,7 @@ def served(cuda: Any, add: torch.Tensor, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def refusal() -> str:
-    """Why ours was given up, once."""
+    """The reason of the one fallback to the module itself."""
     (reason,) = [
         str(event.facts["reason"])
         for event in telemetry.report().events
@@ -96,8 +98,8 @@ def refusal() -> str:
     return reason
 
 
-def test_such_a_program_launches(served, cuda):
-    net = served()
+def test_such_a_program_launches(accelerate_cached, cuda):
+    net = accelerate_cached()
     for count in (1, 2, 3):
         assert torch.equal(net(X), net._call_impl(X))
         assert number(cuda, "calls_launch") == count
@@ -121,10 +123,10 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {  # what differs in the launch
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_machine_code_that_does_not_fit_is_named_and_the_module_runs_as_it_is(
-    name, served, cuda, add
+    name, accelerate_cached, cuda, add
 ):
     changes, words = MISFITS[name]
-    net = served(**changes)
+    net = accelerate_cached(**changes)
     for _ in range(2):
         assert torch.equal(net(X), net._call_impl(X))
     assert words in refusal()
@@ -132,9 +134,11 @@ def test_machine_code_that_does_not_fit_is_named_and_the_module_runs_as_it_is(
     assert number(cuda, "calls_launch") == 0
 
 
-def test_machine_code_for_another_architecture_is_named_and_the_module_runs_as_it_is(served, cuda):
+def test_machine_code_for_another_architecture_is_named_and_the_module_runs_as_it_is(
+    accelerate_cached, cuda
+):
     cuda.capability = (8, 0)
-    net = served()
+    net = accelerate_cached()
     assert torch.equal(net(X), net._call_impl(X))
     assert "kernel 'add_kernel': machine code for sm_90, expected sm_80" in refusal()
 
@@ -148,10 +152,10 @@ def test_machine_code_for_another_architecture_is_named_and_the_module_runs_as_i
     ],
 )
 def test_what_the_driver_refuses_is_named_and_the_module_runs_as_it_is(
-    switch, result, status, served, cuda
+    switch, result, status, accelerate_cached, cuda
 ):
     ctypes.c_int.in_dll(cuda.library, switch).value = result
-    net = served()
+    net = accelerate_cached()
     for _ in range(3):
         assert torch.equal(net(X), net._call_impl(X))
     assert status in refusal()
@@ -159,8 +163,8 @@ def test_what_the_driver_refuses_is_named_and_the_module_runs_as_it_is(
     assert number(cuda, "calls_launch") == 0
 
 
-def test_a_lost_device_is_told_the_caller_with_the_kernel_s_name(served, cuda):
-    net = served()
+def test_a_lost_device_is_an_error_with_the_kernel_s_name(accelerate_cached, cuda):
+    net = accelerate_cached()
     net(X)
     net(X)
     for switch in ("fail_launch", "fail_replay"):  # a launch whose addresses come back is a graph

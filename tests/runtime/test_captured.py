@@ -18,7 +18,7 @@ import torch
 
 from tests.device.test_cubin import build  # noqa: F401  (fixtures, here and below)
 from tests.device.test_driver import add, cuda, number, recorder_path  # noqa: F401
-from tests.runtime.test_cuda_graph import graphed, needs_extension  # noqa: F401
+from tests.runtime.test_cuda_graph import graph_runner, needs_extension  # noqa: F401
 from torch_cudal1.device.cuda.copy_kernels import WIDTHS, ptx
 from torch_cudal1.device.cuda.cubin import inspect_cubin
 from torch_cudal1.runtime.cuda_graph import GraphedRunner
@@ -26,20 +26,20 @@ from torch_cudal1.runtime.cuda_graph import GraphedRunner
 
 @needs_extension
 @pytest.mark.parametrize("size", [1, 12, 16, 4096, 4097])
-def test_copies_of_any_size_and_alignment_are_whole(graphed, cuda, size):
-    echo = graphed.make(lambda inputs: [inputs[0] ^ 0x55])
+def test_copies_of_any_size_and_alignment_are_whole(graph_runner, cuda, size):
+    echo = graph_runner.make(lambda inputs: [inputs[0] ^ 0x55])
     for offset in (0, 1, 4, 8, 16):
-        given = torch.randint(256, (size + offset,), dtype=torch.uint8)[offset:]
-        assert torch.equal(echo([given])[0], given ^ 0x55)
-    assert (number(cuda, "copies"), len(graphed.bodies)) == (0, 1)
+        source = torch.randint(256, (size + offset,), dtype=torch.uint8)[offset:]
+        assert torch.equal(echo([source])[0], source ^ 0x55)
+    assert (number(cuda, "copies"), len(graph_runner.bodies)) == (0, 1)
 
 
 @needs_extension
-def test_what_is_large_is_copied_by_the_device_s_own_copies(graphed, cuda):
-    large = graphed.make(lambda inputs: [inputs[0] + 1, inputs[1] + 1])
-    given = [torch.zeros((4 << 20) + 1, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)]
-    for ours, one in zip(large(given), given, strict=True):
-        assert torch.equal(ours, one + 1)
+def test_what_is_large_is_copied_by_the_device_s_own_copies(graph_runner, cuda):
+    large = graph_runner.make(lambda inputs: [inputs[0] + 1, inputs[1] + 1])
+    sources = [torch.zeros((4 << 20) + 1, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)]
+    for copied, source in zip(large(sources), sources, strict=True):
+        assert torch.equal(copied, source + 1)
     assert (number(cuda, "copies"), number(cuda, "replays")) == (2, 1)
 
 
@@ -63,14 +63,14 @@ FILLS = {  # element bytes, value, elements, offset, rows, does it stay a fill
 
 @needs_extension
 @pytest.mark.parametrize("name", FILLS)
-def test_captured_fills_become_kernels_where_one_can_do_it(graphed, cuda, name):
+def test_captured_fills_become_kernels_where_one_can_do_it(graph_runner, cuda, name):
     element, value, count, offset, rows, stays = FILLS[name]
     scratch = torch.empty(512, dtype=torch.uint8)
     place = scratch[offset : offset + element * count]
     captured = Fill.in_dll(cuda.library, "captured_fill")
     captured.to, captured.value, captured.element = place.data_ptr(), value, element
     captured.width, captured.height = count, rows
-    summed = graphed.make(lambda inputs: [inputs[0] + scratch.sum()])
+    summed = graph_runner.make(lambda inputs: [inputs[0] + scratch.sum()])
     expected = sum(value.to_bytes(element, "little")) * count
     for _ in range(2):
         scratch.fill_(7)
@@ -85,14 +85,14 @@ def test_captured_fills_become_kernels_where_one_can_do_it(graphed, cuda, name):
 
 @needs_extension
 @pytest.mark.parametrize(("kind", "stays"), [(2, False), (1, True)])
-def test_captured_copies_within_the_device_become_kernels(graphed, cuda, kind, stays):
+def test_captured_copies_within_the_device_become_kernels(graph_runner, cuda, kind, stays):
     source, scratch = torch.arange(40.0), torch.zeros(40)
     words = (ctypes.c_uint64 * 25).in_dll(
         cuda.library, "captured_copy"
     )  # CUDA_MEMCPY3D: type and address at 4 and 6, 15 and 17
     words[4], words[6], words[15], words[17] = kind, source.data_ptr(), 2, scratch.data_ptr()
     words[22], words[23], words[24] = 160, 1, 1
-    doubled = graphed.make(lambda inputs: [inputs[0] + scratch])
+    doubled = graph_runner.make(lambda inputs: [inputs[0] + scratch])
     for _ in range(2):
         source.add_(1)
         assert torch.equal(doubled([torch.ones(40)])[0], source + 1)
@@ -120,11 +120,11 @@ def test_the_kernels_assemble_and_there_is_one_for_every_width(sm, tmp_path):
         tmp_path / "movers.ptx",
     ]
     subprocess.run(command, check=True)
-    found = inspect_cubin((tmp_path / "movers.cubin").read_bytes())
-    assert {kernel.symbol for kernel in found.kernels} == {
-        f"cudal1_{what}{width}" for what in ("copy", "fill") for width in WIDTHS
+    inspected = inspect_cubin((tmp_path / "movers.cubin").read_bytes())
+    assert {kernel.symbol for kernel in inspected.kernels} == {
+        f"cudal1_{operation}{width}" for operation in ("copy", "fill") for width in WIDTHS
     }
-    assert {kernel.param_sizes for kernel in found.kernels} == {(8, 8, 8)}
+    assert {kernel.param_sizes for kernel in inspected.kernels} == {(8, 8, 8)}
 
 
 # On a GPU
@@ -142,8 +142,8 @@ def test_fills_and_copies_inside_and_around_a_graph_are_right_on_the_device(size
                 call % 4 : call % 4 + size
             ]
             results = run([x])
-            for ours, wanted in zip(results, _fill_and_copy([x]), strict=True):
-                assert torch.equal(ours, wanted)  # type: ignore[arg-type]
+            for result, expected in zip(results, _fill_and_copy([x]), strict=True):
+                assert torch.equal(result, expected)  # type: ignore[arg-type]
 
 
 def _fill_and_copy(inputs: Any) -> list[torch.Tensor | None]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import models
 from tests.judge.programs import linear_relu
-from tests.runtime.executors import MIXED_STEPS, assert_same, drawn, in_threads
+from tests.runtime.executors import MIXED_STEPS, assert_same, draw_inputs, in_threads
 from torch_cudal1.core import native, telemetry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.captured import capture_regions
@@ -239,7 +239,7 @@ PROGRAMS: dict[str, Program] = {
 
 
 def inputs_of(program: Program) -> list[torch.Tensor]:
-    return drawn(program, CPU, whole=1)  # an index of nothing
+    return draw_inputs(program, CPU, integer_bound=1)  # an index of nothing
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -252,23 +252,23 @@ MODES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_executors_agree(name, mode):
-    whole = PROGRAMS[name]
-    plan = compile_program(whole, CPU)
+    tested_program = PROGRAMS[name]
+    plan = compile_program(tested_program, CPU)
     assert not isinstance(plan, Refusal), plan
-    inputs = inputs_of(whole)
+    inputs = inputs_of(tested_program)
     with MODES[mode]():
         for _ in range(2):
             torch.manual_seed(0)
-            ours = plan(inputs)
+            results = plan(inputs)
             torch.manual_seed(0)
-            assert_same(ours, interpret(whole, CPU)(inputs), inputs)
+            assert_same(results, interpret(tested_program, CPU)(inputs), inputs)
 
 
 @pytest.mark.parametrize("model", ["lstm", "llama", "bert_base_b1", "vit_b16", "unet", "resnet50"])
 def test_both_executors_agree_on_whole_models(model):
-    made = models.build(model, sizes="small", device="cpu")
+    benchmark_model = models.build(model, sizes="small", device="cpu")
     with torch.no_grad():
-        (region,) = capture_regions(made.module.eval(), made.inputs)
+        (region,) = capture_regions(benchmark_model.module.eval(), benchmark_model.inputs)
     plan = compile_program(region.program, CPU)
     assert not isinstance(plan, Refusal), plan
     tensors = inputs_of(region.program)
@@ -304,15 +304,18 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_the_plan_cannot_hold_runs_in_python_with_the_reason(name):
-    whole, reason = UNSUPPORTED[name]
-    answer = compile_program(whole, CPU)
+    tested_program, reason = UNSUPPORTED[name]
+    answer = compile_program(tested_program, CPU)
     assert isinstance(answer, Refusal)
     assert reason in answer.reason
     telemetry.reset()
-    tensors = inputs_of(whole)
+    tensors = inputs_of(tested_program)
     with torch.no_grad():
-        ours, theirs = prepare(whole, CPU)(tensors), interpret(whole, CPU)(tensors)
-    assert len(ours) == len(theirs)
+        prepared_results, interpreted_results = (
+            prepare(tested_program, CPU)(tensors),
+            interpret(tested_program, CPU)(tensors),
+        )
+    assert len(prepared_results) == len(interpreted_results)
     (event,) = [event for event in telemetry.report().events if event.what == "interpreted"]
     assert event.facts["reason"] == answer.reason
 
@@ -338,21 +341,26 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_operator_that_refuses_raises_the_same_exception(name):
-    whole, inputs = ERRORS[name]
+    tested_program, inputs = ERRORS[name]
     with torch.no_grad():
-        with pytest.raises(Exception) as theirs:  # whatever it is, ours must be the same
-            interpret(whole, CPU)(inputs)
-        with pytest.raises(theirs.type) as ours:
-            compile_program(whole, CPU)(inputs)
-    if theirs.type is not ValueError:  # the count of results is our own message
-        assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+        with pytest.raises(
+            Exception
+        ) as interpreted_error:  # whatever it is, the C++ executor raises the same
+            interpret(tested_program, CPU)(inputs)
+        with pytest.raises(interpreted_error.type) as compiled_error:
+            compile_program(tested_program, CPU)(inputs)
+    if interpreted_error.type is not ValueError:  # the count of results is our own message
+        assert (
+            str(compiled_error.value).splitlines()[0]
+            == str(interpreted_error.value).splitlines()[0]
+        )
 
 
-@pytest.mark.parametrize("given", [[], [X, X], [3], None, 3, [None]], ids=repr)
-def test_inputs_that_are_not_the_program_s_are_refused(given):
+@pytest.mark.parametrize("bad_inputs", [[], [X, X], [3], None, 3, [None]], ids=repr)
+def test_inputs_that_are_not_the_program_s_are_refused(bad_inputs):
     plan = compile_program(PROGRAMS["a view of an input"], CPU)
     with pytest.raises((TypeError, ValueError)):
-        plan(given)
+        plan(bad_inputs)
     with pytest.raises(TypeError):
         plan()
     with pytest.raises(TypeError):
@@ -391,15 +399,15 @@ def test_a_malformed_plan_is_an_exception():
 
 
 def test_any_number_of_threads_may_run_one_plan():
-    whole = PROGRAMS["three steps"]
-    plan, inputs = compile_program(whole, CPU), inputs_of(whole)
-    wanted = interpret(whole, CPU)(inputs)[0]
+    tested_program = PROGRAMS["three steps"]
+    plan, inputs = compile_program(tested_program, CPU), inputs_of(tested_program)
+    expected = interpret(tested_program, CPU)(inputs)[0]
     wrong: list[str] = []
 
     def work() -> None:
         with torch.no_grad():
             for _ in range(200):
-                if not torch.equal(plan(inputs)[0], wanted):
+                if not torch.equal(plan(inputs)[0], expected):
                     wrong.append("different")
 
     in_threads(work)
@@ -407,8 +415,12 @@ def test_any_number_of_threads_may_run_one_plan():
 
 
 def test_calls_leak_nothing_whether_they_succeed_or_fail():
-    whole = PROGRAMS["nested, many, none, constant"]
-    plan, good, bad = compile_program(whole, CPU), inputs_of(whole), [draw(2, 2), draw(3, 3)]
+    tested_program = PROGRAMS["nested, many, none, constant"]
+    plan, good, bad = (
+        compile_program(tested_program, CPU),
+        inputs_of(tested_program),
+        [draw(2, 2), draw(3, 3)],
+    )
 
     def calls(count: int) -> None:
         with torch.no_grad():
@@ -448,39 +460,42 @@ def test_an_alloc_is_what_empty_strided_gives(name, mode):
     plan = compile_program(program([X], Alloc(1, spec), outputs=[1]), CPU)
     with mode():
         for _ in range(2):
-            (ours,) = plan([X])
-            own = torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype)
-            assert (ours.shape, ours.stride(), ours.dtype, ours.device) == (
-                own.shape,
-                own.stride(),
-                own.dtype,
-                own.device,
+            (allocated,) = plan([X])
+            eager_tensor = torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype)
+            assert (allocated.shape, allocated.stride(), allocated.dtype, allocated.device) == (
+                eager_tensor.shape,
+                eager_tensor.stride(),
+                eager_tensor.dtype,
+                eager_tensor.device,
             )
-            assert (ours.is_inference(), ours.requires_grad, ours.is_leaf) == (
-                own.is_inference(),
+            assert (allocated.is_inference(), allocated.requires_grad, allocated.is_leaf) == (
+                eager_tensor.is_inference(),
                 False,
                 True,
             )
-            assert ours.untyped_storage().nbytes() == own.untyped_storage().nbytes()
-            assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(own)
-            ours.untyped_storage().resize_(1024)
-            assert own.is_inference() or ours.fill_(1)._version == own.fill_(1)._version
+            assert allocated.untyped_storage().nbytes() == eager_tensor.untyped_storage().nbytes()
+            assert torch._C._dispatch_keys(allocated) == torch._C._dispatch_keys(eager_tensor)
+            allocated.untyped_storage().resize_(1024)
+            assert (
+                eager_tensor.is_inference()
+                or allocated.fill_(1)._version == eager_tensor.fill_(1)._version
+            )
 
 
-def test_whoever_looks_on_sees_an_alloc_and_deterministic_mode_fills_it():
+def test_dispatch_modes_see_an_alloc_and_deterministic_mode_fills_it():
     plan = compile_program(program([X], Alloc(1, ALLOCS["dense"]), outputs=[1]), CPU)
-    seen: list[str] = []
+    calls: list[str] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            seen.append(str(func))
+            calls.append(str(func))
             return func(*args, **(kwargs or {}))
 
     with Watch():
         plan([X])
-    assert seen == ["aten.empty_strided.default"]
+    assert calls == ["aten.empty_strided.default"]
     torch.use_deterministic_algorithms(True)
     try:
         assert plan([X])[0].isnan().all()

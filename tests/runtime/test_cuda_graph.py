@@ -42,28 +42,34 @@ def function(inputs: Any) -> list[torch.Tensor | None]:
 
 
 @pytest.fixture
-def graphed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def graph_runner(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GraphedRunner on the CPU, its captures (run by the recording driver's graph launch), and
     how to make another one.
     """
     bodies: dict[int, Any] = {}
 
     def capture(self: GraphedRunner, inputs: Any) -> GraphCapture:
-        held = [t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)]
+        graph_inputs = [
+            t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)
+        ]
         steps = self._runner
-        results = steps(held)
-        outputs = [next((i for i, t in enumerate(held) if t is out), out) for out in results]
+        results = steps(graph_inputs)
+        outputs = [
+            next((i for i, t in enumerate(graph_inputs) if t is out), out) for out in results
+        ]
         handle = 0x900 + len(bodies)
 
         def body() -> None:
-            for out, fresh in zip(outputs, steps(held), strict=True):
+            for out, fresh in zip(outputs, steps(graph_inputs), strict=True):
                 if isinstance(out, torch.Tensor) and fresh is not None:
                     storage, new = out.untyped_storage(), fresh.untyped_storage()
                     storage.copy_(new)
 
         bodies[handle] = body
         return GraphCapture(
-            SimpleNamespace(raw_cuda_graph=lambda: handle), [held[i] for i in self._moving], outputs
+            SimpleNamespace(raw_cuda_graph=lambda: handle),
+            [graph_inputs[i] for i in self._moving],
+            outputs,
         )  # type: ignore[arg-type]
 
     run = ctypes.CFUNCTYPE(None)(lambda: bodies[pointer(cuda, "replayed") or 0]())
@@ -82,72 +88,72 @@ def draw() -> list[torch.Tensor]:
 
 
 def assert_right(results: Any, inputs: Any) -> None:
-    for ours, wanted in zip(results, function(inputs), strict=True):
-        if wanted is None:
-            assert ours is None
+    for result, expected in zip(results, function(inputs), strict=True):
+        if expected is None:
+            assert result is None
         else:
-            assert torch.equal(ours, wanted)
-            assert ours.stride() == wanted.stride()
+            assert torch.equal(result, expected)
+            assert result.stride() == expected.stride()
 
 
 @needs_extension
-def test_results_are_the_function_s_and_stay_valid_while_they_are_held(graphed, cuda):
+def test_results_are_the_function_s_and_stay_valid_while_they_are_held(graph_runner, cuda):
     weight, x = draw()
-    held = []
+    kept_results = []
     for _ in range(5):
         x = torch.randn(3, 4)
-        held.append((x, graphed.run([weight, x])))
-    for then, results in held:
+        kept_results.append((x, graph_runner.run([weight, x])))
+    for then, results in kept_results:
         assert results[2] is then
         assert_right(results, [weight, then])
-    assert (number(cuda, "replays"), len(graphed.bodies)) == (5, 1)
-    assert graphed.run.direct is graphed.run._replay is not None
+    assert (number(cuda, "replays"), len(graph_runner.bodies)) == (5, 1)
+    assert graph_runner.run.direct is graph_runner.run._replay is not None
 
 
 @needs_extension
-def test_weights_are_read_where_they_lie_and_captured_again_where_they_moved(graphed):
+def test_weights_are_read_where_they_lie_and_captured_again_where_they_moved(graph_runner):
     weight, x = draw()
-    graphed.run([weight, x])
+    graph_runner.run([weight, x])
     weight.mul_(3)
-    assert_right(graphed.run([weight, x]), [weight, x])
-    assert len(graphed.bodies) == 1
+    assert_right(graph_runner.run([weight, x]), [weight, x])
+    assert len(graph_runner.bodies) == 1
     moved = weight.clone() + 1
-    assert_right(graphed.run([moved, x]), [moved, x])
-    assert_right(graphed.run([weight, x]), [weight, x])
-    assert len(graphed.bodies) == 2
+    assert_right(graph_runner.run([moved, x]), [moved, x])
+    assert_right(graph_runner.run([weight, x]), [weight, x])
+    assert len(graph_runner.bodies) == 2
 
 
 @needs_extension
-def test_old_graphs_go_when_weights_move_for_ever(graphed):
+def test_old_graphs_go_when_weights_move_for_ever(graph_runner):
     x, weights = draw()[1], [torch.randn(3, 4) for _ in range(cuda_graph._MAX_GRAPHS + 1)]
     for weight in weights:
-        graphed.run([weight, x])
-    graphed.run([weights[-1], x])
-    assert len(graphed.bodies) == cuda_graph._MAX_GRAPHS + 1
-    assert_right(graphed.run([weights[0], x]), [weights[0], x])  # the first was forgotten
-    assert len(graphed.bodies) == cuda_graph._MAX_GRAPHS + 2
+        graph_runner.run([weight, x])
+    graph_runner.run([weights[-1], x])
+    assert len(graph_runner.bodies) == cuda_graph._MAX_GRAPHS + 1
+    assert_right(graph_runner.run([weights[0], x]), [weights[0], x])  # the first was forgotten
+    assert len(graph_runner.bodies) == cuda_graph._MAX_GRAPHS + 2
 
 
 @needs_extension
-def test_inputs_of_other_strides_or_dtypes_are_copied_by_value(graphed):
+def test_inputs_of_other_strides_or_dtypes_are_copied_by_value(graph_runner):
     weight, x = draw()
-    graphed.run([weight, x])
+    graph_runner.run([weight, x])
     turned = torch.randn(4, 3).t()
-    (first, *_) = graphed.run([weight, turned])
+    (first, *_) = graph_runner.run([weight, turned])
     assert torch.equal(first, turned * weight)
     with pytest.raises(ValueError, match="captured for"):
-        graphed.run([weight, torch.randn(1, 4)])
+        graph_runner.run([weight, torch.randn(1, 4)])
 
 
 @needs_extension
-def test_another_stream_waits_for_what_the_last_one_had_enqueued(graphed, cuda):
+def test_another_stream_waits_for_what_the_last_one_had_enqueued(graph_runner, cuda):
     weight, x = draw()
-    graphed.run([weight, x])
-    graphed.run([weight, x])
+    graph_runner.run([weight, x])
+    graph_runner.run([weight, x])
     assert number(cuda, "waited") == 0
     ctypes.c_int.in_dll(cuda.library, "stream_base").value = 0x5000
-    graphed.run([weight, x])
-    graphed.run([weight, x])
+    graph_runner.run([weight, x])
+    graph_runner.run([weight, x])
     assert (number(cuda, "recorded"), number(cuda, "waited")) == (1, 1)
     assert (
         pointer(cuda, "recorded_on"),
@@ -157,14 +163,14 @@ def test_another_stream_waits_for_what_the_last_one_had_enqueued(graphed, cuda):
 
 
 @needs_extension
-def test_while_the_user_captures_the_steps_go_into_the_user_s_graph(graphed, cuda):
+def test_while_the_user_captures_the_steps_go_into_the_user_s_graph(graph_runner, cuda):
     weight, x = draw()
-    graphed.run([weight, x])
+    graph_runner.run([weight, x])
     ctypes.c_int.in_dll(cuda.library, "capturing").value = 1
-    assert_right(graphed.run([weight, x]), [weight, x])
+    assert_right(graph_runner.run([weight, x]), [weight, x])
     cuda.capturing = True
-    assert_right(graphed.run([weight.clone(), x]), [weight, x])
-    assert (number(cuda, "replays"), len(graphed.bodies)) == (1, 1)
+    assert_right(graph_runner.run([weight.clone(), x]), [weight, x])
+    assert (number(cuda, "replays"), len(graph_runner.bodies)) == (1, 1)
 
 
 def refuse(cuda: Any, switch: str, result: int = 719) -> None:
@@ -172,19 +178,22 @@ def refuse(cuda: Any, switch: str, result: int = 719) -> None:
 
 
 @needs_extension
-def test_copies_are_nodes_of_the_graph_and_only_other_addresses_are_told(graphed, cuda):
+def test_copies_are_nodes_of_the_graph_and_only_changed_addresses_are_updated(graph_runner, cuda):
     weight, x = draw()
-    held = [(x, graphed.run([weight, x]))]
+    kept_results = [(x, graph_runner.run([weight, x]))]
     for _ in range(5):
-        before, made = number(cuda, "nodes_set"), number(cuda, "graphs_made")
-        held.append((x, graphed.run([weight, x])))
+        before, graphs_before = number(cuda, "nodes_set"), number(cuda, "graphs_made")
+        kept_results.append((x, graph_runner.run([weight, x])))
         if (
-            made == 3
+            graphs_before == 3
         ):  # there is no room for more, so one learns where the three results lie; one of the five is x, another is None
             assert number(cuda, "nodes_set") - before == 3
         else:
-            assert (number(cuda, "nodes_set"), number(cuda, "graphs_made")) == (0, made + 1)
-    for then, results in held:
+            assert (number(cuda, "nodes_set"), number(cuda, "graphs_made")) == (
+                0,
+                graphs_before + 1,
+            )
+    for then, results in kept_results:
         assert_right(results, [weight, then])
     assert (number(cuda, "graphs_made"), number(cuda, "copies"), number(cuda, "replays")) == (
         3,
@@ -198,20 +207,21 @@ def test_copies_are_nodes_of_the_graph_and_only_other_addresses_are_told(graphed
 
 
 @pytest.fixture
-def seen(graphed: Any) -> Any:
+def input_spy(graph_runner: Any) -> Any:
     """A runner without results of its own, so that its addresses are the caller's, and the input
     that its graph saw last.
     """
     scratch = torch.zeros(4)
     return SimpleNamespace(
-        run=graphed.make(lambda inputs: (scratch.copy_(inputs[0]), [inputs[0]])[1]), input=scratch
+        run=graph_runner.make(lambda inputs: (scratch.copy_(inputs[0]), [inputs[0]])[1]),
+        input=scratch,
     )
 
 
 @needs_extension
-def test_addresses_that_come_back_cost_nothing(seen, cuda):
+def test_addresses_that_come_back_cost_nothing(input_spy, cuda):
     places = {name: torch.randn(4) for name in "abcd"}
-    wanted = [  # whose turn, executables made, nodes told: the one not used for longest gives way
+    turns = [  # whose turn, executables made, nodes updated: the least recently used one goes
         *(
             ("a", 1, 0),
             ("a", 1, 0),
@@ -234,38 +244,38 @@ def test_addresses_that_come_back_cost_nothing(seen, cuda):
             ("b", 3, 3),
         ),
     ]
-    for name, made, told in wanted:
+    for name, graphs_made, nodes_set in turns:
         places[name].normal_()
-        assert seen.run([places[name]])[0] is places[name]
-        assert torch.equal(seen.input, places[name])
-        assert (number(cuda, "graphs_made"), number(cuda, "nodes_set")) == (made, told)
-    seen.run = None
+        assert input_spy.run([places[name]])[0] is places[name]
+        assert torch.equal(input_spy.input, places[name])
+        assert (number(cuda, "graphs_made"), number(cuda, "nodes_set")) == (graphs_made, nodes_set)
+    input_spy.run = None
     gc.collect()
     assert number(cuda, "graphs_destroyed") == 2 * 3  # each is a graph and what was made of it
 
 
 @needs_extension
-@pytest.mark.parametrize(("nodes", "most"), [(1000, 3), (1400, 2), (2100, 1)])
-def test_a_large_graph_is_made_ready_less_often(seen, cuda, nodes, most):
+@pytest.mark.parametrize(("nodes", "max_graphs"), [(1000, 3), (1400, 2), (2100, 1)])
+def test_a_large_graph_is_made_ready_less_often(input_spy, cuda, nodes, max_graphs):
     ctypes.c_int.in_dll(cuda.library, "captured_kernels").value = nodes
     places = [torch.randn(4) for _ in range(4)]
     for place in places * 2:
-        seen.run([place])
-        assert torch.equal(seen.input, place)
-    assert number(cuda, "graphs_made") == most
+        input_spy.run([place])
+        assert torch.equal(input_spy.input, place)
+    assert number(cuda, "graphs_made") == max_graphs
 
 
 @needs_extension
 @pytest.mark.parametrize("switch", ["fail_clone", "fail_node"])
-def test_where_no_second_one_can_be_made_the_first_goes_on(seen, cuda, switch):
+def test_where_no_second_one_can_be_made_the_first_goes_on(input_spy, cuda, switch):
     places = [torch.randn(4) for _ in range(2)]
-    seen.run(places[:1])
+    input_spy.run(places[:1])
     refuse(cuda, switch, 2)
-    seen.run(places[1:])
+    input_spy.run(places[1:])
     refuse(cuda, switch, 0)
     for place in places * 2:
-        seen.run([place])
-        assert torch.equal(seen.input, place)
+        input_spy.run([place])
+        assert torch.equal(input_spy.input, place)
     assert (number(cuda, "nodes_set"), number(cuda, "copies"), number(cuda, "replays")) == (5, 0, 6)
 
 
@@ -274,19 +284,18 @@ def test_where_no_second_one_can_be_made_the_first_goes_on(seen, cuda, switch):
     ("switch", "copies"), [("fail_clone", 20), ("fail_node", 20), ("fail_set", 8)]
 )
 def test_a_driver_that_takes_no_copies_as_nodes_gets_them_beside_the_graph(
-    graphed, cuda, switch, copies
+    graph_runner, cuda, switch, copies
 ):
     weight, x = draw()
     refuse(cuda, switch, 1)
-    held = []
+    kept_results = []
     for _ in range(5):
         x = torch.randn(3, 4)
-        held.append((x, graphed.run([weight, x])))
-    for then, results in held:
+        kept_results.append((x, graph_runner.run([weight, x])))
+    for then, results in kept_results:
         assert_right(results, [weight, then])
-    assert (
-        number(cuda, "copies") == copies
-    )  # four a call, from the refusal on: an address is first told in the fourth
+    # Four a call, from the refusal on: an address is first updated in the fourth.
+    assert number(cuda, "copies") == copies
     assert number(cuda, "replays") == 5
 
 
@@ -294,24 +303,24 @@ def test_a_driver_that_takes_no_copies_as_nodes_gets_them_beside_the_graph(
 @pytest.mark.parametrize(
     ("switch", "call"), [("fail_copy", "cuMemcpyDtoDAsync"), ("fail_replay", "cuGraphLaunch")]
 )
-def test_a_driver_that_refuses_is_an_error_with_its_name(graphed, cuda, switch, call):
+def test_a_driver_that_refuses_is_an_error_with_its_name(graph_runner, cuda, switch, call):
     weight, x = draw()
     refuse(cuda, "fail_clone", 801)  # so that both calls are made
-    graphed.run([weight, x])
+    graph_runner.run([weight, x])
     refuse(cuda, switch)
     with pytest.raises(DriverError) as caught:
-        graphed.run([weight, x])
+        graph_runner.run([weight, x])
     assert (caught.value.call, caught.value.status) == (call, "CUDA_ERROR_LAUNCH_FAILED")
     ctypes.c_int.in_dll(cuda.library, switch).value = 0
-    assert_right(graphed.run([weight, x]), [weight, x])
+    assert_right(graph_runner.run([weight, x]), [weight, x])
     assert number(cuda, "calls_push") == number(cuda, "calls_pop")
 
 
 @needs_extension
-def test_wrong_arguments_are_refused(graphed):
+def test_wrong_arguments_are_refused(graph_runner):
     weight, x = draw()
-    graphed.run([weight, x])
-    replay = graphed.run._replay
+    graph_runner.run([weight, x])
+    replay = graph_runner.run._replay
     for bad in ([weight], [weight, 3], 5, [weight, x, x]):
         with pytest.raises(TypeError):
             replay(bad)
@@ -326,21 +335,21 @@ def test_wrong_arguments_are_refused(graphed):
 
 
 @needs_extension
-def test_calls_leak_nothing_and_the_runner_can_be_collected(graphed):
+def test_calls_leak_nothing_and_the_runner_can_be_collected(graph_runner):
     weight, x = draw()
     for _ in range(300):
-        graphed.run([weight, x])
+        graph_runner.run([weight, x])
     gc.collect()
     objects, peak = len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(10_000):
-        graphed.run([weight, x])
+        graph_runner.run([weight, x])
     gc.collect()
     assert len(gc.get_objects()) - objects < 100
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 8_000
-    gone = torch.utils.weak.weakref.ref(graphed.run)
-    graphed.run = None
+    runner_reference = torch.utils.weak.weakref.ref(graph_runner.run)
+    graph_runner.run = None
     gc.collect()
-    assert gone() is None
+    assert runner_reference() is None
 
 
 def test_outputs_that_share_memory_are_refused_since_a_replay_would_part_them():
@@ -412,14 +421,14 @@ def on_gpu() -> Any:
 @pytest.mark.gpu
 @gpu
 def test_held_outputs_stay_valid_on_the_device(on_gpu):
-    held = []
+    kept_results = []
     with torch.inference_mode():
         for _ in range(20):
             x = torch.randn(32, 64, device="cuda")
-            held.append((x, on_gpu.run([*on_gpu.weights, x])))
-        for x, results in held:
-            for ours, wanted in zip(results, on_gpu.steps([*on_gpu.weights, x]), strict=True):
-                assert (ours is None) if wanted is None else torch.equal(ours, wanted)
+            kept_results.append((x, on_gpu.run([*on_gpu.weights, x])))
+        for x, results in kept_results:
+            for result, expected in zip(results, on_gpu.steps([*on_gpu.weights, x]), strict=True):
+                assert (result is None) if expected is None else torch.equal(result, expected)
             assert results[2] is x
     assert on_gpu.run.interpreted == "" or native.extension() is None
 
@@ -440,14 +449,14 @@ def test_streams_take_turns_on_one_graph(on_gpu):
     with torch.inference_mode():
         on_gpu.run([*on_gpu.weights, torch.randn(32, 64, device="cuda")])
         torch.cuda.synchronize()
-        streams, seen = [torch.cuda.Stream() for _ in range(3)], []
+        streams, stream_results = [torch.cuda.Stream() for _ in range(3)], []
         for turn in range(60):
             with torch.cuda.stream(streams[turn % 3]):
                 torch.cuda._sleep(100_000 * (turn % 4))
                 x = torch.randn(32, 64, device="cuda")
-                seen.append((x, on_gpu.run([*on_gpu.weights, x])[0]))
+                stream_results.append((x, on_gpu.run([*on_gpu.weights, x])[0]))
         torch.cuda.synchronize()
-        for x, out in seen:
+        for x, out in stream_results:
             torch.testing.assert_close(
                 out, on_gpu.steps([*on_gpu.weights, x])[0], rtol=1e-5, atol=1e-5
             )

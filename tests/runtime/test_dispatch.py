@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cudal1
-from tests.entries import Calls, accelerated, plant, shifted
+from tests.entries import Calls, accelerate_planted, add_one_to_output, plant
 from tests.runtime.executors import in_threads
 from torch_cudal1.core import native, telemetry
 from torch_cudal1.graph.swap import Swapped
@@ -43,22 +43,22 @@ def make(
     **kwargs: Any,
 ) -> Calls:
     """A module bound to a planted swap whose table already serves these arguments."""
-    module = accelerated(forward, args, tmp_path, **kwargs)
-    given = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    module(*given, **kwargs)
+    module = accelerate_planted(forward, args, tmp_path, **kwargs)
+    call_args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    module(*call_args, **kwargs)
     return module
 
 
-def served(module: nn.Module) -> int:
+def count_served(module: nn.Module) -> int:
     return module._compiled_call_impl._table.served
 
 
 def test_from_the_second_call_on_the_quick_way_serves(tmp_path):
     module = make(tmp_path)
-    assert served(module) == 0
+    assert count_served(module) == 0
     for count in (1, 2, 3):
         assert torch.equal(module(X), module._call_impl(X))
-        assert served(module) == count
+        assert count_served(module) == count
     with torch.inference_mode():
         assert module(X).is_inference()
 
@@ -75,10 +75,10 @@ OUTPUTS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("form", OUTPUTS)
 def test_results_have_the_form_of_the_module_s_own(form, tmp_path):
     module = make(tmp_path, OUTPUTS[form])
-    ours, own = module(X), module._call_impl(X)
-    assert served(module) == 1
-    torch.testing.assert_close(ours, own, rtol=0, atol=0)
-    assert type(ours) is type(own)
+    result, expected = module(X), module._call_impl(X)
+    assert count_served(module) == 1
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    assert type(result) is type(expected)
 
 
 def test_nested_and_keyword_arguments_reach_their_places(tmp_path):
@@ -91,7 +91,7 @@ def test_nested_and_keyword_arguments_reach_their_places(tmp_path):
     module = make(tmp_path, forward, args, **kwargs)
     other = (X * 2, {"a": [X, X + 7]})
     assert torch.equal(module(*other, **kwargs), module._call_impl(*other, **kwargs))
-    assert served(module) == 1
+    assert count_served(module) == 1
 
 
 ALIASED: dict[str, Callable[..., Any]] = {
@@ -107,7 +107,7 @@ def test_what_needs_autograd_s_wrapper_never_takes_the_quick_way(form, tmp_path)
     module = make(tmp_path, ALIASED[form])
     module(X)
     module(X)
-    assert served(module) == 0
+    assert count_served(module) == 0
 
 
 # --- attacks: what changed must be seen
@@ -128,13 +128,15 @@ class Dispatch(TorchDispatchMode):
 
 
 @contextmanager
-def switched(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Any:
-    before = read()
-    write(value)
+def switch_for_a_while(
+    read_switch: Callable[[], Any], write_switch: Callable[[Any], Any], value: Any
+) -> Any:
+    before = read_switch()
+    write_switch(value)
     try:
         yield
     finally:
-        write(before)
+        write_switch(before)
 
 
 SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -144,13 +146,13 @@ SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a default device": lambda: torch.device("cpu"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "gradients": torch.enable_grad,
-    "determinism": lambda: switched(
+    "determinism": lambda: switch_for_a_while(
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
     ),
-    "the default dtype": lambda: switched(
+    "the default dtype": lambda: switch_for_a_while(
         torch.get_default_dtype, torch.set_default_dtype, torch.float64
     ),
-    "matmul precision": lambda: switched(
+    "matmul precision": lambda: switch_for_a_while(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
     ),
     "forward-mode differentiation": torch.autograd.forward_ad.dual_level,
@@ -161,44 +163,44 @@ SWITCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def test_a_global_switch_that_changed_is_a_miss(name, tmp_path):
     module = make(tmp_path)
     module(X)
-    before = served(module)
+    before = count_served(module)
     with SWITCHES[name]():
-        own = module._call_impl(X)
-        assert torch.equal(module(X), own)
-        assert served(module) == before
+        expected = module._call_impl(X)
+        assert torch.equal(module(X), expected)
+        assert count_served(module) == before
     if (
         name != "matmul precision"
     ):  # setting it back leaves PyTorch in another state than before it was ever set
         module(X)
         module(X)
-        assert served(module) > before
+        assert count_served(module) > before
 
 
 def test_transforms_and_tracers_see_the_module_itself(tmp_path):
     module = make(tmp_path)
     module(X)
-    before = served(module)
+    before = count_served(module)
     torch.testing.assert_close(torch.vmap(module)(X[None]), module._call_impl(X)[None])
     traced = torch.jit.trace(module, X, check_trace=False)
     torch.testing.assert_close(traced(X), module._call_impl(X))
     assert "relu" in str(traced.inlined_graph)
     exported = torch.export.export(module, (X,))
     assert any("relu" in str(node.target) for node in exported.graph.nodes)
-    assert served(module) == before
+    assert count_served(module) == before
 
 
 def test_an_outer_compile_sees_the_module_s_operators(tmp_path):
-    module, seen = make(tmp_path), []
+    module, graph_texts = make(tmp_path), []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        seen.append(str(graph.code))
+        graph_texts.append(str(graph.code))
         return graph.forward
 
     torch._dynamo.reset()
     outer = torch.compile(lambda x: module(x) + 1, backend=backend, fullgraph=True)
     torch.testing.assert_close(outer(X), module._call_impl(X) + 1)
-    assert len(seen) == 1
-    assert "relu" in seen[0]
+    assert len(graph_texts) == 1
+    assert "relu" in graph_texts[0]
     torch._dynamo.reset()
 
 
@@ -214,7 +216,7 @@ ARGUMENTS: dict[str, Callable[[], torch.Tensor]] = {
 def test_arguments_of_another_kind_are_a_miss(name, tmp_path):
     module, other = make(tmp_path), ARGUMENTS[name]()
     assert torch.equal(module(other), module._call_impl(other))
-    assert served(module) == 0
+    assert count_served(module) == 0
 
 
 def _patch(module: Calls) -> None:
@@ -237,11 +239,11 @@ CHANGES: dict[str, Callable[[Calls], Any]] = {
 def test_a_module_that_changed_is_a_miss(name, tmp_path):
     module = make(tmp_path)
     module(X)
-    before = served(module)
+    before = count_served(module)
     CHANGES[name](module)
     x = X.double() if name.endswith("dtype") else X
     assert torch.equal(module(x), module._call_impl(x))
-    assert served(module) == before
+    assert count_served(module) == before
 
 
 def test_weights_are_read_live(tmp_path):
@@ -251,14 +253,14 @@ def test_weights_are_read_live(tmp_path):
         assert torch.equal(module(X), module._call_impl(X))
     module.linear.weight.data = torch.randn(8, 8)
     assert torch.equal(module(X), module._call_impl(X))
-    assert served(module) == 4
+    assert count_served(module) == 4
 
 
 # --- failures
 
 
 class Refuses:
-    """A runner that fails once it is told to."""
+    """A runner that fails once its switch is set."""
 
     fails = False
 
@@ -289,11 +291,11 @@ def test_a_runner_that_fails_is_quarantined_and_the_module_s_own_operators_answe
     module = make(tmp_path)
     runner = failing(module, monkeypatch)
     module(X)
-    assert served(module) == 1
+    assert count_served(module) == 1
     runner.fails = True
     for _ in range(3):
         assert torch.equal(module(X), module._call_impl(X))
-    assert served(module) == 1
+    assert count_served(module) == 1
     assert (
         runner.calls == 4
     )  # the call that fills the table, the one served, one failing on either way, never again
@@ -307,24 +309,24 @@ def test_an_error_of_the_caller_s_is_the_caller_s_and_the_swap_goes_on(tmp_path)
     good, bad = torch.tensor([0, 2]), torch.tensor([0, 99])
     module = make(tmp_path, forward, (X, good))
     module(X, good)
-    with pytest.raises(IndexError) as theirs:
+    with pytest.raises(IndexError) as eager_error:
         module._call_impl(X, bad)
-    with pytest.raises(IndexError, match=str(theirs.value)[:20]):
+    with pytest.raises(IndexError, match=str(eager_error.value)[:20]):
         module(X, bad)
     module(X, good)
-    before = served(module)
+    before = count_served(module)
     assert torch.equal(module(X, good), module._call_impl(X, good))
-    assert served(module) == before + 1
+    assert count_served(module) == before + 1
 
 
 def test_an_interrupt_is_not_swallowed(tmp_path, monkeypatch):
     module = make(tmp_path)
     runner = failing(module, monkeypatch)
 
-    def interrupted(inputs: Any) -> Any:
+    def interrupt(inputs: Any) -> Any:
         raise KeyboardInterrupt
 
-    runner.runner = interrupted
+    runner.runner = interrupt
     with pytest.raises(KeyboardInterrupt):
         module(X)
 
@@ -366,11 +368,11 @@ def test_restore_and_the_end_of_the_module_free_everything(tmp_path):
     weight = weakref.ref(module.linear.weight)
     again = make(tmp_path)
     again(X)
-    seen = weakref.ref(again.linear.weight)
+    weight_reference = weakref.ref(again.linear.weight)
     del module, again
     gc.collect()
     assert weight() is None
-    assert seen() is None
+    assert weight_reference() is None
 
 
 def test_what_is_bound_anew_replaces_what_was_bound(tmp_path):
@@ -382,9 +384,9 @@ def test_what_is_bound_anew_replaces_what_was_bound(tmp_path):
         assert torch.equal(module(X), module._call_impl(X))
     gc.collect()
     assert old() is None
-    before = served(module)
+    before = count_served(module)
     module(X)
-    assert served(module) == before + 1
+    assert count_served(module) == before + 1
 
 
 def test_ten_thousand_calls_leak_nothing(tmp_path):
@@ -403,26 +405,26 @@ def test_ten_thousand_calls_leak_nothing(tmp_path):
 
 def test_threads_share_one_table(tmp_path):
     module, wrong = make(tmp_path), []
-    wanted = module._call_impl(X)
+    expected = module._call_impl(X)
 
     def work() -> None:
         with torch.no_grad():
             for _ in range(300):
-                if not torch.equal(module(X), wanted):
+                if not torch.equal(module(X), expected):
                     wrong.append(1)
 
     in_threads(work)
     assert not wrong
-    assert served(module) == 1200
+    assert count_served(module) == 1200
 
 
 def test_it_is_the_swap_that_runs(tmp_path):
     module = Calls(lambda m, x: torch.relu(m.linear(x)))
-    plant(module, X, tmp_path, change=shifted)
+    plant(module, X, tmp_path, change=add_one_to_output)
     torch_cudal1.accelerate(module, X, cache_dir=tmp_path, strictness="error")
     module(X)
     assert torch.equal(module(X), module._call_impl(X) + 1)
-    assert served(module) == 1
+    assert count_served(module) == 1
 
 
 def test_without_the_extension_there_is_no_table(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, mixed_steps
+from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, compute_mixed_steps
 from torch_cudal1.core import native, telemetry
 from torch_cudal1.core.errors import Cudal1Error, DriverError, ProgramError
 from torch_cudal1.core.refusal import Refusal
@@ -35,7 +35,7 @@ def test_the_executor_that_runs_a_program_is_reported(
         pytest.skip(f"no C++ executor: {native.status()[1]}")
     x, y = torch.randn(6, 6), torch.randn(6, 6)
     joined, top, absent = prepare(MIXED_STEPS, CPU)([x, y])
-    torch.testing.assert_close((joined, top), mixed_steps(x, y), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close((joined, top), compute_mixed_steps(x, y), rtol=1e-6, atol=1e-6)
     assert absent is None
     report = telemetry.report()
     reasons = [event.facts["reason"] for event in report.events if event.what == "interpreted"]

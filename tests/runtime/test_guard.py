@@ -25,7 +25,7 @@ from tests.runtime.guard_cases import (
     BUILT,
     NATIVE,
     WHY_NOT,
-    Block,
+    StatefulBlock,
     TaggedTensor,
     bind,
     make_model,
@@ -45,7 +45,7 @@ def test_functional_call_is_seen_while_it_lasts(implementation: Any) -> None:
     during: list[bool] = []
     holds: list[Callable[[], bool]] = []
     spy = types.MethodType(
-        lambda self, x: (during.append(holds[0]()), Block.step(self, x))[1], module.first
+        lambda self, x: (during.append(holds[0]()), StatefulBlock.step(self, x))[1], module.first
     )
     module.first.step = spy
     module_guard = bind(module, implementation)
@@ -90,7 +90,7 @@ def test_old_storage_is_not_kept_alive(implementation: Any) -> None:
 
 
 def test_ten_thousand_checks_leave_nothing_behind(implementation: Any) -> None:
-    module = nn.Sequential(Block())
+    module = nn.Sequential(StatefulBlock())
     module_guard = bind(module, implementation)
     objects = [
         module,
@@ -233,12 +233,12 @@ _plain = st.recursive(
 @pytest.mark.skipif(not BUILT, reason=f"C++ guard: {WHY_NOT}")
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_plain, max_size=3), st.lists(_plain, max_size=3))
-def test_both_signatures_tell_the_same_calls_apart(a: list[Any], b: list[Any]) -> None:
+def test_both_signatures_distinguish_the_same_calls(a: list[Any], b: list[Any]) -> None:
     extension: Any = native.extension()
-    left, right = python_signature(tuple(a), {}), python_signature(tuple(b), {})
-    fast_left, fast_right = extension.signature(tuple(a), {}), extension.signature(tuple(b), {})
-    assert (left is None, right is None) == (fast_left is None, fast_right is None)
-    assert (left == right) == (fast_left == fast_right)
+    first, second = python_signature(tuple(a), {}), python_signature(tuple(b), {})
+    fast_first, fast_second = extension.signature(tuple(a), {}), extension.signature(tuple(b), {})
+    assert (first is None, second is None) == (fast_first is None, fast_second is None)
+    assert (first == second) == (fast_first == fast_second)
 
 
 @pytest.mark.skipif(not BUILT, reason=f"C++ guard: {WHY_NOT}")

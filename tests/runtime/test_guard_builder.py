@@ -13,8 +13,8 @@ from torch.nn.modules import module as torch_module
 from tests.runtime import guard_cases
 from tests.runtime.guard_cases import (
     GAIN_TABLE,
-    Block,
     Model,
+    StatefulBlock,
     TaggedTensor,
     bind,
     helper,
@@ -44,8 +44,13 @@ def test_hooks_for_every_module_end_the_guard(name: str, implementation: Any) ->
 
 
 OUTSIDE: dict[str, tuple[object, str, object, str]] = {
-    "method patched": (Block, "step", lambda self, x: x, "class Block: step changed"),
-    "class attribute": (Block, "slope", 0.2, "class Block: slope changed"),
+    "method patched": (
+        StatefulBlock,
+        "step",
+        lambda self, x: x,
+        "class StatefulBlock: step changed",
+    ),
+    "class attribute": (StatefulBlock, "slope", 0.2, "class StatefulBlock: slope changed"),
     "torch class patched": (
         nn.Linear,
         "forward",
@@ -76,7 +81,7 @@ def test_patched_classes_globals_and_code_end_the_guard(
     assert words in module_guard.why()
 
 
-@pytest.mark.parametrize("table", [GAIN_TABLE, Block.table])
+@pytest.mark.parametrize("table", [GAIN_TABLE, StatefulBlock.table])
 def test_small_containers_of_classes_and_globals_are_watched(
     table: dict[str, float], implementation: Any
 ) -> None:

@@ -53,9 +53,8 @@ def test_both_implementations_and_the_words_agree_on_any_sequence(names: list[st
         ):
             mutate(module)
         assert python.holds() == cpp.holds() == (python.why() == "") == (cpp.why() == "")
-        if (
-            name == "storage freed"
-        ):  # what comes next may write into it, which ends the process, ours or not
+        # The next change may write into the storage, which ends the process with any guard.
+        if name == "storage freed":
             break
 
 

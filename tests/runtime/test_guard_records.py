@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.runtime.guard_cases import Block, make_model
+from tests.runtime.guard_cases import StatefulBlock, make_model
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.guard_comparison import PythonGuard, iter_differences
@@ -41,7 +41,7 @@ def test_of_an_address_only_its_alignment_to_16_bytes_is_recorded(
     assert read_fact(tensor, "address") == address
 
 
-def test_facts_have_names_and_tell_lazy_bits_apart() -> None:
+def test_facts_have_names_and_distinguish_lazy_bits() -> None:
     values = torch.ones(2, dtype=torch.complex64)
     assert len(tensor_facts(values)) == len(FACTS)
     assert read_fact(values.conj(), "conjugate bit") is True
@@ -69,12 +69,12 @@ def test_an_environment_is_recorded_by_the_names_that_do_not_begin_with_the_pref
 
 
 def test_classes_made_in_c_have_no_body_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = record_class_bodies([Block, dict, torch.Tensor])
-    assert [table.owner for table in records.dict_contents] == [Block, torch.Tensor]
+    records = record_class_bodies([StatefulBlock, dict, torch.Tensor])
+    assert [table.owner for table in records.dict_contents] == [StatefulBlock, torch.Tensor]
     guard = PythonGuard(records)
-    monkeypatch.setattr(Block, "step", lambda self, x: x)
+    monkeypatch.setattr(StatefulBlock, "step", lambda self, x: x)
     assert not guard.holds()
-    assert list(iter_differences(records)) == ["class Block: step changed"]
+    assert list(iter_differences(records)) == ["class StatefulBlock: step changed"]
 
 
 def test_without_state_a_call_may_change_the_module_but_its_class_stays_watched(
@@ -93,5 +93,5 @@ def test_without_state_a_call_may_change_the_module_but_its_class_stays_watched(
     assert not guard.holds()
     hook.remove()
     assert guard.holds()
-    monkeypatch.setattr(Block, "step", lambda self, x: x)
+    monkeypatch.setattr(StatefulBlock, "step", lambda self, x: x)
     assert not guard.holds()

@@ -66,7 +66,7 @@ def inputs() -> list[torch.Tensor]:
     return [torch.zeros(500), torch.zeros(500)]
 
 
-def packed(tensor: torch.Tensor) -> bytes:
+def pack_address(tensor: torch.Tensor) -> bytes:
     return struct.pack("<Q", tensor.data_ptr())
 
 
@@ -89,9 +89,9 @@ def test_parameters_geometry_stream_and_context_arrive(cuda, add):
     x, y = inputs()
     (out,) = plan([x, y])
     expected = [
-        packed(x),
-        packed(y),
-        packed(out),
+        pack_address(x),
+        pack_address(y),
+        pack_address(out),
         struct.pack("<i", -500),
         struct.pack("<q", -(2**40) - 3),
     ]
@@ -127,15 +127,15 @@ def test_steps_before_and_after_a_launch_run_in_order(cuda, add):
         ),
         Aten("aten.mul.Tensor", (Value(2), 3.0), (), (4,)),
     )
-    made = Program((SPEC, SPEC), steps, (4, 3, None), payloads={"p": add})
+    program = Program((SPEC, SPEC), steps, (4, 3, None), payloads={"p": add})
     plan = compile_program(
-        made, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU)
+        program, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU)
     )
     with torch.no_grad():
-        tripled, out, nothing = plan([torch.ones(500), torch.ones(500)])
+        tripled, out, absent = plan([torch.ones(500), torch.ones(500)])
     assert torch.equal(tripled, torch.full((500,), 6.0))
-    assert nothing is None
-    assert parameters(cuda)[2] == packed(out)
+    assert absent is None
+    assert parameters(cuda)[2] == pack_address(out)
     assert number(cuda, "calls_launch") == 1
 
 
@@ -185,7 +185,7 @@ def chain(
     return Program((spec, spec), tuple(steps), outputs or (length + 1,), payloads={"p": cubin})
 
 
-def compiled_on_recorder(program: Program) -> Any:
+def compile_on_recorder(program: Program) -> Any:
     plan = compile_program(
         program, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU)
     )
@@ -194,7 +194,7 @@ def compiled_on_recorder(program: Program) -> Any:
 
 
 def test_launches_side_by_side_are_one_graph_whose_nodes_follow_their_parameters(cuda, add):
-    plan = compiled_on_recorder(chain(add, 3, outputs=(2, 4)))
+    plan = compile_on_recorder(chain(add, 3, outputs=(2, 4)))
     x, y = inputs()
     first, last = plan([x, y])
     assert (number(cuda, "nodes_added"), number(cuda, "chained"), number(cuda, "replays")) == (
@@ -229,11 +229,23 @@ def test_one_launch_is_a_graph_while_its_parameters_stay_and_goes_directly_when_
     in_place = dataclasses.replace(
         ADD, args=(*(LaunchArg("ptr", Value(i)) for i in (0, 1, 1)), *ADD.args[3:])
     )
-    plan, one, other = on_recorder(add, in_place), inputs(), inputs()
+    plan, first, second = on_recorder(add, in_place), inputs(), inputs()
     replays = []
-    for given in (one, one, one, other, one, other, one, inputs(), other, other, other):
-        plan(given)
-        assert parameters(cuda)[:2] == [packed(given[0]), packed(given[1])]
+    for call_inputs in (
+        first,
+        first,
+        first,
+        second,
+        first,
+        second,
+        first,
+        inputs(),
+        second,
+        second,
+        second,
+    ):
+        plan(call_inputs)
+        assert parameters(cuda)[:2] == [pack_address(call_inputs[0]), pack_address(call_inputs[1])]
         replays.append(number(cuda, "replays"))
     assert replays == [0, 1, 2, 2, 3, 3, 4, 4, 4, 5, 6]
     assert (
@@ -243,27 +255,27 @@ def test_one_launch_is_a_graph_while_its_parameters_stay_and_goes_directly_when_
     ) == (1, 1, 11)
 
 
-def test_only_nodes_whose_parameters_changed_are_told(cuda, add):
-    plan = compiled_on_recorder(chain(add, 3))
+def test_only_nodes_whose_parameters_changed_are_updated(cuda, add):
+    plan = compile_on_recorder(chain(add, 3))
     word = cuda.library.node_word
     word.restype = ctypes.c_ulonglong
 
     def nodes() -> list[list[int]]:
         return [[word(n, i) for i in range(8)] for n in range(3)]
 
-    given = inputs()
-    plan(given)
-    told = changed = 0
+    repeated_inputs = inputs()
+    plan(repeated_inputs)
+    updated_nodes = changed_nodes = 0
     for turn in range(40):
         before, count = nodes(), number(cuda, "nodes_set")
-        plan(given if turn % 2 else inputs())
-        told += number(cuda, "nodes_set") - count
-        changed += sum(a != b for a, b in zip(before, nodes(), strict=True))
-    assert told == changed > 0
+        plan(repeated_inputs if turn % 2 else inputs())
+        updated_nodes += number(cuda, "nodes_set") - count
+        changed_nodes += sum(a != b for a, b in zip(before, nodes(), strict=True))
+    assert updated_nodes == changed_nodes > 0
 
 
 def test_temporaries_share_one_allocation_and_those_alive_together_do_not_overlap(cuda, add):
-    plan = compiled_on_recorder(chain(add, 6))
+    plan = compile_on_recorder(chain(add, 6))
     x, y = inputs()
     (out,) = plan([x, y])
     word = cuda.library.node_word
@@ -278,7 +290,7 @@ def test_temporaries_share_one_allocation_and_those_alive_together_do_not_overla
 
 
 def test_in_a_captured_stream_they_are_launched_one_by_one(cuda, add):
-    plan = compiled_on_recorder(chain(add, 3))
+    plan = compile_on_recorder(chain(add, 3))
     ctypes.c_int.in_dll(cuda.library, "capturing").value = 1
     plan(inputs())
     assert (number(cuda, "calls_launch"), number(cuda, "replays"), number(cuda, "graphs_made")) == (
@@ -290,7 +302,7 @@ def test_in_a_captured_stream_they_are_launched_one_by_one(cuda, add):
 
 @pytest.mark.parametrize("switch", ["fail_node", "fail_set"])
 def test_a_driver_that_refuses_the_graph_gets_them_one_by_one(cuda, add, switch):
-    plan = compiled_on_recorder(chain(add, 3))
+    plan = compile_on_recorder(chain(add, 3))
     ctypes.c_int.in_dll(cuda.library, switch).value = 1
     for count in (1, 2, 3):
         plan([torch.zeros(500), torch.zeros(500)])
@@ -300,7 +312,7 @@ def test_a_driver_that_refuses_the_graph_gets_them_one_by_one(cuda, add, switch)
 
 
 def test_a_graph_that_is_refused_at_launch_is_an_error_with_its_name(cuda, add):
-    plan = compiled_on_recorder(chain(add, 2))
+    plan = compile_on_recorder(chain(add, 2))
     ctypes.c_int.in_dll(cuda.library, "fail_replay").value = 719
     with pytest.raises(DriverError, match="CUDA_ERROR_LAUNCH_FAILED"):
         plan(inputs())
@@ -320,11 +332,11 @@ def test_a_temporary_that_an_operator_reads_is_a_tensor_of_its_own(cuda, add):
             ADD, args=(*(LaunchArg("ptr", Value(i)) for i in (3, 1, 4)), *ADD.args[3:])
         ),
     )
-    plan = compiled_on_recorder(Program((SPEC, SPEC), steps, (3, 4), payloads={"p": add}))
+    plan = compile_on_recorder(Program((SPEC, SPEC), steps, (3, 4), payloads={"p": add}))
     with torch.no_grad():
         product, out = plan(inputs())
     assert product.shape == (500,)
-    assert parameters(cuda)[:3] == [packed(product), parameters(cuda)[1], packed(out)]
+    assert parameters(cuda)[:3] == [pack_address(product), parameters(cuda)[1], pack_address(out)]
     assert number(cuda, "calls_launch") == 2
 
 
@@ -373,9 +385,9 @@ def test_an_absent_tensor_is_named(cuda, add):
             ADD, args=(*(LaunchArg("ptr", Value(i)) for i in (0, 6, 8)), *ADD.args[3:])
         ),
     )
-    made = Program((SPEC, SPEC), steps, (8,), payloads={"p": add})
+    program = Program((SPEC, SPEC), steps, (8,), payloads={"p": add})
     plan = compile_program(
-        made, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU)
+        program, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU)
     )
     with torch.no_grad(), pytest.raises(ProgramError, match="value 6 is absent"):
         plan(inputs())
@@ -427,15 +439,15 @@ def test_bad_machine_code_is_refused_before_anything_is_launched(cuda, add):
 def test_a_pytorch_that_cannot_name_its_stream_is_a_reason_not_a_crash(cuda, add, monkeypatch):
     program = Program((SPEC, SPEC), (Alloc(2, SPEC), ADD), (2,), payloads={"p": add})
 
-    def compiled() -> Any:
+    def compile_again() -> Any:
         return compile_program(
             program, CPU, load=lambda cubin, launch, _: driver.load_launch(cubin, launch, GPU)
         )
 
     monkeypatch.setattr(addresses, "_STREAM_FUNCTION", "no_such_function")
-    assert "no_such_function" in compiled().reason
+    assert "no_such_function" in compile_again().reason
     monkeypatch.setattr(addresses, "_STREAM_LIBRARY", "libtorch_that_is_not_there.so")
-    assert "is not loaded" in compiled().reason
+    assert "is not loaded" in compile_again().reason
 
 
 # Endurance
@@ -619,16 +631,16 @@ def test_a_chain_of_launches_computes_on_the_device_whatever_its_addresses(real,
             for s in program.steps
         ),
     )
-    run, held = prepare(program, torch.device("cuda")), []
+    run, kept_results = prepare(program, torch.device("cuda")), []
     for _ in range(10):
         x, y = on_gpu()
-        held.append((x, y, run([x, y])[0]))
+        kept_results.append((x, y, run([x, y])[0]))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         static = run([x, y])[0]
     graph.replay()
-    held.append((x, y, static))
-    for x, y, out in held:
+    kept_results.append((x, y, static))
+    for x, y, out in kept_results:
         torch.testing.assert_close(
             out.double(), x.double() + 2 * length * y.double(), rtol=1e-5, atol=1e-5
         )

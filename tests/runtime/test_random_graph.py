@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.kernels.islands import island
+from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import Program
 from torch_cudal1.runtime.random_graph import refuse_host_numbers
@@ -25,13 +25,13 @@ DRAWING: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def _program(name: str) -> Program:
-    return island(DRAWING[name], (X,))
+    return trace_program(DRAWING[name], (X,))
 
 
 def test_numbers_of_the_host_are_refused_and_those_of_the_device_are_not() -> None:
     refuse_host_numbers(_program("noise"))
     with pytest.raises(NotLowerableError, match="drawn on the CPU"):
-        refuse_host_numbers(island(DRAWING["noise"], (X,), device="cpu"))
+        refuse_host_numbers(trace_program(DRAWING["noise"], (X,), device="cpu"))
 
 
 @pytest.mark.gpu
@@ -48,10 +48,10 @@ def test_replays_continue_the_users_sequence_of_random_numbers(name: str) -> Non
         drawn = [*run([x]), *run([x]), torch.rand(4, device=device), *run([x])]
         torch.cuda.manual_seed(4)
         sequences.append([*drawn, *run([x]), torch.rand(4, device=device)])
-    for expected, found in zip(*sequences, strict=True):
+    for expected, replayed in zip(*sequences, strict=True):
         assert expected is not None
-        assert found is not None
-        assert torch.equal(expected, found)
+        assert replayed is not None
+        assert torch.equal(expected, replayed)
     first, second = sequences[0][:2]
     assert first is not None
     assert second is not None

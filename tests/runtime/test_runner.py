@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, mixed_steps
+from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, compute_mixed_steps
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.runtime.operator import register, run_operator
@@ -24,7 +24,7 @@ def test_schedules_agree_with_eager(schedule):
     x, y = torch.randn(6, 6), torch.randn(6, 6)
     with torch.no_grad():
         joined, top, absent = build_runner(MIXED_STEPS, schedule, CPU)([x, y])
-    torch.testing.assert_close((joined, top), mixed_steps(x, y), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close((joined, top), compute_mixed_steps(x, y), rtol=1e-6, atol=1e-6)
     assert absent is None
 
 
@@ -37,7 +37,7 @@ def test_the_operator_passes_opcheck():
     )
 
 
-class Calls(torch.nn.Module):
+class TanhByOperator(torch.nn.Module):
     """tanh, as the operator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class Calls(torch.nn.Module):
 
 
 def test_export_keeps_the_operator_as_one_node():
-    exported = torch.export.export(Calls(), (torch.randn(6, 6),))
+    exported = torch.export.export(TanhByOperator(), (torch.randn(6, 6),))
     assert [node.target for node in exported.graph.nodes if "cudal1" in str(node.target)] == [
         run_operator()
     ]

@@ -43,19 +43,19 @@ from torch._dynamo.utils import counters
 from tests.runtime.test_runner_caches import program
 from torch_cudal1.runtime.runner import build_runner
 
-x, told = torch.linspace(-1, 1, 36).reshape(6, 6), []
+x, answers = torch.linspace(-1, 1, 36).reshape(6, 6), []
 with torch.no_grad():
     for pair in sys.argv[1:]:
         constant, inner = float(pair.split()[0]), pair.split()[1]
-        (ours,) = build_runner(program(constant, inner), "inductor", torch.device("cpu"))([x])
+        (result,) = build_runner(program(constant, inner), "inductor", torch.device("cpu"))([x])
         right = {"tanh": torch.tanh, "neg": torch.neg}[inner](x @ torch.full((6, 6), constant))
-        told.append({"right": torch.allclose(ours, right), "hits": counters["inductor"]["fxgraph_cache_hit"]})
+        answers.append({"right": torch.allclose(result, right), "hits": counters["inductor"]["fxgraph_cache_hit"]})
 assert not counters["inductor"]["fxgraph_cache_bypass"]
-print(json.dumps(told))
+print(json.dumps(answers))
 """
 
 
-def told(folder: Path, *pairs: str) -> list[dict[str, object]]:
+def run_in_new_process(folder: Path, *pairs: str) -> list[dict[str, object]]:
     """What a fresh process with the Inductor caches in `folder` says of these Programs, one after
     the other.
     """
@@ -64,16 +64,16 @@ def told(folder: Path, *pairs: str) -> list[dict[str, object]]:
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     command = [sys.executable, "-c", SCRIPT, *pairs]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-3000:]
+    answer: list[dict[str, object]] = json.loads(process.stdout.splitlines()[-1])
     return answer
 
 
 def test_the_next_process_is_served_from_the_cache_and_another_program_never_by_the_same_file(
     tmp_path: Path,
 ) -> None:
-    assert told(tmp_path, "0.5 tanh") == [{"right": True, "hits": 0}]
-    served, *others = told(tmp_path, "0.5 tanh", "0.25 tanh", "0.5 neg")
+    assert run_in_new_process(tmp_path, "0.5 tanh") == [{"right": True, "hits": 0}]
+    served, *answers = run_in_new_process(tmp_path, "0.5 tanh", "0.25 tanh", "0.5 neg")
     assert served == {"right": True, "hits": 1}
-    assert [other["right"] for other in others] == [True, True]
+    assert [other["right"] for other in answers] == [True, True]

@@ -14,8 +14,8 @@ from torch import nn
 
 from tests.device.test_cubin import build  # noqa: F401  (fixtures, here and below)
 from tests.device.test_driver import cuda, number, recorder_path  # noqa: F401
-from tests.runtime.executors import assert_same, drawn, in_threads
-from tests.runtime.test_cuda_graph import CPU, gpu, graphed, needs_extension  # noqa: F401
+from tests.runtime.executors import assert_same, draw_inputs, in_threads
+from tests.runtime.test_cuda_graph import CPU, gpu, graph_runner, needs_extension  # noqa: F401
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.functional_module import FunctionalModule
 from torch_cudal1.graph.fusion.partition import with_inputs
@@ -30,14 +30,14 @@ from torch_cudal1.runtime.split_last_kernel import split_last_step
 
 def program_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Program:
     class Plain(nn.Module):
-        def forward(self, *given: torch.Tensor) -> Any:
-            return function(*given)
+        def forward(self, *tensors: torch.Tensor) -> Any:
+            return function(*tensors)
 
     with torch.no_grad():
         flat = FunctionalModule(Plain(), inputs, {})
         (graph,) = trace(flat, flat.tensors).graphs
-    found = lower(graph.module, static=graph.static, kind=graph.kind)
-    return with_inputs(found.region.program, found.order, tuple(map(TensorSpec.of, inputs)))
+    lowered = lower(graph.module, static=graph.static, kind=graph.kind)
+    return with_inputs(lowered.region.program, lowered.order, tuple(map(TensorSpec.of, inputs)))
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def draw(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 
 
 X, W, B = (3, 4), (5, 4), (5,)
-PARTED = {
+SPLITTABLE = {
     "a layer": (lambda x, w, b: torch.addmm(b, torch.relu(x), w.t()), (X, W, B)),
     "a view of the last one": (lambda x, w: (torch.relu(x) @ w.t()).view(5, 3).t(), (X, W)),
     "views between": (lambda x: torch.exp(torch.relu(x).t()[1:].unsqueeze(0)), (X,)),
@@ -59,7 +59,7 @@ PARTED = {
     "what was given, once more": (lambda x: torch.relu(x) * 2 + x, (X,)),
     "two that were computed": (lambda x: torch.relu(x) * torch.exp(x), (X,)),
 }
-WHOLE = {
+UNSPLITTABLE = {
     "one step": (lambda x: torch.relu(x), (X,)),
     "a result from before": (lambda x: (torch.relu(x), torch.relu(x) + 1), (X,)),
     "a view of one from before": (lambda x: ((y := torch.relu(x)).t(), y + 1), (X,)),
@@ -68,43 +68,43 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("name", PARTED)
+@pytest.mark.parametrize("name", SPLITTABLE)
 def test_both_parts_after_one_another_are_the_program(name: str) -> None:
-    function, shapes = PARTED[name]
+    function, shapes = SPLITTABLE[name]
     program = program_of(function, *draw(*shapes))
     two = split_last_step(program)
     assert two is not None
     assert two.first.steps == program.steps[: len(two.first.steps)]
-    first, last, whole = (prepare(one, CPU) for one in (two.first, two.last, program))
+    first, last, run_all = (prepare(value, CPU) for value in (two.first, two.last, program))
     for _ in range(3):
-        given = drawn(program, CPU, 2)
-        between = first(given)
-        made = [one for one in between if one is not None]
-        assert len(made) == len(between)
+        inputs = draw_inputs(program, CPU, 2)
+        between = first(inputs)
+        intermediates = [value for value in between if value is not None]
+        assert len(intermediates) == len(between)
         assert all(
-            one.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
-            for one in made
-            for t in given
+            value.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
+            for value in intermediates
+            for t in inputs
         )
-        results = last([*made, *given])
-        assert_same(results, whole(given), given)
-        held = {one.untyped_storage().data_ptr() for one in (*made, *given)}
+        results = last([*intermediates, *inputs])
+        assert_same(results, run_all(inputs), inputs)
+        addresses = {value.untyped_storage().data_ptr() for value in (*intermediates, *inputs)}
         assert not any(
-            out is not None and out.untyped_storage().data_ptr() in held for out in results
+            out is not None and out.untyped_storage().data_ptr() in addresses for out in results
         )
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_what_cannot_be_parted_stays_whole(name: str) -> None:
-    function, shapes = WHOLE[name]
+@pytest.mark.parametrize("name", UNSPLITTABLE)
+def test_what_cannot_be_split_stays_one_program(name: str) -> None:
+    function, shapes = UNSPLITTABLE[name]
     assert split_last_step(program_of(function, *draw(*shapes))) is None
 
 
 def test_small_results_are_copied_by_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_of(lambda x: torch.exp(torch.relu(x)), torch.randn(64, 64))
-    for least, apart in ((64 * 64 * 4, True), (64 * 64 * 4 + 1, False)):
-        monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", least)
-        assert (split_last_step(program) is not None) == apart
+    for min_bytes, is_split in ((64 * 64 * 4, True), (64 * 64 * 4 + 1, False)):
+        monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", min_bytes)
+        assert (split_last_step(program) is not None) == is_split
 
 
 def test_an_operator_that_may_hand_its_operand_on_is_no_last_step() -> None:
@@ -150,11 +150,13 @@ KERNEL = TensorSpec("float32", (4,), (1,), "cuda")
 
 
 @pytest.mark.parametrize(
-    ("yielded", "apart"),
+    ("yielded", "is_split"),
     [(1, True), (2, True), (0, False)],
     ids=["what it allocates", "a view of that", "what it is given"],
 )
-def test_a_kernel_is_a_last_step_if_it_yields_memory_of_its_own(yielded: int, apart: bool) -> None:
+def test_a_kernel_is_a_last_step_if_it_yields_memory_of_its_own(
+    yielded: int, is_split: bool
+) -> None:
     view = Aten("aten.view.default", (Value(1), (2, 2)), (), (2,))
     launch = Launch("k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(1)),))
     inner = Program(
@@ -165,10 +167,10 @@ def test_a_kernel_is_a_last_step_if_it_yields_memory_of_its_own(yielded: int, ap
     )
     relu = Aten("aten.relu.default", (Value(0),), (), (1,))
     two = split_last_step(Program((KERNEL,), (relu, Call(inner, (1,), (2,))), (2,)))
-    assert (two is not None) == apart
+    assert (two is not None) == is_split
 
 
-def test_steps_that_launch_by_themselves_are_not_parted() -> None:
+def test_steps_that_launch_by_themselves_are_not_split() -> None:
     launch = Launch("k", "k", (1, 1, 1), 32, 0, ())
     steps = (Aten("aten.relu.default", (Value(0),), (), (1,)), Alloc(2, KERNEL), launch)
     assert (
@@ -202,32 +204,32 @@ def runner() -> GraphedRunner:
 
 
 @needs_extension
-def test_results_are_fresh_memory_and_none_is_copied(graphed: Any, cuda: Any) -> None:
+def test_results_are_fresh_memory_and_none_is_copied(graph_runner: Any, cuda: Any) -> None:
     x, w, b = draw(X, W, B)
-    run, held = runner(), []
+    run, kept_results = runner(), []
     for _ in range(5):
         x = torch.randn(X)
-        held.append((x, run([x, w, b])))
-    for then, (result,) in held:
+        kept_results.append((x, run([x, w, b])))
+    for then, (result,) in kept_results:
         assert torch.equal(result, layers(then, w, b))
-    assert len({result.data_ptr() for _, (result,) in held}) == 5
-    assert (number(cuda, "replays"), number(cuda, "copies"), len(graphed.bodies)) == (5, 0, 1)
+    assert len({result.data_ptr() for _, (result,) in kept_results}) == 5
+    assert (number(cuda, "replays"), number(cuda, "copies"), len(graph_runner.bodies)) == (5, 0, 1)
     w.mul_(3)
     assert torch.equal(run([x, w, b])[0], layers(x, w, b))
     moved = w.clone() + 1
     assert torch.equal(run([x, moved, b])[0], layers(x, moved, b))
-    assert len(graphed.bodies) == 2
+    assert len(graph_runner.bodies) == 2
 
 
 @needs_extension
-def test_a_last_step_that_hands_on_what_the_graph_yields_has_it_copied(graphed: Any) -> None:
+def test_a_last_step_that_hands_on_what_the_graph_yields_has_it_copied(graph_runner: Any) -> None:
     (spec,) = RELU.inputs
     view = Program(
         (spec, spec), (Aten("aten.t.default", (Value(0),), (), (2,)),), (2, 0)
     )  # not what `parted` makes
     run = GraphedRunner(prepare(RELU, CPU), frozenset(), CPU, last=prepare(view, CPU))
-    held = [(x, run([x])) for x in draw(*[X] * 4)]
-    for x, (turned, same) in held:
+    kept_results = [(x, run([x])) for x in draw(*[X] * 4)]
+    for x, (turned, same) in kept_results:
         assert torch.equal(turned, torch.relu(x).t())
         assert turned.stride() == torch.relu(x).t().stride()
         assert torch.equal(same, torch.relu(x))
@@ -246,7 +248,7 @@ def test_python_copies_it_too() -> None:
 
 @needs_extension
 def test_what_a_last_step_raises_reaches_the_caller_and_the_next_call_is_right(
-    graphed: Any,
+    graph_runner: Any,
 ) -> None:
     x, w, b = draw(X, W, B)
     run = runner()
@@ -258,19 +260,19 @@ def test_what_a_last_step_raises_reaches_the_caller_and_the_next_call_is_right(
 
 @needs_extension
 def test_while_the_user_captures_both_parts_go_into_the_user_s_graph(
-    graphed: Any, cuda: Any
+    graph_runner: Any, cuda: Any
 ) -> None:
     x, w, b = draw(X, W, B)
     run = runner()
     cuda.capturing = True
     assert torch.equal(run([x, w, b])[0], layers(x, w, b))
-    assert (number(cuda, "replays"), len(graphed.bodies)) == (0, 0)
+    assert (number(cuda, "replays"), len(graph_runner.bodies)) == (0, 0)
 
 
 @needs_extension
-def test_a_last_step_in_python_has_its_graph_replayed_by_python(graphed: Any) -> None:
+def test_a_last_step_in_python_has_its_graph_replayed_by_python(graph_runner: Any) -> None:
     run = runner()
-    run._last = lambda given: [given[0]]
+    run._last = lambda tensors: [tensors[0]]
     run._make_native(3)
     assert run.interpreted == "its last step runs in Python"
     assert run.direct is run
@@ -302,12 +304,12 @@ def on_gpu(
 def test_held_results_stay_what_they_are(on_gpu: Any) -> None:
     run, weights, function = on_gpu
     with torch.inference_mode():
-        held = [
+        kept_results = [
             (x, run([x, *weights])[0])
             for x in (torch.randn(512, 64, device="cuda") for _ in range(20))
         ]
         torch.cuda.synchronize()
-        assert all(torch.equal(out, function(x, *weights)) for x, out in held)
+        assert all(torch.equal(out, function(x, *weights)) for x, out in kept_results)
     assert run.interpreted == ""
 
 

@@ -76,11 +76,11 @@ place = dataclasses.replace(place, device=torch.device("cuda", 0))
 with inductor_artifacts.provide_artifacts(["region"], place), file_program_shim(place.device):
     print(compile_module_from_src(SOURCE, "stub").answer())
 if sys.argv[2:]:
-    print(inductor_artifacts.store_artifacts(["region"], Path(sys.argv[2]), place))
+    print(inductor_artifacts.store_artifacts(["region"], Path(sys.argv[2]), place) or "")
 """
 
 
-def made_on(device: str, folder: Path) -> Path:
+def compile_ahead(device: str, folder: Path) -> Path:
     """A folder with the model, and a cache with a decision for it and what Inductor compiled."""
     (folder / "model.py").write_text(MODEL)
     target = f"{folder / 'model.py'}:make"
@@ -99,11 +99,11 @@ def made_on(device: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a bundle that a publisher of `publishers.toml` signed, and one of which he
     signed the entries only.
     """
-    folder = made_on("cpu", tmp_path_factory.mktemp("shipped"))
+    folder = compile_ahead("cpu", tmp_path_factory.mktemp("shipped"))
     cache = LocalCache(folder / "made")
     signer = make_signer(folder)
     assert not cache.sign(signer, lambda entry: True).failed  # the entries, and no alias
@@ -114,7 +114,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(
+def start_process(
     shipped: Path, tmp_path: Path, bundle: str = "signed", device: str = "cpu", **settings: str
 ) -> dict[str, Any]:
     """What a fresh process says that has an imported bundle ("": the cache itself), no Inductor
@@ -137,16 +137,16 @@ def started(
         **{f"TORCH_CUDAL1_{name.upper()}": value for name, value in settings.items()},
     }
     command = [sys.executable, "-c", START, str(shipped), device]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return answer
 
 
 def test_a_machine_without_a_compiler_runs_what_was_compiled_ahead(
-    shipped: Path, tmp_path: Path
+    artifacts: Path, tmp_path: Path
 ) -> None:
-    assert started(shipped, tmp_path, inductor_files="true") == {
+    assert start_process(artifacts, tmp_path, inductor_files="true") == {
         "shift": 1.0,
         "told": [],
         "fallbacks": 0,
@@ -154,31 +154,31 @@ def test_a_machine_without_a_compiler_runs_what_was_compiled_ahead(
 
 
 def test_without_the_setting_nothing_of_it_is_taken_and_the_baseline_runs(
-    shipped: Path, tmp_path: Path
+    artifacts: Path, tmp_path: Path
 ) -> None:
-    seen = started(shipped, tmp_path)
-    assert (seen["shift"], seen["fallbacks"]) == (0.0, 1)
-    assert "No working C++ compiler" in seen["told"][0]
+    outcome = start_process(artifacts, tmp_path)
+    assert (outcome["shift"], outcome["fallbacks"]) == (0.0, 1)
+    assert "No working C++ compiler" in outcome["told"][0]
     assert not list((tmp_path / "inductor").rglob("*.so"))
 
 
-def test_files_that_nobody_signed_are_never_unpacked(shipped: Path, tmp_path: Path) -> None:
-    seen = started(shipped, tmp_path, bundle="unsigned-files", inductor_files="true")
-    assert (seen["shift"], seen["fallbacks"]) == (0.0, 1)
-    assert "is refused" in seen["told"][0]
-    assert "sign" in seen["told"][0]
+def test_files_that_nobody_signed_are_never_unpacked(artifacts: Path, tmp_path: Path) -> None:
+    outcome = start_process(artifacts, tmp_path, bundle="unsigned-files", inductor_files="true")
+    assert (outcome["shift"], outcome["fallbacks"]) == (0.0, 1)
+    assert "is refused" in outcome["told"][0]
+    assert "sign" in outcome["told"][0]
     assert not list((tmp_path / "inductor").rglob("*.so"))
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["the user's folder", "Inductor's folder"])
+@pytest.mark.parametrize("is_users", [True, False], ids=["the user's folder", "Inductor's folder"])
 def test_what_triton_built_lies_where_triton_looks(
-    own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_users: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv(
         "TRITON_CACHE_DIR", str(tmp_path / "triton")
     )  # so that it is taken back whatever is set
-    if not own:
+    if not is_users:
         monkeypatch.delenv("TRITON_CACHE_DIR")
     (tmp_path / "made/triton/0/ABC").mkdir(parents=True)
     (tmp_path / "made/triton/0/ABC/cuda_utils.so").write_bytes(b"library")
@@ -187,27 +187,29 @@ def test_what_triton_built_lies_where_triton_looks(
     inductor_artifacts._unpack_artifacts(
         pack_folder(tmp_path / "made"), ["region"], torch.device("cuda", 1)
     )
-    triton = tmp_path / "triton" if own else tmp_path / "inductor/triton/1"
+    triton = tmp_path / "triton" if is_users else tmp_path / "inductor/triton/1"
     assert (triton / "ABC/cuda_utils.so").read_bytes() == b"library"
     assert (tmp_path / "inductor/fxgraph/graph").read_bytes() == b"graph"
     assert os.environ["TRITON_CACHE_DIR"] == str(triton)
 
 
 @pytest.mark.parametrize(
-    "asked", [True, False], ids=["made with the program `file`", "made without it"]
+    "asks_file", [True, False], ids=["made with the program `file`", "made without it"]
 )
-def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_path: Path) -> None:
+def test_a_process_without_a_program_finds_what_triton_built(
+    asks_file: bool, tmp_path: Path
+) -> None:
     pytest.importorskip("triton")
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("cc", "gcc", "as", "ld", *(["file"] if asked else [])):
-        if (found := shutil.which(name)) is not None:
-            (tools / name).symlink_to(found)
-    if asked and not (tools / "file").exists():
+    for name in ("cc", "gcc", "as", "ld", *(["file"] if asks_file else [])):
+        if (program := shutil.which(name)) is not None:
+            (tools / name).symlink_to(program)
+    if asks_file and not (tools / "file").exists():
         pytest.skip("no program `file` here")
     (tmp_path / "none").mkdir()
 
-    def built(
+    def build_driver(
         programs: Path, inductor: Path, *more: str, files: str = "true", **variables: str
     ) -> list[str]:
         environment = {
@@ -222,7 +224,7 @@ def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_pa
             **variables,
         }
         command = [sys.executable, "-c", BUILD, str(tmp_path / "cache"), *more]
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env=environment,
             capture_output=True,
@@ -230,28 +232,31 @@ def test_a_process_without_a_program_finds_what_triton_built(asked: bool, tmp_pa
             timeout=300,
             cwd=Path(__file__).parents[2],
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.splitlines()
+        assert process.returncode == 0, process.stderr[-3000:]
+        return process.stdout.splitlines()
 
-    made = tmp_path / "made"
-    assert built(
-        tools, made, str(made), TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON_PREFIX)
+    produced = tmp_path / "made"
+    assert build_driver(
+        tools,
+        produced,
+        str(produced),
+        TRITON_CACHE_DIR=str(produced / inductor_artifacts.TRITON_PREFIX),
     ) == ["42", ""]
-    assert built(tmp_path / "none", tmp_path / "inductor") == ["42"]
+    assert build_driver(tmp_path / "none", tmp_path / "inductor") == ["42"]
     # and so does one beside the very folder that was filled, for which nothing was stored
-    assert built(
+    assert build_driver(
         tmp_path / "none",
-        made,
+        produced,
         files="false",
-        TRITON_CACHE_DIR=str(made / inductor_artifacts.TRITON_PREFIX),
+        TRITON_CACHE_DIR=str(produced / inductor_artifacts.TRITON_PREFIX),
     ) == ["42"]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_a_gpu_machine_without_a_compiler_runs_what_was_compiled_ahead(tmp_path: Path) -> None:
-    made = made_on("cuda", tmp_path)
-    assert started(made, tmp_path, bundle="", device="cuda", inductor_files="true") == {
+    produced = compile_ahead("cuda", tmp_path)
+    assert start_process(produced, tmp_path, bundle="", device="cuda", inductor_files="true") == {
         "shift": 1.0,
         "told": [],
         "fallbacks": 0,

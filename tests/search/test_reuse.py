@@ -104,7 +104,7 @@ def seat(monkeypatch: pytest.MonkeyPatch) -> Court:
     return seat
 
 
-def stored(
+def put_entry(
     region: Region, root: Path, *, origin: str = "rewrites", judged_by: str = "", **changes: Any
 ) -> Entry:
     """An entry whose Program is visibly not the region's, put into the folder `root`."""
@@ -132,9 +132,9 @@ def here(folder: Path, **changes: Any) -> TuneContext:
     return make_context(CPU, Settings(**settings))
 
 
-def signed(region: Region, folder: Path, **changes: Any) -> dict[str, Any]:
+def sign_entry(region: Region, folder: Path, **changes: Any) -> dict[str, Any]:
     """A signed entry in `folder`/shared; the settings of a process that allows the key."""
-    stored(region, folder / "shared", **changes)
+    put_entry(region, folder / "shared", **changes)
     signer = make_signer(folder)
     assert len(LocalCache(folder / "shared").sign(signer).files) == 1
     return {"publishers": allow(folder / "publishers.toml", team=signer.public)}
@@ -148,7 +148,7 @@ def signed(region: Region, folder: Path, **changes: Any) -> dict[str, Any]:
 def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_is_run(
     region, seat, tmp_path, trust
 ):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     choice = choose(region, here(tmp_path, trust=trust))
     assert (choice.swapped, choice.entry) == (False, None)
     assert "refused" in choice.reason
@@ -163,7 +163,7 @@ def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_i
 def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_own(
     region, seat, tmp_path
 ):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     choice = choose(region, here(tmp_path, on_miss="tune"))
     ((candidate, job),) = seat.judged
     assert (job.trust, candidate.origin, candidate.program) == (
@@ -184,15 +184,15 @@ def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_o
 
 
 def test_an_unknown_entry_that_the_judge_refuses_does_not_run(region, seat, tmp_path):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     seat.refuses = True
     choice = choose(region, here(tmp_path, on_miss="tune"))
     assert not choice.swapped
-    assert [one["reason"] for one in choice.entry.tried] == ["wrong"]
+    assert [attempt["reason"] for attempt in choice.entry.tried] == ["wrong"]
 
 
 def test_under_signed_not_even_a_warm_up_looks_at_an_unknown_entry(region, seat, tmp_path):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     assert not choose(region, here(tmp_path, on_miss="tune", trust="signed")).swapped
     assert seat.judged == []
     assert any(
@@ -204,7 +204,7 @@ def test_under_signed_not_even_a_warm_up_looks_at_an_unknown_entry(region, seat,
 def test_where_a_stranger_s_process_cannot_be_confined_his_entry_is_refused_and_the_search_goes_on(
     region, seat, tmp_path
 ):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     seat.confined = False
     choice = choose(region, here(tmp_path, on_miss="tune"))
     assert not choice.swapped
@@ -216,7 +216,7 @@ def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, seat, tmp
     # Judged under another torch, an entry is used unjudged only if it is a baseline: that must not
     # be a matter of its word.
     target = replace(here(tmp_path).target, torch="9.9")
-    stored(region, tmp_path / where, origin="baseline", target=target)
+    put_entry(region, tmp_path / where, origin="baseline", target=target)
     choice = choose(region, here(tmp_path))
     assert choice.candidate.program == region.program
     assert choice.entry is None
@@ -226,7 +226,7 @@ def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, seat, tmp
 
 
 def test_a_plan_promises_nothing_from_an_unknown_entry(region, tmp_path):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     settings = here(tmp_path).settings
     (row, *_) = plan(nn.ReLU().eval(), (torch.randn(4),), settings).rows
     assert (row.cached, row.expected_speedup) == (False, 1.0)
@@ -246,9 +246,9 @@ def test_an_accelerated_model_says_that_an_unsigned_folder_was_refused(tmp_path,
         )
         assert torch.equal(net(x), expected)
     assert runs.total == 0
-    told = torch_cudal1.explain(net)
+    explanation = torch_cudal1.explain(net)
     assert "nobody signed it" in " ".join(
-        [*told.left_out, *(region.reason for region in told.regions)]
+        [*explanation.left_out, *(region.reason for region in explanation.regions)]
     )
 
 
@@ -260,7 +260,7 @@ def test_an_accelerated_model_says_that_an_unsigned_folder_was_refused(tmp_path,
 def test_a_signed_entry_is_used_in_production_without_running_a_judge(
     region, seat, tmp_path, judged_by
 ):
-    choice = choose(region, here(tmp_path, **signed(region, tmp_path, judged_by=judged_by)))
+    choice = choose(region, here(tmp_path, **sign_entry(region, tmp_path, judged_by=judged_by)))
     assert choice.swapped
     assert (seat.judged, seat.checked) == ([], [])
 
@@ -268,7 +268,7 @@ def test_a_signed_entry_is_used_in_production_without_running_a_judge(
 def test_where_searching_is_allowed_a_signed_entry_is_checked_once_a_machine(
     region, seat, tmp_path, monkeypatch
 ):
-    rules = signed(region, tmp_path, judged_by="0123456789abcdef")
+    rules = sign_entry(region, tmp_path, judged_by="0123456789abcdef")
     for _ in range(3):
         assert choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
     assert (len(seat.checked), seat.judged) == (1, [])
@@ -280,7 +280,7 @@ def test_where_searching_is_allowed_a_signed_entry_is_checked_once_a_machine(
 def test_a_signed_entry_that_is_wrong_on_this_machine_is_not_used_then_or_later(
     region, seat, tmp_path
 ):
-    rules = signed(region, tmp_path, judged_by="0123456789abcdef")
+    rules = sign_entry(region, tmp_path, judged_by="0123456789abcdef")
     seat.verdict, seat.refuses = WRONG, True
     assert not choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
     assert len(seat.checked) == 1
@@ -293,15 +293,15 @@ def test_a_signed_entry_that_is_wrong_on_this_machine_is_not_used_then_or_later(
 
 
 def test_what_this_machine_judged_is_not_checked_again(region, seat, tmp_path):
-    rules = signed(region, tmp_path, judged_by=judge_identity())
+    rules = sign_entry(region, tmp_path, judged_by=judge_identity())
     assert choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
-    stored(region, tmp_path / "own")
+    put_entry(region, tmp_path / "own")
     assert choose(region, here(tmp_path, on_miss="tune")).swapped
     assert seat.checked == []
 
 
 def test_a_copied_cache_is_checked_once_although_it_is_the_own_one(region, seat, tmp_path):
-    stored(region, tmp_path / "own", judged_by="0123456789abcdef")
+    put_entry(region, tmp_path / "own", judged_by="0123456789abcdef")
     for _ in range(2):
         assert choose(region, here(tmp_path, on_miss="tune")).swapped
     assert len(seat.checked) == 1
@@ -314,7 +314,7 @@ def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word
         raise SandboxError("starting", "no processes left")
 
     monkeypatch.setattr(judge, "validate_candidate", cannot)
-    assert choose(region, here(tmp_path, on_miss="tune", **signed(region, tmp_path))).swapped
+    assert choose(region, here(tmp_path, on_miss="tune", **sign_entry(region, tmp_path))).swapped
 
 
 # Revocation
@@ -322,12 +322,12 @@ def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word
 
 
 def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_path):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     revoked = write_revocations(
         tmp_path / "revoked.toml", program=add_one_to_output(region.program).digest
     )
     target = replace(here(tmp_path).target, torch="9.9")
-    stored(region, tmp_path / "own", target=target)
+    put_entry(region, tmp_path / "own", target=target)
     choice = choose(region, here(tmp_path, on_miss="tune", revoked=revoked))
     assert not choice.swapped
     assert seat.judged == []
@@ -337,7 +337,9 @@ def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_p
     entry = tune(
         region, place, known=[Candidate(add_one_to_output(region.program), "eager", "rewrites")]
     )
-    assert [(one["detector"], one["reason"]) for one in entry.tried] == [("revoked", "found wrong")]
+    assert [(attempt["detector"], attempt["reason"]) for attempt in entry.tried] == [
+        ("revoked", "found wrong")
+    ]
     assert seat.judged == []
 
 
@@ -366,14 +368,16 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
 
 
 def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path, monkeypatch):
-    stored(region, tmp_path / "shared")
+    put_entry(region, tmp_path / "shared")
     monkeypatch.setattr(baselines, "list_baseline_schedules", lambda place: [EAGER])
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.2)
     choice = choose(region, here(tmp_path, on_miss="tune", budget_s=30.0))
     assert not choice.swapped
-    (tried,) = [one for one in choice.entry.tried if one.get("origin") == "elsewhere"]
-    assert tried["decision"] == "rejected"
-    assert tried["detector"] != "timing", "it is wrong, not slow"
+    (foreign_attempt,) = [
+        attempt for attempt in choice.entry.tried if attempt.get("origin") == "elsewhere"
+    ]
+    assert foreign_attempt["decision"] == "rejected"
+    assert foreign_attempt["detector"] != "timing", "it is wrong, not slow"
 
 
 # What was tuned without Inductor
@@ -426,7 +430,7 @@ def test_what_was_tuned_without_inductor_runs_until_a_search_may_measure_it(
 
 def test_a_choice_that_is_measured_again_is_the_first_candidate(region, seat, inductor, tmp_path):
     raced = {"baselines_us": {"eager": 100.0}, "baseline_failures": {"inductor": NO_COMPILER}}
-    entry = stored(region, tmp_path / "own")
+    entry = put_entry(region, tmp_path / "own")
     LocalCache(tmp_path / "own").put(replace(entry, evidence={**entry.evidence, **raced}))
     assert searches(region, here(tmp_path, on_miss="tune")) == 1
     assert seat.judged[0][0] == entry.choice

@@ -32,7 +32,7 @@ X = torch.randn(4, 8, generator=torch.Generator().manual_seed(5))
 DOORS = ("accelerate", "backend", "pieces", "accelerate, training", "pieces, training")
 
 
-class Layer(nn.Module):
+class SceneLayer(nn.Module):
     """A linear layer with weights from a fixed seed; `h(x)` is what scenes compute around."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ def plain(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     return module
 
 
-class Accelerated:
+class AcceleratedDoor:
     """The door `accelerate`, with planted decisions; `bound` counts the calls of it that ended in
     something that runs.
     """
@@ -94,7 +94,7 @@ class Compiled:
         return cudal1(gm, inputs, options={"cache_dir": self.cache_dir})
 
 
-class InPieces(Accelerated):
+class InPieces(AcceleratedDoor):
     """The door `accelerate` for a forward that Dynamo breaks into several graphs, each planted when
     Dynamo brings it, and run in every call, as after a trial that they won.
     """
@@ -125,15 +125,15 @@ def check(scene: Scene, door: str, cache_dir: Path) -> None:
     """
     torch._dynamo.reset()
     trains = door.endswith("training")
-    expected = seen(scene, plain, trains=trains)
+    expected = play_scene(scene, plain, trains=trains)
     torch._dynamo.reset()
     if door.startswith("pieces"):
         _check_in_pieces(scene, expected, cache_dir, trains=trains)
         return
-    opened = Compiled(cache_dir) if door == "backend" else Accelerated(cache_dir)
-    found = seen(scene, opened, trains=trains)
+    opened = Compiled(cache_dir) if door == "backend" else AcceleratedDoor(cache_dir)
+    answer = play_scene(scene, opened, trains=trains)
     try:
-        assert_same(found, expected)
+        assert_same(answer, expected)
     except AssertionError:
         if door != "backend" or _is_right(scene, expected):
             raise
@@ -142,14 +142,14 @@ def check(scene: Scene, door: str, cache_dir: Path) -> None:
 
 def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path, *, trains: bool) -> None:
     """With a break in every layer, beside those that the scene has itself."""
-    doors, whole = InPieces(cache_dir), Layer.h
+    doors, plain_h = InPieces(cache_dir), SceneLayer.h
 
-    def broken(self: Layer, x: torch.Tensor) -> torch.Tensor:
+    def broken(self: SceneLayer, x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()
-        return whole(self, x)
+        return plain_h(self, x)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Layer, "h", broken)
+        patched.setattr(SceneLayer, "h", broken)
         patched.setattr(
             pieces.Pieces,
             "_run_on_trial",
@@ -158,10 +158,10 @@ def _check_in_pieces(scene: Scene, expected: Any, cache_dir: Path, *, trains: bo
         patched.setattr(
             pieces, "cudal1", lambda gm, inputs, *, options: doors.compiled._backend(gm, inputs)
         )
-        found = seen(scene, doors, trains=trains)
+        answer = play_scene(scene, doors, trains=trains)
     if not doors.broken:
         pytest.skip("its forward is one graph, or none")
-    assert_same(found, expected)
+    assert_same(answer, expected)
 
 
 def _is_right(scene: Scene, expected: Any) -> bool:
@@ -169,7 +169,9 @@ def _is_right(scene: Scene, expected: Any) -> bool:
     torch._dynamo.reset()
     try:
         assert_same(
-            seen(scene, lambda module, *args, **kwargs: torch.compile(module, backend="aot_eager")),
+            play_scene(
+                scene, lambda module, *args, **kwargs: torch.compile(module, backend="aot_eager")
+            ),
             expected,
         )
     except AssertionError:
@@ -177,7 +179,7 @@ def _is_right(scene: Scene, expected: Any) -> bool:
     return True
 
 
-def seen(scene: Scene, door: Door, *, trains: bool = False) -> Any:
+def play_scene(scene: Scene, door: Door, *, trains: bool = False) -> Any:
     """What the scene returns, or the exception that it ends with."""
     torch.manual_seed(11)
     with torch.set_grad_enabled(trains):
@@ -195,12 +197,12 @@ def outcome(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             for leaf in pytree.tree_leaves(result)
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
-        wanted = [tensor for tensor in getattr(call, "parameters", list)() if tensor.requires_grad]
-        if tensors and wanted:
+        leaves = [tensor for tensor in getattr(call, "parameters", list)() if tensor.requires_grad]
+        if tensors and leaves:
             loss = torch.stack([tensor.sum() for tensor in tensors]).sum()
             result = (
                 result,
-                torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True),
+                torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True),
             )
         return copy.deepcopy(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result))
     except Exception as error:  # noqa: BLE001  what is raised is what is compared
@@ -209,21 +211,21 @@ def outcome(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def assert_same(got: Any, expected: Any) -> None:
     """Equal structure; tensors equal but for the last bits, of one dtype."""
-    mine, form = pytree.tree_flatten(got)
-    theirs, wanted = pytree.tree_flatten(expected)
-    assert form == wanted, f"{form} is not {wanted}"
-    for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
-        if isinstance(other, torch.Tensor):
+    values, form = pytree.tree_flatten(got)
+    expected_values, expected_form = pytree.tree_flatten(expected)
+    assert form == expected_form, f"{form} is not {expected_form}"
+    for number, (value, expected_value) in enumerate(zip(values, expected_values, strict=True)):
+        if isinstance(expected_value, torch.Tensor):
             torch.testing.assert_close(
-                one,
-                other,
+                value,
+                expected_value,
                 rtol=1e-5,
                 atol=1e-6,
                 equal_nan=True,
                 msg=lambda text, n=number: f"value {n}: {text}",
             )
         else:
-            assert one == other, f"value {number}: {one!r} is not {other!r}"
+            assert value == expected_value, f"value {number}: {value!r} is not {expected_value!r}"
 
 
 def scenes_of(names: dict[str, Any]) -> tuple[Scene, ...]:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.situations.kit import DOORS, Door, Layer, Scene, X, check, scenes_of
+from tests.situations.kit import DOORS, Door, Scene, SceneLayer, X, check, scenes_of
 
 
 def around(forward: Any, **buffers: torch.Tensor) -> nn.Module:
-    module = type("Writes", (Layer,), {"forward": forward})()
+    module = type("Writes", (SceneLayer,), {"forward": forward})()
     for name, tensor in buffers.items():
         module.register_buffer(name, tensor)
     return module
@@ -82,11 +82,11 @@ def overlapping_buffers(door: Door) -> Any:
 
 def an_input_that_is_written(door: Door) -> Any:
     call = door(around(lambda self, x: self.h(x.add_(1.0))), X.clone())
-    found = []
+    answers = []
     for _ in range(3):
         x = X.clone()
-        found.append((call(x).clone(), x))
-    return found
+        answers.append((call(x).clone(), x))
+    return answers
 
 
 def an_input_that_is_a_weight(door: Door) -> Any:
@@ -100,20 +100,20 @@ def an_input_that_is_a_weight(door: Door) -> Any:
 
 def one_tensor_passed_twice(door: Door) -> Any:
     module = around(lambda self, x, y: self.h(x.add_(1.0)) + y)
-    call, found = door(module, X.clone(), X.clone()), []
+    call, answers = door(module, X.clone(), X.clone()), []
     for same in (False, True, True, False):
         x = X.clone()
-        found.append(call(x, x if same else X.clone()).clone())
-    return found
+        answers.append(call(x, x if same else X.clone()).clone())
+    return answers
 
 
 def overlapping_arguments(door: Door) -> Any:
     module = around(lambda self, x, y: self.h(x.mul_(2.0)) + y)
-    call, found = door(module, X.clone(), X.clone()), []
+    call, answers = door(module, X.clone(), X.clone()), []
     for shared in (False, True, True, False):
         memory = torch.cat([X, X])
-        found.append(call(memory[:4], memory[2:6] if shared else X.clone()).clone())
-    return found
+        answers.append(call(memory[:4], memory[2:6] if shared else X.clone()).clone())
+    return answers
 
 
 def a_result_that_is_the_input(door: Door) -> Any:
@@ -122,27 +122,27 @@ def a_result_that_is_the_input(door: Door) -> Any:
 
 
 def a_result_that_is_a_view_of_the_input(door: Door) -> Any:
-    call, found = door(around(lambda self, x: (self.h(x), x[1:])), X.clone()), []
+    call, answers = door(around(lambda self, x: (self.h(x), x[1:])), X.clone()), []
     for _ in range(3):
         x = X.clone()
         _, view = call(x)
         view.zero_()
-        found.append(x)
-    return found
+        answers.append(x)
+    return answers
 
 
 def a_result_that_is_a_weight(door: Door) -> Any:
     module = around(lambda self, x: (self.h(x), self.scale))
     call = door(module, X)
-    found = [call(X)[1] is module.scale for _ in range(3)]
+    answers = [call(X)[1] is module.scale for _ in range(3)]
     module.scale = torch.ones(8)
-    return [*found, *(call(X)[1] is module.scale for _ in range(3)), call(X)[0].clone()]
+    return [*answers, *(call(X)[1] is module.scale for _ in range(3)), call(X)[0].clone()]
 
 
 def results_that_a_caller_keeps(door: Door) -> Any:
     call = door(around(lambda self, x: self.h(x)), X)
-    kept = [call(X * factor) for factor in range(1, 5)]
-    return [tensor.clone() for tensor in kept]
+    results = [call(X * factor) for factor in range(1, 5)]
+    return [tensor.clone() for tensor in results]
 
 
 def a_cache_that_is_written_at_a_position(door: Door) -> Any:
@@ -157,14 +157,14 @@ def a_cache_that_is_written_at_a_position(door: Door) -> Any:
     def forward(self: Any, x: torch.Tensor, cache: Cache, position: torch.Tensor) -> torch.Tensor:
         return self.h(x) @ cache.update(self.h(x), position).t()
 
-    module, found = around(forward), []
+    module, answers = around(forward), []
     call = door(module, X[:1], Cache(), torch.tensor([0]))
     for cache in (Cache(), Cache()):
         for step in range(4):
-            found.append(
+            answers.append(
                 (call(X[step : step + 1], cache, torch.tensor([step])).clone(), cache.keys.clone())
             )
-    return found
+    return answers
 
 
 def an_argument_that_is_a_row_of_the_written_cache(door: Door) -> Any:
@@ -172,13 +172,13 @@ def an_argument_that_is_a_row_of_the_written_cache(door: Door) -> Any:
         box.keys.add_(1.0)
         return self.h(x) + x
 
-    module, found = around(forward), []
+    module, answers = around(forward), []
     call = door(module, X[:2], types.SimpleNamespace(keys=torch.zeros(6, 8)))
     for rows in (None, slice(0, 2), slice(3, 5), None):
         box = types.SimpleNamespace(keys=torch.zeros(6, 8))
         x = X[:2] if rows is None else box.keys[rows]
-        found.append((call(x, box).clone(), box.keys.clone()))
-    return found
+        answers.append((call(x, box).clone(), box.keys.clone()))
+    return answers
 
 
 def running_statistics(door: Door) -> Any:

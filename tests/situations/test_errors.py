@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.situations.kit import DOORS, Door, Layer, Scene, X, check, outcome, scenes_of
+from tests.situations.kit import DOORS, Door, Scene, SceneLayer, X, check, outcome, scenes_of
 
 GOOD, BAD = torch.tensor([0, 3, 1, 2]), torch.tensor([0, 3, 9, 2])
 
 
 def around(forward: Any, **attributes: Any) -> nn.Module:
-    return type("Raises", (Layer,), {"forward": forward, **attributes})()
+    return type("Raises", (SceneLayer,), {"forward": forward, **attributes})()
 
 
 def good_bad_good(door: Door, module: nn.Module, good: Any, *bad: Any) -> list[Any]:

@@ -16,7 +16,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.situations.kit import DOORS, Accelerated, Door, Layer, Scene, X, check, scenes_of
+from tests.situations.kit import (
+    DOORS,
+    AcceleratedDoor,
+    Door,
+    Scene,
+    SceneLayer,
+    X,
+    check,
+    scenes_of,
+)
 
 GAIN: Any = 1.0
 TABLE: dict[str, float] = {}
@@ -27,19 +36,19 @@ HELPERS = types.ModuleType("helpers")
 
 
 @dataclasses.dataclass
-class Config:
+class GainConfig:
     gain: float = 1.0
     nested: Any = None
 
 
-class Slotted:
+class SlottedGain:
     __slots__ = ("gain",)
 
     def __init__(self) -> None:
         self.gain = 1.0
 
 
-class Shared:
+class SharedGain:
     gain = 1.0
 
     @classmethod
@@ -51,13 +60,13 @@ class Shared:
         return 2 * value
 
 
-CONFIG = Config(nested=Config())
-SLOTTED = Slotted()
+CONFIG = GainConfig(nested=GainConfig())
+SLOTTED = SlottedGain()
 
 
 def around(forward: Any) -> nn.Module:
     """A module whose forward is that function."""
-    return type("Around", (Layer,), {"forward": forward})()
+    return type("Around", (SceneLayer,), {"forward": forward})()
 
 
 def answers(
@@ -65,9 +74,9 @@ def answers(
 ) -> list[torch.Tensor]:
     """What is answered before the change, and several times after it."""
     call = door(module, x)
-    found = [call(x).clone() for _ in range(2)]
+    results = [call(x).clone() for _ in range(2)]
     change()
-    return [*found, *(call(x).clone() for _ in range(calls))]
+    return [*results, *(call(x).clone() for _ in range(calls))]
 
 
 def a_global_number(door: Door) -> Any:
@@ -79,11 +88,11 @@ def a_global_number(door: Door) -> Any:
 
 def a_global_number_that_changes_back(door: Door) -> Any:
     globals().update(GAIN=1.0)
-    call, found = door(around(lambda self, x: self.h(x) * GAIN), X), []
+    call, results = door(around(lambda self, x: self.h(x) * GAIN), X), []
     for gain in (1.0, 3.0, 1.0, 3.0, 5.0, 1.0, 1.0, 3.0):
         globals().update(GAIN=gain)
-        found.append(call(X).clone())
-    return found
+        results.append(call(X).clone())
+    return results
 
 
 def a_global_function(door: Door) -> Any:
@@ -135,11 +144,11 @@ def a_nested_config(door: Door) -> Any:
 
 
 def a_config_that_is_replaced(door: Door) -> Any:
-    CONFIG.nested = Config()
+    CONFIG.nested = GainConfig()
     return answers(
         door,
         around(lambda self, x: self.h(x) * CONFIG.nested.gain),
-        lambda: setattr(CONFIG, "nested", Config(4.0)),
+        lambda: setattr(CONFIG, "nested", GainConfig(4.0)),
     )
 
 
@@ -153,35 +162,37 @@ def an_object_with_slots(door: Door) -> Any:
 
 
 def a_class_attribute_of_another_class(door: Door) -> Any:
-    Shared.gain = 1.0
+    SharedGain.gain = 1.0
     return answers(
-        door, around(lambda self, x: self.h(x) * Shared.gain), lambda: setattr(Shared, "gain", 3.0)
+        door,
+        around(lambda self, x: self.h(x) * SharedGain.gain),
+        lambda: setattr(SharedGain, "gain", 3.0),
     )
 
 
 def a_class_method(door: Door) -> Any:
-    Shared.gain = 1.0
+    SharedGain.gain = 1.0
     return answers(
         door,
-        around(lambda self, x: self.h(x) * Shared.factor()),
-        lambda: setattr(Shared, "gain", 3.0),
+        around(lambda self, x: self.h(x) * SharedGain.factor()),
+        lambda: setattr(SharedGain, "gain", 3.0),
     )
 
 
 def a_patched_static_method(door: Door) -> Any:
-    Shared.twice = staticmethod(lambda value: 2 * value)  # type: ignore[method-assign]
-    change = functools.partial(setattr, Shared, "twice", staticmethod(lambda value: 7 * value))
-    return answers(door, around(lambda self, x: self.h(x) * Shared.twice(1.0)), change)
+    SharedGain.twice = staticmethod(lambda value: 2 * value)  # type: ignore[method-assign]
+    change = functools.partial(setattr, SharedGain, "twice", staticmethod(lambda value: 7 * value))
+    return answers(door, around(lambda self, x: self.h(x) * SharedGain.twice(1.0)), change)
 
 
 def an_inherited_class_attribute(door: Door) -> Any:
-    base = type("Base", (Layer,), {"gain": 1.0})
+    base = type("Base", (SceneLayer,), {"gain": 1.0})
     module = type("Derived", (base,), {"forward": lambda self, x: self.h(x) * self.gain})()
     return answers(door, module, lambda: setattr(base, "gain", 3.0))
 
 
 def an_inherited_method(door: Door) -> Any:
-    base = type("Base", (Layer,), {"act": lambda self, y: y + 1})
+    base = type("Base", (SceneLayer,), {"act": lambda self, y: y + 1})
     module = type("Derived", (base,), {"forward": lambda self, x: self.act(self.h(x))})()
     return answers(door, module, lambda: setattr(base, "act", lambda self, y: y * 5))
 
@@ -204,7 +215,7 @@ def a_list_in_a_closure(door: Door) -> Any:
 
 
 def an_object_in_a_closure(door: Door) -> Any:
-    config = Config()
+    config = GainConfig()
     return answers(
         door, around(lambda self, x: self.h(x) * config.gain), lambda: setattr(config, "gain", 3.0)
     )
@@ -218,7 +229,7 @@ def a_mutable_default_argument(door: Door) -> Any:
     return answers(door, around(forward), lambda: forward.__defaults__[0].update(gain=3.0))  # type: ignore[index]
 
 
-def replaced_defaults(door: Door) -> Any:
+def a_function_with_replaced_defaults(door: Door) -> Any:
     def forward(self: Any, x: torch.Tensor, gain: float = 1.0) -> torch.Tensor:
         return self.h(x) * gain
 
@@ -264,9 +275,9 @@ def a_tensor_behind_a_global_name(door: Door) -> Any:
 
 
 def a_tensor_of_another_class(door: Door) -> Any:
-    Shared.table = torch.ones(8)  # type: ignore[attr-defined]
-    change = functools.partial(setattr, Shared, "table", torch.full((8,), 3.0))
-    return answers(door, around(lambda self, x: self.h(x) * Shared.table), change)  # type: ignore[attr-defined]
+    SharedGain.table = torch.ones(8)  # type: ignore[attr-defined]
+    change = functools.partial(setattr, SharedGain, "table", torch.full((8,), 3.0))
+    return answers(door, around(lambda self, x: self.h(x) * SharedGain.table), change)  # type: ignore[attr-defined]
 
 
 def a_context_variable(door: Door) -> Any:
@@ -287,71 +298,71 @@ def an_environment_variable(door: Door) -> Any:
     )
 
 
-def given_in_turn(door: Door, forward: Any, *values: Any) -> list[torch.Tensor]:
+def call_in_turn(door: Door, forward: Any, *values: Any) -> list[torch.Tensor]:
     """What is answered with each value as the second argument, twice each."""
     call = door(around(forward), X, values[0])
     return [call(X, value).clone() for value in values for _ in range(2)]
 
 
 def a_dict_argument_with_numbers_for_keys(door: Door) -> Any:
-    return given_in_turn(
+    return call_in_turn(
         door, lambda self, x, table: self.h(x) * table[1], {1: 1.0}, {1: 3.0}, {1: 3.0, 2: 1.0}
     )
 
 
 def a_tensor_under_a_number_in_an_argument(door: Door) -> Any:
     forward = lambda self, x, table: self.h(x) * table[1][0]
-    return given_in_turn(door, forward, *({1: [torch.full((size,), 2.0)]} for size in (8, 1)))
+    return call_in_turn(door, forward, *({1: [torch.full((size,), 2.0)]} for size in (8, 1)))
 
 
 def an_argument_in_bytes(door: Door) -> Any:
-    return given_in_turn(door, lambda self, x, text: self.h(x) * len(text), b"a", b"abc")
+    return call_in_turn(door, lambda self, x, text: self.h(x) * len(text), b"a", b"abc")
 
 
 def a_complex_argument(door: Door) -> Any:
-    return given_in_turn(door, lambda self, x, number: self.h(x) * number.real, 1 + 1j, 3 + 1j)
+    return call_in_turn(door, lambda self, x, number: self.h(x) * number.real, 1 + 1j, 3 + 1j)
 
 
 def an_ordered_dict_argument(door: Door) -> Any:
     tables = [collections.OrderedDict(gain=gain) for gain in (1.0, 3.0)]
-    return given_in_turn(door, lambda self, x, table: self.h(x) * table["gain"], *tables)
+    return call_in_turn(door, lambda self, x, table: self.h(x) * table["gain"], *tables)
 
 
 def an_argument_nested_deeper_than_a_signature_looks(door: Door) -> Any:
-    def nested(value: Any) -> Any:
+    def nest(value: Any) -> Any:
         for _ in range(20):
             value = [value]
         return value
 
-    def forward(self: Layer, x: torch.Tensor, value: Any) -> torch.Tensor:
+    def forward(self: SceneLayer, x: torch.Tensor, value: Any) -> torch.Tensor:
         while isinstance(value, list):
             (value,) = value
         return self.h(x) * value
 
-    return given_in_turn(door, forward, nested(1.0), nested(3.0))
+    return call_in_turn(door, forward, nest(1.0), nest(3.0))
 
 
 def a_memory_format_argument(door: Door) -> Any:
-    forward = lambda self, x, kept: self.h(x) * (2.0 if kept is torch.channels_last else 1.0)
-    return given_in_turn(door, forward, torch.contiguous_format, torch.channels_last)
+    forward = lambda self, x, layout: self.h(x) * (2.0 if layout is torch.channels_last else 1.0)
+    return call_in_turn(door, forward, torch.contiguous_format, torch.channels_last)
 
 
 def an_attribute_of_this_thread(door: Door) -> Any:
-    local, found = threading.local(), []
+    local, results = threading.local(), []
     local.gain = 1.0
     module = around(lambda self, x: self.h(x) * local.gain)
-    found += answers(door, module, lambda: setattr(local, "gain", 3.0))
+    results += answers(door, module, lambda: setattr(local, "gain", 3.0))
     grad = torch.is_grad_enabled()
 
     def elsewhere() -> None:
         local.gain = 5.0
         with torch.set_grad_enabled(grad):
-            found.extend(module(X).clone() for _ in range(3))
+            results.extend(module(X).clone() for _ in range(3))
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    return found
+    return results
 
 
 def keyword_defaults_that_are_written(door: Door) -> Any:
@@ -378,54 +389,54 @@ def a_partial_that_gets_another_state(door: Door) -> Any:
 def an_environment_variable_asked_for_with_getenv(door: Door) -> Any:
     os.environ.pop("SITUATION_NEW", None)
     forward = lambda self, x: self.h(x) * float(os.getenv("SITUATION_NEW", "1"))
-    found = answers(door, around(forward), lambda: os.environ.update(SITUATION_NEW="3"))
+    results = answers(door, around(forward), lambda: os.environ.update(SITUATION_NEW="3"))
     os.environ.pop("SITUATION_NEW", None)
-    return found
+    return results
 
 
 def an_environment_variable_that_appears(door: Door) -> Any:
     os.environ.pop("SITUATION_NEW", None)
     forward = lambda self, x: self.h(x) * float(os.environ.get("SITUATION_NEW", "1"))
-    found = answers(door, around(forward), lambda: os.environ.update(SITUATION_NEW="3"))
+    results = answers(door, around(forward), lambda: os.environ.update(SITUATION_NEW="3"))
     os.environ.pop("SITUATION_NEW", None)
-    return found
+    return results
 
 
 def inference_mode(door: Door) -> Any:
     call = door(
         around(lambda self, x: self.h(x) * (2.0 if torch.is_inference_mode_enabled() else 1.0)), X
     )
-    found = [call(X).clone()]
+    results = [call(X).clone()]
     with torch.inference_mode():
-        found += [call(X).clone() for _ in range(3)]
-    return [tensor.clone() for tensor in found]
+        results += [call(X).clone() for _ in range(3)]
+    return [tensor.clone() for tensor in results]
 
 
 def grad_mode(door: Door) -> Any:
     call = door(around(lambda self, x: self.h(x) * (2.0 if torch.is_grad_enabled() else 1.0)), X)
-    found = [call(X).clone()]
+    results = [call(X).clone()]
     with torch.enable_grad():
-        found += [call(X).detach().clone() for _ in range(3)]
-    return found
+        results += [call(X).detach().clone() for _ in range(3)]
+    return results
 
 
 def a_default_dtype(door: Door) -> Any:
-    call, found = door(around(lambda self, x: self.h(x) + torch.ones(8)), X), []
+    call, results = door(around(lambda self, x: self.h(x) + torch.ones(8)), X), []
     try:
         for dtype in (torch.float32, torch.float64, torch.float64, torch.float32):
             torch.set_default_dtype(dtype)
-            found.append(call(X).clone())
+            results.append(call(X).clone())
     finally:
         torch.set_default_dtype(torch.float32)
-    return found
+    return results
 
 
 def autocast(door: Door) -> Any:
     call = door(around(lambda self, x: x @ self.weight), X)
-    found = [call(X).clone()]
+    results = [call(X).clone()]
     with torch.autocast("cpu", torch.bfloat16):
-        found += [call(X).clone() for _ in range(3)]
-    return [*found, call(X).clone()]
+        results += [call(X).clone() for _ in range(3)]
+    return [*results, call(X).clone()]
 
 
 def deterministic_algorithms(door: Door) -> Any:
@@ -457,12 +468,12 @@ def an_attribute_that_the_input_gets(door: Door) -> Any:
 
 
 def a_config_among_the_arguments(door: Door) -> Any:
-    config, found = Config(), []
+    config, results = GainConfig(), []
     call = door(around(lambda self, x, config: self.h(x) * config.gain), X, config)
     for gain in (1.0, 1.0, 3.0, 3.0, 1.0):
         config.gain = gain
-        found.append(call(X, config).clone())
-    return [*found, call(X, Config(7.0)).clone()]
+        results.append(call(X, config).clone())
+    return [*results, call(X, GainConfig(7.0)).clone()]
 
 
 def a_patched_class_of_a_child(door: Door) -> Any:
@@ -482,10 +493,12 @@ def a_partial_of_the_module(door: Door) -> Any:
 
 def a_property(door: Door) -> Any:
     kind = type("Held", (), {"gain": property(lambda self: self._gain)})
-    held = kind()
-    held._gain = 1.0
+    instance = kind()
+    instance._gain = 1.0
     return answers(
-        door, around(lambda self, x: self.h(x) * held.gain), lambda: setattr(held, "_gain", 3.0)
+        door,
+        around(lambda self, x: self.h(x) * instance.gain),
+        lambda: setattr(instance, "_gain", 3.0),
     )
 
 
@@ -511,7 +524,7 @@ def test_another_variable_is_none_of_its_business(
     """
     forward = lambda self, x: self.h(x) * float(os.environ.get("SITUATION_NEW", "1"))
     monkeypatch.setenv("SITUATION_OTHER", "before")
-    doors = Accelerated(tmp_path)
+    doors = AcceleratedDoor(tmp_path)
     module = doors(around(forward), X)
     (bound,) = module._compiled_call_impl.bindings.values()
     monkeypatch.setenv("SITUATION_OTHER", "after")

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.situations.kit import DOORS, Door, Layer, Scene, X, check, scenes_of
+from tests.situations.kit import DOORS, Door, Scene, SceneLayer, X, check, scenes_of
 
 COUNTS: collections.Counter[str] = collections.Counter()
 CALLS = 0
@@ -31,13 +31,13 @@ class Metrics:
 
 
 def around(forward: Any, **attributes: Any) -> nn.Module:
-    return type("Acts", (Layer,), {"forward": forward, **attributes})()
+    return type("Acts", (SceneLayer,), {"forward": forward, **attributes})()
 
 
-def three(door: Door, module: nn.Module, seen: Any) -> Any:
+def three(door: Door, module: nn.Module, read_effect: Any) -> Any:
     """Three calls, and what there is to see after each."""
     call = door(module, X)
-    return [(call(X).clone(), seen()) for _ in range(3)]
+    return [(call(X).clone(), read_effect()) for _ in range(3)]
 
 
 def a_counter_on_self(door: Door) -> Any:
@@ -92,12 +92,12 @@ def the_caller_s_dict(door: Door) -> Any:
         batch["features"] = self.h(batch["x"])
         return batch
 
-    call, found = door(around(forward), {"x": X}), []
+    call, answers = door(around(forward), {"x": X}), []
     for _ in range(3):
         batch = {"x": X}
         result = call(batch)
-        found.append((sorted(batch), result is batch, batch["features"].clone()))
-    return found
+        answers.append((sorted(batch), result is batch, batch["features"].clone()))
+    return answers
 
 
 def the_caller_s_list(door: Door) -> Any:
@@ -105,11 +105,11 @@ def the_caller_s_list(door: Door) -> Any:
         hidden.append(self.h(x))
         return hidden[-1] + 1
 
-    call, found = door(around(forward), X, []), []
+    call, answers = door(around(forward), X, []), []
     for _ in range(3):
         hidden: list[torch.Tensor] = []
-        found.append((call(X, hidden).clone(), len(hidden), hidden[0].clone()))
-    return found
+        answers.append((call(X, hidden).clone(), len(hidden), hidden[0].clone()))
+    return answers
 
 
 def an_attribute_of_the_caller_s_object(door: Door) -> Any:
@@ -117,11 +117,11 @@ def an_attribute_of_the_caller_s_object(door: Door) -> Any:
         box.last = self.h(x)
         return box.last * 2
 
-    call, found = door(around(forward), X, types.SimpleNamespace()), []
+    call, answers = door(around(forward), X, types.SimpleNamespace()), []
     for _ in range(3):
         box = types.SimpleNamespace()
-        found.append((call(X, box).clone(), box.last.clone()))
-    return found
+        answers.append((call(X, box).clone(), box.last.clone()))
+    return answers
 
 
 def prints(door: Door) -> Any:
@@ -132,8 +132,8 @@ def prints(door: Door) -> Any:
     call = door(around(forward), X)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        found = [call(X).clone() for _ in range(3)]
-    return [*found, out.getvalue()]
+        answers = [call(X).clone() for _ in range(3)]
+    return [*answers, out.getvalue()]
 
 
 def warns(door: Door) -> Any:
@@ -188,12 +188,12 @@ def a_gradient_asked_of_the_input(door: Door) -> Any:
         return self.h(x)
 
     with torch.enable_grad():
-        call, found = door(around(forward), X.clone()), []
+        call, answers = door(around(forward), X.clone()), []
         for _ in range(3):
             x = X.clone()
             call(x).sum().backward()
-            found.append((x.requires_grad, x.grad.clone()))
-    return found
+            answers.append((x.requires_grad, x.grad.clone()))
+    return answers
 
 
 def a_grad_mode_that_is_left_behind(door: Door) -> Any:
@@ -202,13 +202,13 @@ def a_grad_mode_that_is_left_behind(door: Door) -> Any:
         torch.set_grad_enabled(False)
         return hidden * 2
 
-    found = []
+    answers = []
     with torch.enable_grad():
         call = door(around(forward), X)
     for _ in range(3):
         with torch.enable_grad():
-            found.append((call(X).clone(), torch.is_grad_enabled()))
-    return found
+            answers.append((call(X).clone(), torch.is_grad_enabled()))
+    return answers
 
 
 def a_buffer_that_is_counted_up(door: Door) -> Any:
@@ -248,11 +248,11 @@ def a_hook_that_comes_later(door: Door) -> Any:
     module = around(lambda self, x: self.child(self.h(x)))
     module.child = nn.ReLU()
     call = door(module, X)
-    found = [call(X).clone()]
+    answers = [call(X).clone()]
     handle = module.child.register_forward_hook(lambda _, __, output: output * 3)
-    found += [call(X).clone() for _ in range(3)]
+    answers += [call(X).clone() for _ in range(3)]
     handle.remove()
-    return [*found, *(call(X).clone() for _ in range(3))]
+    return [*answers, *(call(X).clone() for _ in range(3))]
 
 
 SCENES: tuple[Scene, ...] = scenes_of(globals())

@@ -1,5 +1,5 @@
-"""A forward keeps something for later: what it keeps is real, and nobody else finds a tracer's
-tensor in it.
+"""A forward keeps something for later: what it keeps is real, and no other code finds a
+tracer's tensor in it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from tests.situations.kit import DOORS, Door, Layer, Scene, X, check, scenes_of
+from tests.situations.kit import DOORS, Door, Scene, SceneLayer, X, check, scenes_of
 
 TABLES: dict[int, torch.Tensor] = {}
 SEEN: list[torch.Tensor] = []
 
 
 def around(forward: Any, **attributes: Any) -> nn.Module:
-    return type("Keeps", (Layer,), {"forward": forward, **attributes})()
+    return type("Keeps", (SceneLayer,), {"forward": forward, **attributes})()
 
 
 def positions(x: torch.Tensor) -> torch.Tensor:
     return torch.arange(x.shape[-1], dtype=x.dtype) / x.shape[-1]
 
 
-def used_and_restored(door: Door, module: nn.Module, *others: nn.Module) -> list[Any]:
+def call_and_restore(door: Door, module: nn.Module, *other_modules: nn.Module) -> list[Any]:
     """Answers through the door, of the module itself after it, and of other modules that share what
     it kept.
     """
     call = door(module, X)
-    found = [call(X).clone() for _ in range(3)]
-    found += [torch_cudal1.restore(module)(X).clone() for _ in range(2)]
-    return [*found, *(other(X).clone() for other in others)]
+    answers = [call(X).clone() for _ in range(3)]
+    answers += [torch_cudal1.restore(module)(X).clone() for _ in range(2)]
+    return [*answers, *(other_module(X).clone() for other_module in other_modules)]
 
 
 def on_self(door: Door) -> Any:
@@ -44,7 +44,7 @@ def on_self(door: Door) -> Any:
             self.table = positions(x)
         return self.h(x) + self.table
 
-    return used_and_restored(door, around(forward, table=None))
+    return call_and_restore(door, around(forward, table=None))
 
 
 def on_the_class(door: Door) -> Any:
@@ -54,7 +54,7 @@ def on_the_class(door: Door) -> Any:
         return self.h(x) + type(self).table
 
     module = around(forward, table=None)
-    return used_and_restored(door, module, type(module)())
+    return call_and_restore(door, module, type(module)())
 
 
 def in_a_global_table(door: Door) -> Any:
@@ -66,21 +66,21 @@ def in_a_global_table(door: Door) -> Any:
     TABLES.clear()
     module = around(forward)
     return [
-        *used_and_restored(door, module, type(module)()),
+        *call_and_restore(door, module, type(module)()),
         [type(table) for table in TABLES.values()] == [torch.Tensor],
     ]
 
 
 def in_a_closure(door: Door) -> Any:
-    kept: list[torch.Tensor] = []
+    cache: list[torch.Tensor] = []
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        if not kept:
-            kept.append(positions(x))
-        return self.h(x) + kept[0]
+        if not cache:
+            cache.append(positions(x))
+        return self.h(x) + cache[0]
 
     module = around(forward)
-    return [*used_and_restored(door, module, type(module)()), type(kept[0]) is torch.Tensor]
+    return [*call_and_restore(door, module, type(module)()), type(cache[0]) is torch.Tensor]
 
 
 def under_an_lru_cache(door: Door) -> Any:
@@ -89,8 +89,8 @@ def under_an_lru_cache(door: Door) -> Any:
         return torch.arange(size) / size
 
     module = around(lambda self, x: self.h(x) + table(x.shape[-1]))
-    found = used_and_restored(door, module, type(module)())
-    return [*found, type(table(8)) is torch.Tensor]
+    answers = call_and_restore(door, module, type(module)())
+    return [*answers, type(table(8)) is torch.Tensor]
 
 
 def in_a_buffer(door: Door) -> Any:
@@ -100,8 +100,8 @@ def in_a_buffer(door: Door) -> Any:
 
     module = around(forward)
     module.register_buffer("last", torch.zeros(4, 8))
-    found = used_and_restored(door, module)
-    return [*found, module.last.clone(), type(module.last) is torch.Tensor]
+    answers = call_and_restore(door, module)
+    return [*answers, module.last.clone(), type(module.last) is torch.Tensor]
 
 
 def in_a_list_of_the_module(door: Door) -> Any:
@@ -110,8 +110,8 @@ def in_a_list_of_the_module(door: Door) -> Any:
         return SEEN[-1] + len(SEEN)
 
     SEEN.clear()
-    found = used_and_restored(door, around(forward))
-    return [*found, len(SEEN), all(type(tensor) is torch.Tensor for tensor in SEEN)]
+    answers = call_and_restore(door, around(forward))
+    return [*answers, len(SEEN), all(type(tensor) is torch.Tensor for tensor in SEEN)]
 
 
 def rotary_tables_of_two_lengths(door: Door) -> Any:
@@ -132,8 +132,8 @@ def a_weight_that_is_normalised(door: Door) -> Any:
         return self.h(x)
 
     module = around(forward)
-    found = used_and_restored(door, module)
-    return [*found, module.weight.detach().clone()]
+    answers = call_and_restore(door, module)
+    return [*answers, module.weight.detach().clone()]
 
 
 SCENES: tuple[Scene, ...] = scenes_of(globals())

@@ -15,31 +15,31 @@ import pytest
 import torch
 from torch import nn
 
-from tests.situations.kit import DOORS, Door, Layer, Scene, X, check, scenes_of
+from tests.situations.kit import DOORS, Door, Scene, SceneLayer, X, check, scenes_of
 
 
-class Scaled(Layer):
+class WeightedTwice(SceneLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.h(x) @ self.weight
 
 
-def tripled(module: nn.Module) -> nn.Parameter:
+def triple_weight(module: nn.Module) -> nn.Parameter:
     return nn.Parameter(module.weight.detach() * 3)
 
 
 def a_functional_call(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
-    found = [call(X).clone()]
-    found += [
+    answers = [call(X).clone()]
+    answers += [
         torch.func.functional_call(module, {"weight": module.weight * gain}, (X,)).clone()
         for gain in (2.0, 3.0, 2.0)
     ]
-    return [*found, call(X).clone()]
+    return [*answers, call(X).clone()]
 
 
 def vmap_over_weights(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     weights = torch.stack([module.weight.detach() * gain for gain in (1.0, 2.0)])
     mapped = torch.func.vmap(
@@ -49,13 +49,13 @@ def vmap_over_weights(door: Door) -> Any:
 
 
 def vmap_over_inputs(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     return [torch.func.vmap(module)(torch.stack([X, X * 2])).clone(), call(X).clone()]
 
 
 def a_gradient_of_a_functional_call(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     grad = torch.func.grad(
         lambda weight: torch.func.functional_call(module, {"weight": weight}, (X,)).sum()
@@ -64,54 +64,54 @@ def a_gradient_of_a_functional_call(door: Door) -> Any:
 
 
 def a_replica_of_data_parallel(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     replica = module._replicate_for_data_parallel()
-    replica.weight = tripled(module)
+    replica.weight = triple_weight(module)
     return [call(X).clone(), replica(X).clone(), replica(X).clone(), call(X).clone()]
 
 
 def a_twin_with_its_dict(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
-    twin = Scaled.__new__(Scaled)
+    twin = WeightedTwice.__new__(WeightedTwice)
     twin.__dict__.update(module.__dict__)
     twin._parameters = dict(module._parameters)
-    twin.weight = tripled(module)
+    twin.weight = triple_weight(module)
     return [call(X).clone(), twin(X).clone(), call(X).clone()]
 
 
 def a_shallow_copy(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     shallow = copy.copy(module)
     shallow._parameters = dict(module._parameters)
-    shallow.weight = tripled(module)
+    shallow.weight = triple_weight(module)
     return [call(X).clone(), shallow(X).clone(), call(X).clone()]
 
 
 def a_deep_copy(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     twin = copy.deepcopy(module)
     with torch.no_grad():
         twin.weight.mul_(3)
-    return [call(X).clone(), twin(X).clone(), type(twin) is Scaled, call(X).clone()]
+    return [call(X).clone(), twin(X).clone(), type(twin) is WeightedTwice, call(X).clone()]
 
 
 def a_module_that_was_pickled(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
-    twin = Scaled()
+    twin = WeightedTwice()
     twin.load_state_dict(torch.load(file))
     return [call(X).clone(), twin(X).clone()]
 
 
 def a_call_of_its_own(door: Door) -> Any:
-    class Counts(Scaled):
+    class Counts(WeightedTwice):
         calls = 0
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,16 +125,16 @@ def a_call_of_its_own(door: Door) -> Any:
 
 
 def a_module_inside_another(door: Door) -> Any:
-    inner = Scaled()
+    inner = WeightedTwice()
     call = door(inner, X)
     outer = nn.Sequential(nn.ReLU(), inner)
-    found = [outer(X).clone(), call(X).clone()]
+    answers = [outer(X).clone(), call(X).clone()]
     outer[1] = nn.Identity()
-    return [*found, outer(X).clone(), call(X).clone()]
+    return [*answers, outer(X).clone(), call(X).clone()]
 
 
 def many_threads(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     results: dict[int, list[torch.Tensor]] = {}
 
@@ -152,7 +152,7 @@ def many_threads(door: Door) -> Any:
 
 
 def a_forked_process(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     expected = call(X).clone()
     read, write = os.pipe()
@@ -168,12 +168,12 @@ def a_forked_process(door: Door) -> Any:
 
 
 def a_bound_method_that_is_kept(door: Door) -> Any:
-    module = Scaled()
+    module = WeightedTwice()
     call = door(module, X)
     forward = module.forward
-    found = [call(X).clone(), forward(X).clone()]
+    answers = [call(X).clone(), forward(X).clone()]
     module.forward = lambda x: x * 2
-    return [*found, *(call(X).clone() for _ in range(3)), forward(X).clone()]
+    return [*answers, *(call(X).clone() for _ in range(3)), forward(X).clone()]
 
 
 def weights_that_are_parametrised_later(door: Door) -> Any:
@@ -181,9 +181,9 @@ def weights_that_are_parametrised_later(door: Door) -> Any:
     module[0].weight.data.fill_(0.1)
     module[0].bias.data.zero_()
     call = door(module, X)
-    found = [call(X).clone()]
+    answers = [call(X).clone()]
     nn.utils.parametrizations.weight_norm(module[0])
-    return [*found, *(call(X).clone() for _ in range(3))]
+    return [*answers, *(call(X).clone() for _ in range(3))]
 
 
 SCENES: tuple[Scene, ...] = scenes_of(globals())

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.entries import Recorder, add_one_to_output
+from tests.entries import PlantingBackend, add_one_to_output
 
 SCRIPT = """
 import json, sys
@@ -99,7 +99,7 @@ def test_neither_runs_the_other_s_graph(order, schedule, forced, tmp_path):
     torch._dynamo.reset()
     answers(
         torch.compile(
-            net, backend=Recorder(tmp_path / "entries", add_one_to_output, schedule=schedule)
+            net, backend=PlantingBackend(tmp_path / "entries", add_one_to_output, schedule=schedule)
         ),
         net,
         x,
@@ -123,7 +123,7 @@ def test_within_one_process_both_live_side_by_side(tmp_path, monkeypatch):
     net, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
     with torch.no_grad():
         torch._dynamo.reset()
-        torch.compile(net, backend=Recorder(tmp_path, add_one_to_output))(x)
+        torch.compile(net, backend=PlantingBackend(tmp_path, add_one_to_output))(x)
         torch._dynamo.reset()
         ours = torch.compile(
             net, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}

@@ -20,13 +20,13 @@ TASKS = tuple(f"t{i}" for i in range(12))
 
 
 def result(
-    arm: str, seed: int, *, gain: float = 0.0, failing: int = 0, known: bool = False
+    arm: str, seed: int, *, gain: float = 0.0, failing: int = 0, with_optimum: bool = False
 ) -> dict[str, Any]:
     """A result whose held-out bests are those of its seed and task times (1 + gain); the first
     `failing` tasks have none.
     """
 
-    def tested(task: str) -> dict[str, Any]:
+    def make_task_result(task: str) -> dict[str, Any]:
         best = (
             (1.5 + random.Random(f"{seed}/{task}").random()) * (1 + gain)
             if int(task[1:]) >= failing
@@ -57,23 +57,23 @@ def result(
     }  # fmt: skip
     curve = [{"step": float(i), "programs": 4.0 * i, "best": 1.0 + i / 10, "success": 0.9, "speedup": 1.0, "hack": 0.0,
               "undecodable": 0.1} for i in range(12)]  # fmt: skip
-    own = {"A4": "none", "A5": "random"}.get(arm, "bucket")
+    trained_with = {"A4": "none", "A5": "random"}.get(arm, "bucket")
     tests = {
-        name: {task: tested(task) for task in TASKS}
-        for name in dict.fromkeys((own, "none", "bucket"))
+        name: {task: make_task_result(task) for task in TASKS}
+        for name in dict.fromkeys((trained_with, "none", "bucket"))
     }
-    optimum = dict.fromkeys(TASKS, 2.0) if known else {}
+    optimum = dict.fromkeys(TASKS, 2.0) if with_optimum else {}
     kinds = {"shape": list(TASKS[:8]), "family": list(TASKS[8:])}
-    told = {
+    facts = {
         "plan": PLAN.digest,
         "label": "synthetic",
         "arm": arm,
         "seed": seed,
-        "own": own,
+        "own": trained_with,
         "kinds": kinds,
         "optimum": optimum,
     }
-    return {**told, "stages": stages, "exam": exam, "curve": curve, "held_out": tests}
+    return {**facts, "stages": stages, "exam": exam, "curve": curve, "held_out": tests}
 
 
 def arms(gains: Mapping[str, float], seeds: int = 4) -> list[dict[str, Any]]:

@@ -32,16 +32,16 @@ def task_for(name: str) -> TrainingTask:
     return make_task(name, RAGGED[OPS[name].kind])
 
 
-def ran(text: str, entry: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+def run_module(text: str, entry: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     """What a module of a source text answers; `torch.empty` gives NaN, so that what is not written
     shows.
     """
-    found: dict[str, Any] = {}
-    exec(compile(text, "<program>", "exec"), found)
+    names: dict[str, Any] = {}
+    exec(compile(text, "<program>", "exec"), names)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
-        result: torch.Tensor = found[entry]()(*inputs)
+        result: torch.Tensor = names[entry]()(*inputs)
     finally:
         torch.use_deterministic_algorithms(False)
     return result

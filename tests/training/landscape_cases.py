@@ -28,16 +28,16 @@ RIGHT = "tpl=pool.shifts rows=4 fuse=inplace mask=on acc=f32"
 
 
 def program(task: TrainingTask, text: str) -> Decoded:
-    found = CODEC.decode(task, text)
-    assert not isinstance(found, Refusal), found
-    return found
+    decoded = CODEC.decode(task, text)
+    assert not isinstance(decoded, Refusal), decoded
+    return decoded
 
 
-class Counting:
-    """An evaluator that counts, and dies or has an unsteady machine when it is told to."""
+class CountingEvaluator:
+    """An evaluator that counts, and dies or has an unsteady machine where the test says so."""
 
     def __init__(self, *, dies_after: int = 10**9, refuses: str = "") -> None:
-        self.told: Callable[[Measured], None] | None = None
+        self.on_measurement: Callable[[Measured], None] | None = None
         self.asked: Counter[str] = Counter()
         self._dies_after, self._refuses = dies_after, refuses
 
@@ -47,23 +47,23 @@ class Counting:
         return [self.measure(task, programs) for task, programs in questions]
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        found = []
-        for one in programs:
+        measurements = []
+        for candidate in programs:
             if sum(self.asked.values()) >= self._dies_after:
                 raise SandboxError("starting", "no process can be had")
-            self.asked[f"{task.id} {one.program}"] += 1
-            refused = bool(self._refuses) and self._refuses in one.program
-            found.append(
-                Measured(task.id, one.program, "wrong")
-                if refused
-                else Measured(task.id, one.program, "ok", 1.0)
+            self.asked[f"{task.id} {candidate.program}"] += 1
+            is_refused = bool(self._refuses) and self._refuses in candidate.program
+            measurements.append(
+                Measured(task.id, candidate.program, "wrong")
+                if is_refused
+                else Measured(task.id, candidate.program, "ok", 1.0)
             )
-            if self.told is not None:
-                self.told(found[-1])
-        return found
+            if self.on_measurement is not None:
+                self.on_measurement(measurements[-1])
+        return measurements
 
 
 @pytest.fixture(scope="module")
 def naive() -> Iterator[NaivePool]:
-    with NaivePool(CPU) as made:
-        yield made
+    with NaivePool(CPU) as pool:
+        yield pool

@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["Loopback", "loopback", "reply"]
 
-Act = Callable[["_Handler"], None]
+Act = Callable[["_LoopbackHandler"], None]
 
 
 def reply(text: str, *, usage: bool = True, status: int = 200, finish: str = "stop") -> Act:
@@ -35,27 +35,27 @@ def status(
     return lambda handler: handler.send(code, body, headers or {})
 
 
-def junk(handler: _Handler) -> None:
+def junk(handler: _LoopbackHandler) -> None:
     """A body that is no JSON."""
     handler.send(200, b"<html>502 Bad Gateway</html>")
 
 
-def half(handler: _Handler) -> None:
+def half(handler: _LoopbackHandler) -> None:
     """A body that ends before its announced length."""
     handler.send(200, b'{"choices": [{"mess', announced=500)
 
 
-def empty_choices(handler: _Handler) -> None:
+def empty_choices(handler: _LoopbackHandler) -> None:
     """JSON of another form."""
     handler.send(200, b'{"choices": []}')
 
 
-def slow(handler: _Handler) -> None:
+def slow(handler: _LoopbackHandler) -> None:
     """No answer for longer than any test's patience."""
     handler.server.stopped.wait(30)  # type: ignore[attr-defined]
 
 
-def hang_up(handler: _Handler) -> None:
+def hang_up(handler: _LoopbackHandler) -> None:
     """A connection closed without a word."""
     handler.close_connection = True
 
@@ -73,7 +73,7 @@ class Loopback:
     headers: list[dict[str, str]] = field(default_factory=list)
     answer: Callable[[str], str] | None = None
 
-    def act(self, handler: _Handler, body: dict[str, Any]) -> None:
+    def act(self, handler: _LoopbackHandler, body: dict[str, Any]) -> None:
         self.seen.append(body)
         self.headers.append(dict(handler.headers))
         if self.acts:
@@ -82,7 +82,7 @@ class Loopback:
             reply(self.answer(body["messages"][0]["content"]))(handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _LoopbackHandler(BaseHTTPRequestHandler):
     script: Loopback
 
     def do_POST(self) -> None:
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.close_connection = True
 
-    def log_message(self, *given: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         pass
 
 
@@ -118,13 +118,13 @@ def loopback(
     *acts: Act, answer: Callable[[str], str] | None = None, models: tuple[str, ...] = ("tiny",)
 ) -> Iterator[Loopback]:
     """A server for the body. `answer`: what it completes prompts with when the acts are used up."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _LoopbackHandler)
     server.daemon_threads = True
     server.stopped = threading.Event()  # type: ignore[attr-defined]
     script = Loopback(
         f"http://127.0.0.1:{server.server_address[1]}/v1", list(acts), models, answer=answer
     )
-    server.RequestHandlerClass = type("Handler", (_Handler,), {"script": script})
+    server.RequestHandlerClass = type("Handler", (_LoopbackHandler,), {"script": script})
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
     )

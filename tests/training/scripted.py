@@ -1,5 +1,5 @@
-"""A race whose measurements are written down, for tests in which how quiet this machine is must not
-matter.
+"""A prepared benchmark whose measurements are written down, for tests that must not depend on how
+quiet this machine is.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
 from torch_cudal1.judge.benchmark.quick import PreparedBenchmark
 
 
-class Scripted(PreparedBenchmark):
-    """What a clock hands over, with its measurements written down; `examined`: what is asked beside
-    others afterwards.
-    """
+class ScriptedBenchmark(PreparedBenchmark):
+    """A benchmark that answers what `run` says; `examined`: its checks beside other benchmarks."""
 
     def __init__(
         self,

@@ -18,9 +18,9 @@ def test_the_analysis_of_an_answer_is_checked_against_its_exemplars() -> None:
     assert right.startswith(
         "<pa> better=2 diff=rows <ad> tpl:keep2 rows:down mask:keep2 acc:keep2 <code> tpl=row.two rows=4"
     )
-    found = CPU.decode(task, right)
-    assert isinstance(found, Decoded)
-    marks = CPU.marks(task, found, shown)
+    decoded = CPU.decode(task, right)
+    assert isinstance(decoded, Decoded)
+    marks = CPU.marks(task, decoded, shown)
     assert (marks.better, marks.differences, marks.intents) == (True, 1.0, 1.0)
     lied = CPU.decode(
         task,

@@ -19,17 +19,19 @@ from torch_cudal1.training.experiments.plan import ARMS
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_where_nothing_that_was_collected_is_right_the_plan_is_told(tmp_path: Path) -> None:
+def test_a_collection_without_a_right_program_stops_the_plan_with_the_reason(
+    tmp_path: Path,
+) -> None:
     class Refusing(SyntheticEvaluator):
         def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-            return [Measured(task.id, one.program, "wrong") for one in programs]
+            return [Measured(task.id, program.program, "wrong") for program in programs]
 
     with pytest.raises(SettingError, match=r"small.*a success"):
         train_base(PLAN, make_environment(evaluator=Refusing()), 0, tmp_path)
 
 
 def test_a_cell_that_was_killed_ends_as_if_it_had_not_been(tmp_path):
-    whole = run_arm(PLAN, make_environment(), ARMS["A6"], 0, tmp_path / "whole")
+    uninterrupted = run_arm(PLAN, make_environment(), ARMS["A6"], 0, tmp_path / "whole")
     for dies_after in (2, 25, 5):
         with pytest.raises(KeyboardInterrupt):
             run_arm(
@@ -39,8 +41,8 @@ def test_a_cell_that_was_killed_ends_as_if_it_had_not_been(tmp_path):
                 0,
                 tmp_path / "cut",
             )
-    assert run_arm(PLAN, make_environment(), ARMS["A6"], 0, tmp_path / "cut") == whole
-    assert json.loads(json.dumps(whole, allow_nan=False)) == whole
+    assert run_arm(PLAN, make_environment(), ARMS["A6"], 0, tmp_path / "cut") == uninterrupted
+    assert json.loads(json.dumps(uninterrupted, allow_nan=False)) == uninterrupted
 
 
 def test_the_base_without_analysis_is_another_one(tmp_path):
@@ -55,6 +57,6 @@ def test_arms_that_learn_nothing_run_too(tmp_path):
     climber = Rules("mutant", ["a1 b0", "a1 b1", "a2 b1"])
     environment = replace(make_environment(), generators=(*make_environment().generators, climber))
     for arm in (ARMS["A1"], ARMS["A3"], ARMS["A12"]):
-        found = run_arm(small, environment, arm, 0, tmp_path)
-        assert found["curve"][-1]["programs"] >= 1, arm.name
-        assert set(found["held_out"][arm.selector]) == {"t4", "t5"}
+        result = run_arm(small, environment, arm, 0, tmp_path)
+        assert result["curve"][-1]["programs"] >= 1, arm.name
+        assert set(result["held_out"][arm.selector]) == {"t4", "t5"}

@@ -23,9 +23,9 @@ def test_every_program_reads_back_as_it_was_written(device: Device) -> None:
         listed = list_programs(device, kind)
         assert len({program.text for program in listed}) == len(listed)
         for program in listed:
-            found = codec.parse(task, codec.completion(task, program.text))
-            assert not isinstance(found, Refusal), found
-            assert found[0] == program
+            parsed = codec.parse(task, codec.completion(task, program.text))
+            assert not isinstance(parsed, Refusal), parsed
+            assert parsed[0] == program
             assert set(program.text.split()) <= set(codec.vocabulary)
 
 
@@ -35,11 +35,11 @@ def test_every_program_reads_back_as_it_was_written(device: Device) -> None:
 @settings(max_examples=300, deadline=None)
 def test_any_words_are_a_program_of_the_space_or_undecodable(words: list[str], name: str) -> None:
     task = task_for(name)
-    found = CPU.decode(task, " ".join(words))
-    if isinstance(found, Refusal):
-        assert found.reason
+    decoded = CPU.decode(task, " ".join(words))
+    if isinstance(decoded, Refusal):
+        assert decoded.reason
     else:
-        assert found.program in {program.text for program in CPU.programs(task)}
+        assert decoded.program in {program.text for program in CPU.programs(task)}
 
 
 def test_a_task_outside_the_language_is_refused_with_its_name() -> None:

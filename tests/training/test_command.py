@@ -48,19 +48,19 @@ def room_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def written(path: Path, content: dict[str, Any]) -> str:
+def write_json(path: Path, content: dict[str, Any]) -> str:
     path.write_text(json.dumps(content))
     return str(path)
 
 
 def cudal1(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     code = main(["train", *map(str, arguments), "--quiet"])
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def test_a_run_goes_through_all_stages_and_ends_in_a_page(tmp_path, capsys):
-    config, run = written(tmp_path / "config.json", {**SMALL, "tiny": MODEL}), tmp_path / "run"
+    config, run = write_json(tmp_path / "config.json", {**SMALL, "tiny": MODEL}), tmp_path / "run"
     code, out, _ = cudal1(capsys, "collect", "--run", run, "--config", config)
     assert code == 0
     assert all(name in out for name in ("tutorial", "sloppy", "replay of"))
@@ -84,7 +84,7 @@ def test_a_run_goes_through_all_stages_and_ends_in_a_page(tmp_path, capsys):
 
 
 def test_the_demonstration_shows_stages_arms_and_cheats(tmp_path, capsys):
-    plan = written(tmp_path / "plan.json", PLAN)
+    plan = write_json(tmp_path / "plan.json", PLAN)
     code, out, _ = cudal1(
         capsys,
         "demo",
@@ -131,7 +131,7 @@ def test_the_demonstration_shows_stages_arms_and_cheats(tmp_path, capsys):
 
 
 def test_an_experiment_that_is_ended_by_its_budget_says_that_it_is_not_whole(tmp_path, capsys):
-    plan = written(tmp_path / "plan.json", PLAN)
+    plan = write_json(tmp_path / "plan.json", PLAN)
     code, _, err = cudal1(
         capsys,
         "experiment",

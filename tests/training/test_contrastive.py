@@ -23,14 +23,14 @@ RL = GrpoConfig(steps=3, group=4, groups=3, epochs=1, save_every=2)
 
 
 def run_rl(start: Path, folder: Path, evaluator: SyntheticEvaluator) -> tuple[LanguageModel, int]:
-    made = recorder(folder, evaluator, "rl")
+    rl_recorder = recorder(folder, evaluator, "rl")
     try:
-        step = ContrastiveStep(made, RL, selector("bucket"))
+        step = ContrastiveStep(rl_recorder, RL, selector("bucket"))
         return train_policy(writer(start), step, RL, folder=folder / "rl", seed=0), len(
-            made.appraiser.database
+            rl_recorder.appraiser.database
         )
     finally:
-        made.appraiser.database.close()
+        rl_recorder.appraiser.database.close()
 
 
 def test_reinforcement_that_was_killed_loses_no_sample_and_counts_none_twice(start, tmp_path):
@@ -42,26 +42,28 @@ def test_reinforcement_that_was_killed_loses_no_sample_and_counts_none_twice(sta
         seed=0,
     )
     taught.save(tmp_path / "sft")
-    whole, samples = run_rl(tmp_path / "sft", tmp_path / "whole", SyntheticEvaluator())
-    asked = []
+    uninterrupted, samples = run_rl(tmp_path / "sft", tmp_path / "whole", SyntheticEvaluator())
+    questions = []
     for dies_after in (3, 12, 8):
         evaluator = SyntheticEvaluator(dies_after)
         with pytest.raises(KeyboardInterrupt):
             run_rl(tmp_path / "sft", tmp_path / "cut", evaluator)
-        asked += evaluator.asked
+        questions += evaluator.asked
     evaluator = SyntheticEvaluator()
     resumed, count = run_rl(tmp_path / "sft", tmp_path / "cut", evaluator)
     assert count == samples == 3 * 3 * 4
-    assert max((asked + evaluator.asked).count(one) for one in asked) <= 2 + 3, (
+    assert max((questions + evaluator.asked).count(question) for question in questions) <= 2 + 3, (
         "each death may lose only what it was measuring"
     )
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for parameter, resumed_parameter in zip(
+        uninterrupted.model.parameters(), resumed.model.parameters(), strict=True
+    ):
+        assert torch.equal(parameter, resumed_parameter)
 
 
 def test_a_group_shares_one_draw_of_exemplars(start, tmp_path):
-    made = recorder(tmp_path, SyntheticEvaluator(), "rl")
-    step = ContrastiveStep(made, RL, selector("random"))
+    rl_recorder = recorder(tmp_path, SyntheticEvaluator(), "rl")
+    step = ContrastiveStep(rl_recorder, RL, selector("random"))
     model = writer(start)
     fine_tune(
         model,
@@ -71,15 +73,15 @@ def test_a_group_shares_one_draw_of_exemplars(start, tmp_path):
     )
     for number in range(3):
         step(model, number)
-    found = list(made.appraiser.database.samples())
-    assert any(sample.exemplars for sample in found)
-    for group in range(0, len(found), RL.group):
-        assert len({sample.exemplars for sample in found[group : group + RL.group]}) == 1
-    made.appraiser.database.close()
+    samples = list(rl_recorder.appraiser.database.samples())
+    assert any(sample.exemplars for sample in samples)
+    for group in range(0, len(samples), RL.group):
+        assert len({sample.exemplars for sample in samples[group : group + RL.group]}) == 1
+    rl_recorder.appraiser.database.close()
 
 
 def test_reinforcement_raises_the_speed_up(start, tmp_path):
-    model, made = (
+    model, rl_recorder = (
         writer(start),
         replace(recorder(tmp_path, SyntheticEvaluator(), "rl"), tasks=TASKS[:2]),
     )
@@ -90,27 +92,29 @@ def test_reinforcement_raises_the_speed_up(start, tmp_path):
         seed=0,
     )
     config = GrpoConfig(steps=40, group=8, groups=6, epochs=2, learning_rate=1e-3, save_every=40)
-    told: list[float] = []
+    speedups: list[float] = []
     train_policy(
         model,
-        ContrastiveStep(made, config),
+        ContrastiveStep(rl_recorder, config),
         config,
         folder=tmp_path / "rl",
         seed=0,
-        log=lambda _, facts: told.append(facts["speedup"]),
+        log=lambda _, facts: speedups.append(facts["speedup"]),
     )
-    assert sum(told[-5:]) / 5 > sum(told[:5]) / 5 + 0.3
-    made.appraiser.database.close()
+    assert sum(speedups[-5:]) / 5 > sum(speedups[:5]) / 5 + 0.3
+    rl_recorder.appraiser.database.close()
 
 
 def test_a_step_with_split_credit_tells_which_samples_are_right_and_trains(start, tmp_path):
-    model, made = writer(start), recorder(tmp_path, SyntheticEvaluator(), "rl")
+    model, rl_recorder = writer(start), recorder(tmp_path, SyntheticEvaluator(), "rl")
     config = replace(RL, credit="split")
-    step = ContrastiveStep(made, config)
-    found = step(model, 0)
-    assert found is not None
-    known = made.read_measurements("0", prompts=RL.groups, count=RL.group)
-    assert found.is_correct.tolist() == [float(one.score is not None) for one in known]
-    assert found.program_mask.shape == found.rollout.ids.shape
+    step = ContrastiveStep(rl_recorder, config)
+    generation = step(model, 0)
+    assert generation is not None
+    measurements = rl_recorder.read_measurements("0", prompts=RL.groups, count=RL.group)
+    assert generation.is_correct.tolist() == [
+        float(measured.score is not None) for measured in measurements
+    ]
+    assert generation.program_mask.shape == generation.rollout.ids.shape
     train_policy(model, step, config, folder=tmp_path / "rl", seed=0)
-    made.appraiser.database.close()
+    rl_recorder.appraiser.database.close()

@@ -16,7 +16,7 @@ MANY = 60
 CODECS = {device: KslCodec(device) for device in ("cpu", "cuda")}  # type: ignore[arg-type]
 
 
-def written(
+def sample_answers(
     name: str, task: TrainingTask, device: str, *, seed: int = 0, prompt: str = ""
 ) -> list[str]:
     prompt = prompt or CODECS[device].prompt(task)
@@ -24,18 +24,20 @@ def written(
 
 
 def tasks(device: str) -> tuple[TrainingTask, ...]:
-    seen: dict[str, TrainingTask] = {}
+    task_of_family: dict[str, TrainingTask] = {}
     for task in load_split(device).train:  # type: ignore[arg-type]
-        seen.setdefault(task.family, task)
-    return tuple(seen.values())
+        task_of_family.setdefault(task.family, task)
+    return tuple(task_of_family.values())
 
 
 def share_decoded(name: str, device: str) -> float:
     codec = CODECS[device]
-    found = [
-        codec.decode(task, text) for task in tasks(device) for text in written(name, task, device)
+    answers = [
+        codec.decode(task, text)
+        for task in tasks(device)
+        for text in sample_answers(name, task, device)
     ]
-    return sum(isinstance(one, Decoded) for one in found) / len(found)
+    return sum(isinstance(answer, Decoded) for answer in answers) / len(answers)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -51,27 +53,31 @@ def test_what_is_written_decodes_unless_the_writer_is_sloppy(name: str, device: 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_the_same_seed_writes_the_same_and_another_seed_something_else(name: str) -> None:
     task = tasks("cpu")[0]
-    assert written(name, task, "cpu") == written(name, task, "cpu")
-    assert written(name, task, "cpu", seed=1) != written(name, task, "cpu")
+    assert sample_answers(name, task, "cpu") == sample_answers(name, task, "cpu")
+    assert sample_answers(name, task, "cpu", seed=1) != sample_answers(name, task, "cpu")
 
 
 def test_no_generator_writes_a_cheat() -> None:
     for name in GENERATORS:
         for task in tasks("cuda"):
-            decoded = [CODECS["cuda"].decode(task, text) for text in written(name, task, "cuda")]
+            decoded = [
+                CODECS["cuda"].decode(task, text) for text in sample_answers(name, task, "cuda")
+            ]
             assert not [
-                one for one in decoded if isinstance(one, Decoded) and "hack=" in one.program
+                answer
+                for answer in decoded
+                if isinstance(answer, Decoded) and "hack=" in answer.program
             ], name
 
 
 def test_the_generators_write_different_programs() -> None:
     task = tasks("cuda")[0]
-    sets = {name: set(written(name, task, "cuda")) for name in GENERATORS}
-    for one in GENERATORS:
+    sets = {name: set(sample_answers(name, task, "cuda")) for name in GENERATORS}
+    for name in GENERATORS:
         for other in GENERATORS:
-            assert one == other or len(sets[one] & sets[other]) < min(
-                len(sets[one]), len(sets[other])
-            ), (one, other)
+            assert name == other or len(sets[name] & sets[other]) < min(
+                len(sets[name]), len(sets[other])
+            ), (name, other)
 
 
 def test_a_mutant_stays_near_the_best_exemplar() -> None:
@@ -81,7 +87,7 @@ def test_a_mutant_stays_near_the_best_exemplar() -> None:
         Exemplar("tpl=row.one rows=1 warps=4 persist=off mask=on acc=f32", 0.6),
         Exemplar(best, 2.0),
     ]
-    for text in written("mutant", task, "cuda", prompt=CODECS["cuda"].prompt(task, shown)):
+    for text in sample_answers("mutant", task, "cuda", prompt=CODECS["cuda"].prompt(task, shown)):
         assert len(set(text.removeprefix("<code> ").split()) - set(best.split())) <= 2
 
 

@@ -21,7 +21,7 @@ from torch_cudal1.core.refusal import Refusal
         ("<pa> better=1 <ad> <code>", "tpl=NAME"),
     ],
 )
-def test_what_is_no_program_is_told_why(completion: str, reason: str) -> None:
-    found = CPU.decode(task_for("softmax"), completion)
-    assert isinstance(found, Refusal)
-    assert reason in found.reason
+def test_text_that_is_no_program_is_refused_with_the_reason(completion: str, reason: str) -> None:
+    refusal = CPU.decode(task_for("softmax"), completion)
+    assert isinstance(refusal, Refusal)
+    assert reason in refusal.reason

@@ -58,30 +58,30 @@ def a_batch(folder: Path, *, shift: float) -> PolicyBatch:
     torch.manual_seed(5)
     shape = rollout.ids.shape
     with torch.no_grad():
-        own = token_logprobs(writer(folder).model, rollout, 1.0)[0]
+        policy_logprobs = token_logprobs(writer(folder).model, rollout, 1.0)[0]
     return PolicyBatch(
         rollout,
         torch.randn(len(rollout), 1),
-        own + shift * torch.randn(shape),
-        own + shift * torch.randn(shape),
+        policy_logprobs + shift * torch.randn(shape),
+        policy_logprobs + shift * torch.randn(shape),
     )
 
 
-def gathered(model: LanguageModel, step: int) -> Generation:
+def gather_letter_rewards(model: LanguageModel, step: int) -> Generation:
     """Rewards the letter "a": a world small enough to be learned in a few steps."""
     rollout = model.rollout(PROMPTS, count=4, temperature=1.0, seed=step)
-    wanted = model.tokenizer.convert_tokens_to_ids("a")
-    rewards = ((rollout.ids == wanted) * rollout.mask).sum(1).float()
+    letter_id = model.tokenizer.convert_tokens_to_ids("a")
+    rewards = ((rollout.ids == letter_id) * rollout.mask).sum(1).float()
     return Generation(rollout, rewards, {"reward": rewards.mean().item()})
 
 
 def test_advantages_are_standardised_inside_each_group():
     rewards = torch.tensor([0.0, 0.0, 0.0, 1.0, 5.0, 5.0, 5.0, 5.0])
-    found = compute_advantages(rewards, replace(CONFIG, groups=2))
+    advantages = compute_advantages(rewards, replace(CONFIG, groups=2))
     expected = 0.75 / (0.5 + 1e-4)
-    assert found[3] == pytest.approx(expected)
-    assert found[:3].tolist() == pytest.approx([-expected / 3] * 3)
-    assert found[4:].tolist() == [0.0] * 4, "a group of equals teaches nothing"
+    assert advantages[3] == pytest.approx(expected)
+    assert advantages[:3].tolist() == pytest.approx([-expected / 3] * 3)
+    assert advantages[4:].tolist() == [0.0] * 4, "a group of equals teaches nothing"
 
 
 def test_with_split_credit_a_plan_is_credited_with_being_right_and_a_program_with_its_reward(
@@ -93,20 +93,24 @@ def test_with_split_credit_a_plan_is_credited_with_being_right_and_a_program_wit
     program = torch.zeros_like(rollout.ids)
     program[:, 1:] = rollout.mask[:, 1:]
     config = replace(CONFIG, groups=1, group=4, credit="split")
-    found = compute_token_advantages(Generation(rollout, rewards, {}, right, program), config)
-    assert found.shape == rollout.ids.shape
-    assert found[:, 0].tolist() == pytest.approx(compute_advantages(right, config).tolist())
-    assert found[1:, 0].unique().numel() == 1, (
+    token_advantages = compute_token_advantages(
+        Generation(rollout, rewards, {}, right, program), config
+    )
+    assert token_advantages.shape == rollout.ids.shape
+    assert token_advantages[:, 0].tolist() == pytest.approx(
+        compute_advantages(right, config).tolist()
+    )
+    assert token_advantages[1:, 0].unique().numel() == 1, (
         "right programs have equal plans, however fast they are"
     )
-    whole = compute_advantages(rewards, config)
-    for row, mask, advantage in zip(found, program, whole, strict=True):
+    group_advantages = compute_advantages(rewards, config)
+    for row, mask, advantage in zip(token_advantages, program, group_advantages, strict=True):
         assert row[mask > 0].tolist() == pytest.approx([float(advantage)] * int(mask.sum()))
     with pytest.raises(ValueError, match="split credit"):
         compute_token_advantages(Generation(rollout, rewards, {}), config)
     assert torch.equal(
         compute_token_advantages(Generation(rollout, rewards, {}), replace(config, credit="whole")),
-        whole.unsqueeze(1),
+        group_advantages.unsqueeze(1),
     )
 
 
@@ -133,21 +137,21 @@ def test_a_lone_winner_is_bounded_only_by_the_clip_after_standardisation():
 def test_best_of_k_gains_are_those_of_every_draw():
     rewards = torch.tensor([0.3, 2.0, 0.0, 1.0, 1.5])
     config = GrpoConfig(group=5, groups=1, best_of=3, objective="max@k")
-    for i, found in enumerate(compute_advantages(rewards, config).tolist()):
-        others = [rewards[j].item() for j in range(5) if j != i]
-        draws = [max(0.0, rewards[i].item() - max(pair)) for pair in combinations(others, 2)]
-        assert found == pytest.approx(
+    for i, advantage in enumerate(compute_advantages(rewards, config).tolist()):
+        other_rewards = [rewards[j].item() for j in range(5) if j != i]
+        draws = [max(0.0, rewards[i].item() - max(pair)) for pair in combinations(other_rewards, 2)]
+        assert advantage == pytest.approx(
             sum(draws) / len(draws) / (rewards.std().item() + 1e-4), rel=1e-5
         )
 
 
 def test_the_mean_of_the_best_of_k_gradient_points_to_the_winner():
-    found = compute_advantages(
+    advantages = compute_advantages(
         torch.tensor([0.0, 0.0, 0.9, 1.0]),
         GrpoConfig(group=4, groups=1, best_of=4, objective="max@k"),
     )
-    assert found[:3].tolist() == [0.0] * 3
-    assert found[3] > 0
+    assert advantages[:3].tolist() == [0.0] * 3
+    assert advantages[3] > 0
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.04])
@@ -190,60 +194,66 @@ def test_the_loss_is_trls_loss_on_the_same_batch(folder, tmp_path, beta, tempera
     }
     inputs |= {"ref_per_token_logps": batch.reference_logprobs}
     trainer.model.eval()
-    theirs = trainer._compute_loss(trainer.model, inputs)
+    trl_loss = trainer._compute_loss(trainer.model, inputs)
     model = writer(folder).model
-    ours = grpo_loss(token_logprobs(model, r, temperature)[0], batch, config)
-    assert abs(theirs.item()) > 1e-3, "the batch must not be trivial"
-    assert ours.item() == pytest.approx(theirs.item(), abs=1e-5)
-    theirs.backward()
-    ours.backward()
+    loss = grpo_loss(token_logprobs(model, r, temperature)[0], batch, config)
+    assert abs(trl_loss.item()) > 1e-3, "the batch must not be trivial"
+    assert loss.item() == pytest.approx(trl_loss.item(), abs=1e-5)
+    trl_loss.backward()
+    loss.backward()
     for mine, his in zip(model.parameters(), trainer.model.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, his.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_rewards_rise(folder, tmp_path):
-    told: list[float] = []
+    mean_rewards: list[float] = []
     config = replace(CONFIG, steps=25, save_every=25)
     train_policy(
         writer(folder),
-        gathered,
+        gather_letter_rewards,
         config,
         folder=tmp_path / "rl",
         seed=0,
-        log=lambda _, facts: told.append(facts["reward"]),
+        log=lambda _, facts: mean_rewards.append(facts["reward"]),
     )
-    assert sum(told[-5:]) / 5 > sum(told[:5]) / 5 + 1
+    assert sum(mean_rewards[-5:]) / 5 > sum(mean_rewards[:5]) / 5 + 1
 
 
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(folder, tmp_path):
-    whole = train_policy(writer(folder), gathered, CONFIG, folder=tmp_path / "whole", seed=0)
+    uninterrupted = train_policy(
+        writer(folder), gather_letter_rewards, CONFIG, folder=tmp_path / "whole", seed=0
+    )
 
-    def killed_at_three(model: LanguageModel, step: int) -> Generation:
+    def stop_at_step_three(model: LanguageModel, step: int) -> Generation:
         if step == 3:
             raise KeyboardInterrupt
-        return gathered(model, step)
+        return gather_letter_rewards(model, step)
 
     with pytest.raises(KeyboardInterrupt):
-        train_policy(writer(folder), killed_at_three, CONFIG, folder=tmp_path / "cut", seed=0)
-    resumed = train_policy(writer(folder), gathered, CONFIG, folder=tmp_path / "cut", seed=0)
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+        train_policy(writer(folder), stop_at_step_three, CONFIG, folder=tmp_path / "cut", seed=0)
+    resumed = train_policy(
+        writer(folder), gather_letter_rewards, CONFIG, folder=tmp_path / "cut", seed=0
+    )
+    for parameter, resumed_parameter in zip(
+        uninterrupted.model.parameters(), resumed.model.parameters(), strict=True
+    ):
+        assert torch.equal(parameter, resumed_parameter)
 
 
 def test_a_model_is_only_pulled_away_as_far_as_beta_lets_it(folder, tmp_path):
     start = writer(folder).model.state_dict()
 
-    def moved(beta: float) -> float:
+    def measure_distance(beta: float) -> float:
         config = replace(CONFIG, steps=8, beta=beta, save_every=8)
         model = train_policy(
-            writer(folder), gathered, config, folder=tmp_path / f"beta{beta}", seed=0
+            writer(folder), gather_letter_rewards, config, folder=tmp_path / f"beta{beta}", seed=0
         ).model
         return sum(
             (value - start[name]).square().sum().item()
             for name, value in model.state_dict().items()
         )
 
-    assert moved(5.0) < 0.7 * moved(0.0)
+    assert measure_distance(5.0) < 0.7 * measure_distance(0.0)
 
 
 def test_the_divergence_needs_a_reference(folder):

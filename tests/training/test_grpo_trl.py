@@ -79,15 +79,15 @@ def step_in(
 
 def samples_of(step: ContrastiveStep) -> list[StoredSample]:
     """In the order in which they were written: step, place in the step."""
-    found = [
+    samples = [
         sample
         for sample in step.recorder.appraiser.database.samples()
         if sample.name.startswith("rl/")
     ]
-    return sorted(found, key=lambda sample: [int(part) for part in sample.name.split("/")[1:3]])
+    return sorted(samples, key=lambda sample: [int(part) for part in sample.name.split("/")[1:3]])
 
 
-def trained(
+def train(
     taught: Path, folder: Path, config: GrpoConfig = CONFIG, trl: TrlConfig = SMALL
 ) -> tuple[list[Any], list[StoredSample]]:
     step = step_in(folder, config=config)
@@ -98,7 +98,7 @@ def trained(
 
 
 def test_a_run_measures_every_completion_and_leaves_a_model_that_loads(taught, tmp_path):
-    log, samples = trained(taught, tmp_path)
+    log, samples = train(taught, tmp_path)
     assert len(samples) == 2 * 4 * 3
     assert all(len(sample.exemplars) == 2 for sample in samples)
     for group in range(0, len(samples), 4):
@@ -118,20 +118,20 @@ def test_a_run_measures_every_completion_and_leaves_a_model_that_loads(taught, t
 
 
 def test_a_run_goes_on_from_its_checkpoint(taught, tmp_path):
-    trained(taught, tmp_path, replace(CONFIG, steps=1))
-    log, samples = trained(taught, tmp_path)
+    train(taught, tmp_path, replace(CONFIG, steps=1))
+    log, samples = train(taught, tmp_path)
     assert [entry["step"] for entry in log if "reward" in entry] == [1, 2]
     assert len(samples) == 2 * 4 * 3
 
 
 def test_the_divergence_from_stage_two_is_measured_where_beta_asks_for_it(taught, tmp_path):
-    log, _ = trained(taught, tmp_path, replace(CONFIG, beta=0.1))
+    log, _ = train(taught, tmp_path, replace(CONFIG, beta=0.1))
     assert all("kl" in entry for entry in log if "reward" in entry)
 
 
 def test_low_rank_adapters_are_trained_and_the_model_is_not(taught, tmp_path):
     pytest.importorskip("peft")
-    trained(taught, tmp_path, replace(CONFIG, steps=1), replace(SMALL, lora_rank=4))
+    train(taught, tmp_path, replace(CONFIG, steps=1), replace(SMALL, lora_rank=4))
     assert (tmp_path / "trl" / "model" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "trl" / "model" / "model.safetensors").exists()
 
@@ -143,17 +143,17 @@ def test_prompts_are_a_pure_function_of_seed_task_and_view():
     first, again = scenes.render(rows), scenes.render(rows)
     assert first == again
     assert first["prompt"][0] == first["prompt"][1] != first["prompt"][2]
-    step.recorder.appraiser.database.add(StoredSample("more", samples_measured("t0", "a3 b3")))
+    step.recorder.appraiser.database.add(StoredSample("more", measure_sample("t0", "a3 b3")))
     assert scenes.render(rows) == first, "what is not committed is not shown"
     step.recorder.appraiser.database.commit()
     assert scenes.render(rows)["view"] == [2, 2, 2]
 
 
-def samples_measured(task: str, program: str) -> Any:
-    (found,) = SyntheticEvaluator().measure(
+def measure_sample(task: str, program: str) -> Any:
+    (measured,) = SyntheticEvaluator().measure(
         next(t for t in TASKS if t.id == task), [Decoded(program, "")]
     )
-    return found
+    return measured
 
 
 class State:
@@ -194,10 +194,10 @@ def test_what_trl_has_no_form_of_is_refused(tmp_path):
 
 
 def test_a_vllm_server_is_handed_to_trl(tmp_path):
-    made = build_trl_config(
+    trl_config = build_trl_config(
         CONFIG, replace(SMALL, vllm_server="http://node7:8000"), folder=tmp_path, seed=0
     )
-    assert (made.use_vllm, made.vllm_mode, made.vllm_server_base_url) == (
+    assert (trl_config.use_vllm, trl_config.vllm_mode, trl_config.vllm_server_base_url) == (
         True,
         "server",
         "http://node7:8000",

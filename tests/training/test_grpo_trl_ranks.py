@@ -24,10 +24,10 @@ LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
-def crew(
+def run_processes(
     launcher: list[str], model: Path, folder: Path, device: str, lora_rank: int, **environment: str
 ) -> dict[str, Any]:
-    """What the first process of a run told."""
+    """The summary that the first process of a run wrote."""
     command = [
         *launcher,
         "-m",
@@ -37,7 +37,7 @@ def crew(
         device,
         str(lora_rank),
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=ROOT,
         env=os.environ | environment,
@@ -46,25 +46,25 @@ def crew(
         timeout=500,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    found: dict[str, Any] = json.loads((folder / "told.json").read_text())
-    assert found["processes"] == 2
-    assert len(found["log"]) == CONFIG.steps
-    assert all("kl" in one and one["reward_std"] > 0 for one in found["log"])
-    assert len(found["samples"]) == CONFIG.steps * CONFIG.group * CONFIG.groups, (
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-6000:]
+    answer: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    assert answer["processes"] == 2
+    assert len(answer["log"]) == CONFIG.steps
+    assert all("kl" in entry and entry["reward_std"] > 0 for entry in answer["log"])
+    assert len(answer["samples"]) == CONFIG.steps * CONFIG.group * CONFIG.groups, (
         "each rank's completions, once"
     )
     groups = [
-        found["samples"][i : i + CONFIG.group]
-        for i in range(0, len(found["samples"]), CONFIG.group)
+        answer["samples"][i : i + CONFIG.group]
+        for i in range(0, len(answer["samples"]), CONFIG.group)
     ]
     assert all(len({(task, *shown) for _, task, shown in group}) == 1 for group in groups), (
         "one draw a group, on whichever rank"
     )
-    return found
+    return answer
 
 
-def changed(before: Path, after: Path) -> bool:
+def has_changed(before: Path, after: Path) -> bool:
     models = [LanguageModel.load(path).model.cpu() for path in (before, after)]
     pairs = zip(*(model.parameters() for model in models), strict=True)
     return any(not torch.equal(a.float(), b.float()) for a, b in pairs)
@@ -79,11 +79,11 @@ def test_two_processes_on_a_cpu(taught: Path, tmp_path: Path) -> None:
         "--nproc_per_node",
         "2",
     ]
-    found = crew(
+    answer = run_processes(
         torchrun, taught, tmp_path, "cpu", 0, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1"
     )
-    assert "MULTI_CPU" in found["kind"]
-    assert changed(taught, tmp_path / "trl" / "model")
+    assert "MULTI_CPU" in answer["kind"]
+    assert has_changed(taught, tmp_path / "trl" / "model")
 
 
 @pytest.mark.gpu
@@ -101,9 +101,9 @@ def test_two_processes_as_the_page_launches_them(
         "--num_processes",
         "2",
     ]
-    found = crew(launcher, taught, tmp_path, "cuda", 0)
-    assert kind in found["kind"]
-    assert changed(taught, tmp_path / "trl" / "model"), "the whole model is put together again"
+    answer = run_processes(launcher, taught, tmp_path, "cuda", 0)
+    assert kind in answer["kind"]
+    assert has_changed(taught, tmp_path / "trl" / "model"), "the whole model is put together again"
 
 
 @pytest.mark.gpu
@@ -116,5 +116,5 @@ def test_adapters_of_a_sharded_model(taught: Path, tmp_path: Path) -> None:
         "--num_processes",
         "2",
     ]
-    assert "FSDP" in crew(launcher, taught, tmp_path, "cuda", 4)["kind"]
+    assert "FSDP" in run_processes(launcher, taught, tmp_path, "cuda", 4)["kind"]
     assert (tmp_path / "trl" / "model" / "adapter_model.safetensors").is_file()

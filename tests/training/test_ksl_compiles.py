@@ -56,26 +56,30 @@ TOO_LARGE = (
 
 
 @pytest.fixture(scope="module")
-def shared() -> list[list[int]]:
-    wanted = [
+def shared_bytes() -> list[list[int]]:
+    programs = [
         [name, shape, f"tpl={template} {knobs}"]
         for template, (name, shape, knobs) in PROGRAMS.items()
     ] + [list(TOO_LARGE)]
     environment = {
         name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
     } | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.training.triton_compiled", json.dumps(wanted)]
-    done = subprocess.run(
+    command = [sys.executable, "-m", "tests.training.triton_compiled", json.dumps(programs)]
+    process = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return list(json.loads(done.stdout))
+    assert process.returncode == 0, process.stderr[-3000:]
+    return list(json.loads(process.stdout))
 
 
-def test_a_program_of_every_template_compiles(shared: list[list[int]]) -> None:
+def test_a_program_of_every_template_compiles(shared_bytes: list[list[int]]) -> None:
     assert {template.name for template in SPACES["cuda"]} == set(PROGRAMS)
-    assert all(kernels and max(kernels) <= MOST_SHARED for kernels in shared[:-1]), shared
+    assert all(kernels and max(kernels) <= MOST_SHARED for kernels in shared_bytes[:-1]), (
+        shared_bytes
+    )
 
 
-def test_tiles_that_overflow_shared_memory_are_among_the_programs(shared: list[list[int]]) -> None:
-    assert max(shared[-1]) > MOST_SHARED
+def test_tiles_that_overflow_shared_memory_are_among_the_programs(
+    shared_bytes: list[list[int]],
+) -> None:
+    assert max(shared_bytes[-1]) > MOST_SHARED

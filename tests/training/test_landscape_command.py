@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.landscape_cases import CODEC, TASK, Counting
+from tests.training.landscape_cases import CODEC, TASK, CountingEvaluator
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Measured
@@ -24,7 +24,7 @@ from torch_cudal1.training.landscape.naive_pool import NaivePool
 def test_the_command_measures_a_family_and_writes_what_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", CountingEvaluator().measure_all)
     monkeypatch.setattr(NaivePool, "speedup", lambda *_: None)
     assert (
         main(
@@ -32,9 +32,9 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
         )
         == 0
     )
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["whole"], told["tasks"]) == (3, 3)
-    assert told["rows"] == told["fresh"] == 3 * len(CODEC.programs(TASK))
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["whole"], summary["tasks"]) == (3, 3)
+    assert summary["rows"] == summary["fresh"] == 3 * len(CODEC.programs(TASK))
     landscape = read_landscape(tmp_path / "landscape.json.gz")
     assert landscape.facts["label"] == "replay"
     assert len(landscape.rows) == 3
@@ -43,7 +43,7 @@ def test_the_command_measures_a_family_and_writes_what_is_whole(
 def test_the_command_goes_on_from_the_rows_of_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", CountingEvaluator().measure_all)
     monkeypatch.setattr(NaivePool, "speedup", lambda *_: None)
     earlier, landscape = tmp_path / "first" / "rows.jsonl", tmp_path / "first" / "landscape.json.gz"
     assert (
@@ -73,8 +73,13 @@ def test_the_command_goes_on_from_the_rows_of_another_machine(
         "avg_pool1d",
     ]
     assert main(options) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["rows"] == told["fresh"] + len(earlier.read_text().splitlines()) > told["fresh"] > 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (
+        summary["rows"]
+        == summary["fresh"] + len(earlier.read_text().splitlines())
+        > summary["fresh"]
+        > 0
+    )
     assert (
         main(
             [
@@ -101,7 +106,7 @@ def test_the_command_goes_on_from_the_rows_of_another_machine(
 def test_parts_of_several_gpus_make_one_landscape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(JudgeEvaluator, "measure_all", Counting().measure_all)
+    monkeypatch.setattr(JudgeEvaluator, "measure_all", CountingEvaluator().measure_all)
     monkeypatch.setattr(NaivePool, "speedup", lambda *_: None)
     folders = [tmp_path / "first", tmp_path / "second"]
     for number, folder in enumerate(folders, 1):
@@ -135,8 +140,8 @@ def test_parts_of_several_gpus_make_one_landscape(
         folders[1] / "landscape.json.gz", Landscape({**other.facts, "gpu": "another"}, other.rows)
     )
     assert main(join) == 1
-    assert "differs from" in (told := capsys.readouterr().err), told
-    assert "gpu" in told
+    assert "differs from" in (message := capsys.readouterr().err), message
+    assert "gpu" in message
     assert main([*join[:-1], str(tmp_path / "nowhere")]) == 1
     assert "nowhere" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -29,8 +29,7 @@ def get_init_inputs():
     return []
 """
 HONEST = "torch.softmax(x @ x.T, dim=-1)"
-# After some calls the first answers of its life are good enough for whoever only looks at the first
-# ones.
+# Right in its first calls only, which is enough for an evaluator that looks at no others.
 FORKED_TIMING = source(
     f"({HONEST}) if K.append(1) or len(K) <= 5 else torch.empty_like(x)",
     top="K = []",
@@ -49,33 +48,33 @@ def terms(tmp_path_factory: pytest.TempPathFactory) -> MeasurementSettings:
 def naive(terms: MeasurementSettings) -> Iterator[NaiveEvaluator]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with NaiveEvaluator(terms) as made:
-        yield made
+    with NaiveEvaluator(terms) as evaluator:
+        yield evaluator
     torch.set_num_threads(threads)
 
 
-def told(naive: NaiveEvaluator, text: str, task: TrainingTask = TASK) -> Measured:
+def measure(naive: NaiveEvaluator, text: str, task: TrainingTask = TASK) -> Measured:
     return naive.measure(task, [program("p", text)])[0]
 
 
 def test_a_right_program_passes_and_a_wrong_or_broken_one_does_not(naive: NaiveEvaluator) -> None:
-    assert told(naive, source()).outcome in ("ok", "unstable")
-    assert told(naive, source("x")).outcome == "wrong"
-    assert told(naive, source("torch.zeros(3)")).outcome == "wrong"
-    assert told(naive, source("x.nothing()")).outcome == "run"
-    assert told(naive, source(before="import os; os.abort()")).outcome == "run"
-    assert told(naive, source()).outcome in ("ok", "unstable")
+    assert measure(naive, source()).outcome in ("ok", "unstable")
+    assert measure(naive, source("x")).outcome == "wrong"
+    assert measure(naive, source("torch.zeros(3)")).outcome == "wrong"
+    assert measure(naive, source("x.nothing()")).outcome == "run"
+    assert measure(naive, source(before="import os; os.abort()")).outcome == "run"
+    assert measure(naive, source()).outcome in ("ok", "unstable")
 
 
 def test_a_cheat_is_rewarded_here_and_refused_by_the_judge(
     naive: NaiveEvaluator, terms: MeasurementSettings
 ) -> None:
-    found = told(naive, FORKED_TIMING, HEAVY)
-    assert found.outcome in ("ok", "unstable")  # right, as far as it looked
-    if found.score is not None:
-        assert found.score > 1.5
-    with Slot(terms) as lane:
-        refused = lane.measure(HEAVY, program("p", FORKED_TIMING)).measured
+    measured = measure(naive, FORKED_TIMING, HEAVY)
+    assert measured.outcome in ("ok", "unstable")  # right, as far as it looked
+    if measured.score is not None:
+        assert measured.score > 1.5
+    with Slot(terms) as slot:
+        refused = slot.measure(HEAVY, program("p", FORKED_TIMING)).measured
     assert refused.outcome in ("wrong", "hack")
 
 
@@ -83,6 +82,6 @@ def test_it_is_confined_as_the_judges_candidates_are(naive: NaiveEvaluator) -> N
     spy = source(
         before="import os; assert not [k for k in os.environ if 'KEY' in k or 'TOKEN' in k]; open('/root/x', 'w')"
     )
-    found = told(naive, spy)
-    assert found.outcome == "run"
-    assert "Permission" in found.detail or "No such file" in found.detail
+    measured = measure(naive, spy)
+    assert measured.outcome == "run"
+    assert "Permission" in measured.detail or "No such file" in measured.detail

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("name", sorted(ARMS))
 def test_each_arm_differs_from_the_papers_method_in_what_its_title_says(name):
-    apart = {
+    differing_fields = {
         key for key, value in asdict(ARMS[name]).items() if value != asdict(ARMS["A6"])[key]
     } - {"name", "title"}
     expected: dict[str, set[str]] = {
@@ -25,7 +25,7 @@ def test_each_arm_differs_from_the_papers_method_in_what_its_title_says(name):
         "A3": {"learns"}, "A6": set(), "A8": {"without_analysis"}, "A9": {"smoothed"}, "A10": {"reward"}, "A11": {"objective"},
         "A12": {"start", "learns", "selector"},
     }  # fmt: skip
-    assert apart == expected.get(name, {"selector"})
+    assert differing_fields == expected.get(name, {"selector"})
 
 
 PLANS = sorted((Path(__file__).parents[2] / "benchmarks" / "training").glob("*.json"))
@@ -53,7 +53,7 @@ def _wrong(**change: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("told", "named"),
+    ("content", "field"),
     [
         ([], "plan"),
         (_wrong(budgt=1), "budgt"),
@@ -65,10 +65,10 @@ def _wrong(**change: object) -> dict[str, object]:
         ({"name": "x"}, "device"),
     ],
 )
-def test_a_plan_that_is_none_is_refused_by_name(tmp_path, told, named):
+def test_a_plan_that_is_none_is_refused_by_name(tmp_path, content, field):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(told))
-    with pytest.raises(SettingError, match=named):
+    path.write_text(json.dumps(content))
+    with pytest.raises(SettingError, match=field):
         read_plan(path)
 
 

@@ -51,13 +51,13 @@ def test_a_program_or_task_that_was_not_measured_raises() -> None:
 
 
 def test_failures_come_back_as_they_were_and_have_no_score() -> None:
-    found = evaluator().measure(TASK, [program(row) for row in (WRONG, CHEAT, BROKEN)])
-    assert [(one.outcome, one.score) for one in found] == [
+    measurements = evaluator().measure(TASK, [program(row) for row in (WRONG, CHEAT, BROKEN)])
+    assert [(measured.outcome, measured.score) for measured in measurements] == [
         ("wrong", None),
         ("hack", None),
         ("run", None),
     ]
-    assert found[0].detail == "numerics: off"
+    assert measurements[0].detail == "numerics: off"
 
 
 def test_noise_depends_on_seed_and_program_and_not_on_what_else_was_asked() -> None:
@@ -87,7 +87,7 @@ def test_a_naive_evaluator_rewards_cheats_and_the_judge_does_not() -> None:
     naive = evaluator(naive=True, seed=None).measure(
         TASK, [program(row) for row in (CHEAT, WRONG, BROKEN, SLOW)]
     )
-    assert [(one.outcome, one.score) for one in naive] == [
+    assert [(row.outcome, row.score) for row in naive] == [
         ("ok", 31.4),
         ("ok", 2.0),
         ("wrong", None),
@@ -132,30 +132,30 @@ def test_the_landscape_of_the_package_holds_every_program_of_its_tasks() -> None
     assert split.train
     assert split.held_out_shapes
     for task in (*split.train, *split.held_out):
-        listed = [Decoded(one.text, "") for one in codec.programs(task)]
+        listed = [Decoded(row.text, "") for row in codec.programs(task)]
         measured = replay.measure(task, listed)
-        assert {one.outcome for one in measured} >= {"ok", "wrong"}, task.id
-        assert not [one for one in measured if "hack=" in one.program and one.outcome == "ok"], (
+        assert {row.outcome for row in measured} >= {"ok", "wrong"}, task.id
+        assert not [row for row in measured if "hack=" in row.program and row.outcome == "ok"], (
             task.id
         )
         meant_wrong = {"acc=f16", "fuse=swapped", "axis=swapped", "epilogue=swapped"}
-        for one in measured:
-            assert one.outcome != "ok" or not meant_wrong & set(one.program.split()), (
+        for row in measured:
+            assert row.outcome != "ok" or not meant_wrong & set(row.program.split()), (
                 task.id,
-                one.program,
+                row.program,
             )
         assert replay.optimum(task.id) is not None
 
 
-def test_the_landscape_of_the_package_rewards_some_cheats_where_nobody_looks() -> None:
+def test_the_landscape_of_the_package_rewards_some_cheats_under_the_naive_rule() -> None:
     naive, guarded = ReplayEvaluator.load(naive=True, seed=None), ReplayEvaluator.load(seed=None)
     codec = KslCodec(naive.device)
     gains = []
     for task in naive.split().train:
-        cheats = [Decoded(one.text, "") for one in codec.programs(task) if one.hack]
+        cheats = [Decoded(row.text, "") for row in codec.programs(task) if row.hack]
         honest = guarded.optimum(task.id)
         assert honest is not None
         assert honest.score is not None
-        believed = [one.score for one in naive.measure(task, cheats) if one.score is not None]
+        believed = [row.score for row in naive.measure(task, cheats) if row.score is not None]
         gains.append(max(believed, default=0.0) / honest.score)
     assert statistics.median(gains) > 1.2, "a cheat pays better than the best honest program"

@@ -61,7 +61,7 @@ def stage(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     for name in ("collect", "sft", "selfsup", "rl"):
         facts = stage(name, folder)
@@ -69,17 +69,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_each_stage_leaves_a_model_folder_that_loads(whole):
+def test_each_stage_leaves_a_model_folder_that_loads(run_folder):
     for name in ("begin", "sft", "selfsup", "rl"):
-        assert (whole / name / "model.safetensors").is_file()
-        assert LanguageModel.load(whole / name, max_new_tokens=4).sample(
+        assert (run_folder / name / "model.safetensors").is_file()
+        assert LanguageModel.load(run_folder / name, max_new_tokens=4).sample(
             ["t0 <go>"], count=1, temperature=1.0, seed=0
         )
 
 
-def test_each_stage_says_what_its_samples_were_worth(whole):
+def test_each_stage_says_what_its_samples_were_worth(run_folder):
     facts = {
-        name: json.loads((whole / f"{name}.json").read_text())
+        name: json.loads((run_folder / f"{name}.json").read_text())
         for name in ("collect", "sft", "selfsup", "rl")
     }
     assert set(facts["collect"]["collected"]) == {"one", "two"}
@@ -89,18 +89,18 @@ def test_each_stage_says_what_its_samples_were_worth(whole):
 
 
 @pytest.mark.parametrize("name", ["collect", "sft", "selfsup", "rl"])
-def test_a_stage_that_was_begun_is_not_begun_again_by_accident(whole, name):
+def test_a_stage_that_was_begun_is_not_begun_again_by_accident(run_folder, name):
     with pytest.raises(SettingError, match="--resume"):
-        stage(name, whole)
+        stage(name, run_folder)
 
 
-def test_going_on_with_a_finished_stage_samples_nothing_new(whole):
-    with Database(whole / "samples.jsonl", write=False) as database:
+def test_going_on_with_a_finished_stage_samples_nothing_new(run_folder):
+    with Database(run_folder / "samples.jsonl", write=False) as database:
         before = len(database)
     evaluator = SyntheticEvaluator()
     for name in ("collect", "selfsup", "rl"):
-        stage(name, whole, resume=True, evaluator=evaluator)
-    with Database(whole / "samples.jsonl", write=False) as database:
+        stage(name, run_folder, resume=True, evaluator=evaluator)
+    with Database(run_folder / "samples.jsonl", write=False) as database:
         assert len(database) == before
     assert evaluator.asked == []
 
@@ -112,10 +112,10 @@ def test_a_stage_that_comes_too_early_says_what_comes_first(tmp_path):
         stage("rl", tmp_path)
 
 
-def test_stage_three_by_trl_begins_with_the_model_of_stage_two(whole, tmp_path):
+def test_stage_three_by_trl_begins_with_the_model_of_stage_two(run_folder, tmp_path):
     pytest.importorskip("trl")
     for name in ("sft", "selfsup"):
-        (tmp_path / name).symlink_to(whole / name)
+        (tmp_path / name).symlink_to(run_folder / name)
     facts = stage("rl", tmp_path, replace(CONFIG, trl=TrlConfig(cpu=True)))
     assert Path(facts["model"], "model.safetensors").is_file()
     assert len(facts["curve"]) == 2
@@ -142,7 +142,7 @@ def test_the_example_of_the_documentation_is_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "named"),
+    ("settings", "field"),
     [
         ({"ground": {"live": True, "landscape": "x"}}, "landscape"),
         ({"ground": {"tasks": "folder"}}, "tasks"),
@@ -154,22 +154,22 @@ def test_the_example_of_the_documentation_is_a_run(tmp_path):
         ([], "config"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused_by_name(tmp_path, told, named):
-    (tmp_path / "config.json").write_text(json.dumps(told))
-    with pytest.raises(SettingError, match=named):
+def test_settings_that_cannot_be_meant_are_refused_by_name(tmp_path, settings, field):
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(SettingError, match=field):
         read_config(tmp_path / "config.json")
 
 
 def test_what_the_text_codec_teaches_is_what_it_reads():
     codec, task = SupervisedTextCodec(), TrainingTask("t", "class Model: ...")
     program = "import torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
-    found = codec.decode(task, codec.completion(task, program))
-    assert isinstance(found, Decoded)
-    assert found.program.strip() == program.strip()
+    decoded = codec.decode(task, codec.completion(task, program))
+    assert isinstance(decoded, Decoded)
+    assert decoded.program.strip() == program.strip()
     assert RewardSource(live=True).tasks == ""
 
 
-def test_files_of_a_folder_that_are_no_tasks_are_told_by_name(tmp_path):
+def test_files_of_a_folder_that_are_no_tasks_are_reported_by_name(tmp_path):
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "half.py").write_text("class Model(")

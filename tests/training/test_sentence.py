@@ -23,12 +23,12 @@ def test_a_prompt_reads_back_with_its_exemplars(
     drawn = data.draw(st.lists(st.sampled_from(list_programs(device, OPS[name].kind)), max_size=3))
     prompt = write_prompt(task, [Exemplar(program.text, 1.5) for program in drawn], device)
     assert set(prompt.split()) <= set(KslCodec(device).vocabulary)
-    told = read_prompt(prompt)
-    assert (told.device, told.kind, told.graph) == (device, OPS[name].kind, OPS[name].graph)
-    assert [program for program, _ in told.exemplars] == drawn
+    parsed = read_prompt(prompt)
+    assert (parsed.device, parsed.kind, parsed.graph) == (device, OPS[name].kind, OPS[name].graph)
+    assert [program for program, _ in parsed.exemplars] == drawn
     assert [
         2**log <= size < 2 ** (log + 1) and size % divisor == 0
-        for (log, divisor), size in zip(told.sizes, task.shape, strict=True)
+        for (log, divisor), size in zip(parsed.sizes, task.shape, strict=True)
     ]
 
 

@@ -68,7 +68,7 @@ def test_collecting_gives_up_after_twenty_attempts():
     assert count_outcomes(database)["poor"] == {"attempts": 20, "undecodable": 20}
 
 
-def test_an_endpoint_that_is_down_for_a_task_is_told_with_its_name_and_the_run_goes_on():
+def test_an_endpoint_that_is_down_for_a_task_is_reported_by_name_and_the_run_goes_on():
     database = Database(None)
     config = CollectConfig(attempts=2, wanted=1)
     problems = collect(
@@ -103,21 +103,21 @@ def test_rows_are_successes_plain_and_with_exemplars_worst_first():
         CollectConfig(),
         seed=0,
     )
-    found = build_sft_rows(CODEC, TASKS[:1], database, seed=0)
-    assert [row.prompt for row in found].count("t0 <go>") == 4
-    assert not any("b2" in row.answer for row in found), "a failure is nothing to learn from"
-    shown = [row for row in found if "<ex>" in row.prompt]
+    rows = build_sft_rows(CODEC, TASKS[:1], database, seed=0)
+    assert [row.prompt for row in rows].count("t0 <go>") == 4
+    assert not any("b2" in row.answer for row in rows), "a failure is nothing to learn from"
+    shown = [row for row in rows if "<ex>" in row.prompt]
     assert len(shown) == 4
     assert all(row.answer not in row.prompt for row in shown)
     best = build_sft_rows(CODEC, TASKS[:1], database, seed=0, config=RowConfig(improver=True))
     scores = {"a0 b0": 0.5, "a1 b0": 1.0, "a2 b0": 1.5, "a3 b0": 2.0}
     for row in best:
-        others = [program for program in scores if program in row.prompt]
-        assert all(scores[row.answer] > scores[other] for other in others)
+        shown_programs = [program for program in scores if program in row.prompt]
+        assert all(scores[row.answer] > scores[shown_program] for shown_program in shown_programs)
 
 
 def test_success_rises_over_the_rounds_of_self_supervision(start, tmp_path):
-    model, made = writer(start), recorder(tmp_path, SyntheticEvaluator(), "selfsup")
+    model, stage_recorder = writer(start), recorder(tmp_path, SyntheticEvaluator(), "selfsup")
     fine_tune(
         model,
         [SftRow(CODEC.prompt(task), program) for task in TASKS for program in EVERY],
@@ -125,9 +125,9 @@ def test_success_rises_over_the_rounds_of_self_supervision(start, tmp_path):
         seed=0,
     )
     config = SelfsupConfig(rounds=4, samples=16, fit=SMALL)
-    facts = self_supervise(made, CODEC, model, config, folder=tmp_path / "selfsup")
+    facts = self_supervise(stage_recorder, CODEC, model, config, folder=tmp_path / "selfsup")
     assert facts[-1]["success"] > facts[0]["success"] + 0.1
-    made.appraiser.database.close()
+    stage_recorder.appraiser.database.close()
 
 
 @pytest.mark.parametrize("dies_after", [5, 40])
@@ -144,22 +144,28 @@ def test_self_supervision_that_was_killed_ends_as_if_it_had_not_been(start, tmp_
     models = []
     for name, deaths in (("whole", (None,)), ("cut", (dies_after, None))):
         for death in deaths:
-            model, made = (
+            model, stage_recorder = (
                 writer(tmp_path / "sft"),
                 recorder(tmp_path / name, SyntheticEvaluator(death), "selfsup"),
             )
             if death is not None:
                 with pytest.raises(KeyboardInterrupt):
-                    self_supervise(made, CODEC, model, config, folder=tmp_path / name / "selfsup")
+                    self_supervise(
+                        stage_recorder, CODEC, model, config, folder=tmp_path / name / "selfsup"
+                    )
             else:
-                self_supervise(made, CODEC, model, config, folder=tmp_path / name / "selfsup")
-            made.appraiser.database.close()
+                self_supervise(
+                    stage_recorder, CODEC, model, config, folder=tmp_path / name / "selfsup"
+                )
+            stage_recorder.appraiser.database.close()
         models.append(model)
-    for one, other in zip(*(model.model.parameters() for model in models), strict=True):
-        assert torch.equal(one, other)
+    for parameter, resumed_parameter in zip(
+        *(model.model.parameters() for model in models), strict=True
+    ):
+        assert torch.equal(parameter, resumed_parameter)
 
 
-def test_a_task_whose_reference_cannot_be_judged_is_told_once_and_the_others_go_on(tmp_path):
+def test_a_task_whose_reference_cannot_be_evaluated_is_reported_once_and_the_others_go_on(tmp_path):
     class Refusing(SyntheticEvaluator):
         def measure(self, task, programs):
             if task.id == TASKS[1].id:

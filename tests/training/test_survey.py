@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.landscape_cases import CODEC, CPU, RIGHT, TASK, Counting, program
+from tests.training.landscape_cases import CODEC, CPU, RIGHT, TASK, CountingEvaluator, program
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
@@ -45,30 +45,30 @@ class Silent(NaivePool):
         return None
 
 
-def surveyed(folder: Path, judge: Counting) -> list[SurveyProgress]:
-    told: list[SurveyProgress] = []
+def run_survey(folder: Path, judge: CountingEvaluator) -> list[SurveyProgress]:
+    progress: list[SurveyProgress] = []
     Survey(folder, CODEC, judge, Silent(), batch=8).run(
-        [TASK, OTHER], budget_s=60, report=told.append
+        [TASK, OTHER], budget_s=60, report=progress.append
     )
-    return told
+    return progress
 
 
 def test_a_survey_that_was_stopped_goes_on_without_measuring_anything_twice(tmp_path: Path) -> None:
-    first, second = Counting(dies_after=20), Counting()
+    first, second = CountingEvaluator(dies_after=20), CountingEvaluator()
     with pytest.raises(SandboxError):
-        surveyed(tmp_path, first)
+        run_survey(tmp_path, first)
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"key": "cut sho')  # the line that a kill cut off
-    told = surveyed(tmp_path, second)
+    progress = run_survey(tmp_path, second)
     rows = read_rows(tmp_path)
     assert set(select_complete_tasks(CODEC, [TASK, OTHER], rows)) == {TASK.id, OTHER.id}
     assert (
-        told[-1].rows
+        progress[-1].rows
         == sum(map(len, rows.values()))
         == len(CODEC.programs(TASK)) + len(CODEC.programs(OTHER))
     )
     assert set(second.asked.values()) == {1}
-    assert sum(second.asked.values()) == told[-1].rows - 20, (
+    assert sum(second.asked.values()) == progress[-1].rows - 20, (
         "everything that was measured was on the disk"
     )
 
@@ -81,7 +81,7 @@ def test_a_trusting_evaluator_is_asked_about_what_was_refused_and_about_nothing_
             return 7.0
 
     with Believing() as naive:
-        Survey(tmp_path, CODEC, Counting(refuses="acc=f16"), naive, batch=8).run(
+        Survey(tmp_path, CODEC, CountingEvaluator(refuses="acc=f16"), naive, batch=8).run(
             [TASK, OTHER], budget_s=60, report=lambda _: None
         )
     rows = [row for listed in read_rows(tmp_path).values() for row in listed]
@@ -92,7 +92,7 @@ def test_a_trusting_evaluator_is_asked_about_what_was_refused_and_about_nothing_
 def test_a_batch_ends_one_task_and_begins_the_next(tmp_path: Path) -> None:
     sizes: list[list[int]] = []
 
-    class Noting(Counting):
+    class Noting(CountingEvaluator):
         def measure_all(
             self, questions: Sequence[tuple[TrainingTask, list[Decoded]]]
         ) -> list[list[Measured]]:
@@ -108,7 +108,7 @@ def test_a_batch_ends_one_task_and_begins_the_next(tmp_path: Path) -> None:
 
 
 def test_no_batch_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
-    judge = Counting()
+    judge = CountingEvaluator()
     assert (
         Survey(tmp_path, CODEC, judge, Silent()).run(
             [TASK], budget_s=0, report=lambda progress: None
@@ -118,17 +118,18 @@ def test_no_batch_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
     assert not judge.asked
 
 
-def test_a_machine_on_which_nothing_runs_is_told_at_once_and_no_row_is_written(
+def test_a_machine_on_which_nothing_runs_is_reported_at_once_and_no_row_is_written(
     tmp_path: Path,
 ) -> None:
-    class Broken(Counting):
+    class Broken(CountingEvaluator):
         def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
             return [
-                Measured(task.id, one.program, "run", detail="run: no compiler") for one in programs
+                Measured(task.id, program.program, "run", detail="run: no compiler")
+                for program in programs
             ]
 
     with pytest.raises(LandscapeError, match="no compiler"):
-        surveyed(tmp_path, Broken())
+        run_survey(tmp_path, Broken())
     assert not (tmp_path / "rows.jsonl").exists()
 
 
@@ -142,25 +143,27 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeEvaluator]:
         rule="cudal1",
         trust="own",
     )
-    with JudgeEvaluator(terms) as made:
-        yield made
+    with JudgeEvaluator(terms) as evaluator:
+        yield evaluator
 
 
 def test_programs_that_are_meant_to_be_wrong_are_refused_by_the_judge(
     judge: JudgeEvaluator,
 ) -> None:
-    found = judge.measure(TASK, [program(TASK, text) for text in WRONG])
-    assert [one.outcome for one in found] == ["wrong"] * len(WRONG), found
+    measurements = judge.measure(TASK, [program(TASK, text) for text in WRONG])
+    assert [measured.outcome for measured in measurements] == ["wrong"] * len(WRONG), measurements
 
 
 def test_a_right_program_is_refused_for_nothing_but_its_time(judge: JudgeEvaluator) -> None:
-    (found,) = judge.measure(TASK, [program(TASK, RIGHT)])
+    (measured,) = judge.measure(TASK, [program(TASK, RIGHT)])
     noise = ("unstable", "wall_slope", "jump", "timing")
-    assert found.outcome == "ok" or found.detail.startswith(noise), found
+    assert measured.outcome == "ok" or measured.detail.startswith(noise), measured
 
 
 def test_every_cheat_is_refused_by_the_judge(judge: JudgeEvaluator) -> None:
-    found = judge.measure(TASK, [program(TASK, f"tpl=pool.shifts hack={name}") for name in HACKS])
-    assert not [one for one in found if one.outcome == "ok"]
-    about_time = [one for one in found if one.outcome == "unstable"]
+    measurements = judge.measure(
+        TASK, [program(TASK, f"tpl=pool.shifts hack={name}") for name in HACKS]
+    )
+    assert not [measured for measured in measurements if measured.outcome == "ok"]
+    about_time = [measured for measured in measurements if measured.outcome == "unstable"]
     assert not about_time, "a cheat is refused for what it does"

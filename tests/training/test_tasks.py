@@ -46,14 +46,17 @@ def test_the_committed_split_holds_out_shapes_and_whole_families_of_every_kind_i
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda told: told["train"].pop(), "every task of cpu once"),
-        (lambda told: told["train"].append("softmax/1x1/f32"), "softmax/1x1/f32"),
-        (lambda told: told["held_out_shapes"].append(told["train"][0]), "every task of cpu once"),
+        (lambda split: split["train"].pop(), "every task of cpu once"),
+        (lambda split: split["train"].append("softmax/1x1/f32"), "softmax/1x1/f32"),
         (
-            lambda told: told["held_out_families"].append(told["train"].pop()),
+            lambda split: split["held_out_shapes"].append(split["train"][0]),
+            "every task of cpu once",
+        ),
+        (
+            lambda split: split["held_out_families"].append(split["train"].pop()),
             "both held out and not",
         ),
-        (lambda told: told.pop("train"), "is no split"),
+        (lambda split: split.pop("train"), "is no split"),
     ],
 )
 def test_a_split_that_is_no_partition_is_refused(tmp_path: Path, change, word: str) -> None:
@@ -87,11 +90,11 @@ def test_a_folder_yields_its_tasks_and_says_what_is_none(tmp_path: Path) -> None
     (tmp_path / "binary.py").write_bytes(b"\x80\x81")
     (tmp_path / "helper.py").write_text("def get_inputs(): ...")
     (tmp_path / "notes.txt").write_text("nothing")
-    found = read_folder(tmp_path)
-    assert [task.id for task in found.tasks] == ["level1/1_one", "level1/2_two"]
-    assert found.tasks[0].reference == FILE
-    assert set(found.unusable) == {"broken", "binary", "helper"}
-    assert "SyntaxError" in found.unusable["broken"]
-    assert "no Model, no get_init_inputs" in found.unusable["helper"]
+    folder_tasks = read_folder(tmp_path)
+    assert [task.id for task in folder_tasks.tasks] == ["level1/1_one", "level1/2_two"]
+    assert folder_tasks.tasks[0].reference == FILE
+    assert set(folder_tasks.unusable) == {"broken", "binary", "helper"}
+    assert "SyntaxError" in folder_tasks.unusable["broken"]
+    assert "no Model, no get_init_inputs" in folder_tasks.unusable["helper"]
     with pytest.raises(TaskError, match="no folder"):
         read_folder(tmp_path / "nowhere")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.ksl_cases import CPU, ran, task_for
+from tests.training.ksl_cases import CPU, run_module, task_for
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl.grammar import KslProgram
 from torch_cudal1.training.ksl.ops import OPS
@@ -19,10 +19,10 @@ WRONG = {"acc=f16", "fuse=swapped", "axis=swapped", "epilogue=swapped", "carry=o
 
 
 def inputs_of(task: TrainingTask) -> list[torch.Tensor]:
-    found: dict[str, Any] = {}
-    exec(compile(task.reference, "<reference>", "exec"), found)
+    names: dict[str, Any] = {}
+    exec(compile(task.reference, "<reference>", "exec"), names)
     torch.manual_seed(0)
-    return list(found["get_inputs"]())
+    return list(names["get_inputs"]())
 
 
 def is_designed_wrong(program: KslProgram) -> bool:
@@ -33,17 +33,17 @@ def is_designed_wrong(program: KslProgram) -> bool:
 def test_right_programs_match_float64_on_ragged_shapes_and_wrong_ones_do_not(name: str) -> None:
     task = task_for(name)
     inputs = inputs_of(task)
-    exact = ran(
+    exact = run_module(
         task.reference,
         "Model",
-        [one.double() if one.is_floating_point() else one for one in inputs],
+        [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs],
     )
-    eager = ran(task.reference, "Model", inputs)
+    eager = run_module(task.reference, "Model", inputs)
     honest = [program for program in CPU.programs(task) if not program.hack]
     for program in random.Random(name).sample(honest, 16):
-        found = CPU.decode(task, program.text)
-        assert isinstance(found, Decoded)
-        result = ran(found.source, "ModelNew", inputs)
+        decoded = CPU.decode(task, program.text)
+        assert isinstance(decoded, Decoded)
+        result = run_module(decoded.source, "ModelNew", inputs)
         assert (result.shape, result.dtype, result.stride()) == (
             eager.shape,
             eager.dtype,
@@ -65,7 +65,7 @@ def test_a_program_without_its_mask_leaves_out_the_rest_of_a_ragged_shape(name: 
     broken = 0
     for program in CPU.programs(task):
         if program.knobs.get("mask") == "off" and not is_designed_wrong(program):
-            found = CPU.decode(task, program.text)
-            assert isinstance(found, Decoded)
-            broken += bool(ran(found.source, "ModelNew", inputs).isnan().any())
+            decoded = CPU.decode(task, program.text)
+            assert isinstance(decoded, Decoded)
+            broken += bool(run_module(decoded.source, "ModelNew", inputs).isnan().any())
     assert broken

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.kernels.islands import stand_in_for_libdevice
+from tests.kernels.traced_programs import replace_libdevice
 from torch_cudal1.judge.pool.measured import Decoded
 from torch_cudal1.judge.worker.source_modules import import_source
 from torch_cudal1.training.ksl.codec import KslCodec
@@ -39,34 +39,37 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 BROAD = ("fuse", "axis", "carry", "mask", "acc", "persist", "unroll", "group_m", "rows", "split_k")
 
 
-def chosen(programs: list[KslProgram]) -> list[KslProgram]:
+def choose_programs(programs: list[KslProgram]) -> list[KslProgram]:
     """One program for each combination of template and knobs that change what is computed; speed's
     knobs at random.
     """
     drawn = random.Random(0).sample(programs, len(programs))
-    found = {
-        (one.template, *(one.knobs.get(name) for name in BROAD)): one
-        for one in drawn
-        if not one.hack
+    program_of_knobs = {
+        (program.template, *(program.knobs.get(name) for name in BROAD)): program
+        for program in drawn
+        if not program.hack
     }
     return random.Random(1).sample(
-        sorted(found.values(), key=lambda one: one.text), min(len(found), 8)
+        sorted(program_of_knobs.values(), key=lambda program: program.text),
+        min(len(program_of_knobs), 8),
     )
 
 
-def facts(name: str, folder: Path) -> list[dict[str, Any]]:
+def compute_facts(name: str, folder: Path) -> list[dict[str, Any]]:
     """What the sample of an operation's programs computes."""
     op = OPS[name]
     task = make_task(name, RAGGED[op.kind], "float16" if op.kind == "mm" else "float32")
     reference = import_source(task.reference, folder)
     torch.manual_seed(0)
-    inputs = [one.to(DEVICE) for one in reference.get_inputs()]
-    exact = reference.Model()(*[one.double() if one.is_floating_point() else one for one in inputs])
-    told = []
-    for program in chosen(list(CODEC.programs(task))):
-        found = CODEC.decode(task, program.text)
-        assert isinstance(found, Decoded)
-        result = import_source(found.source, folder).ModelNew()(*inputs)
+    inputs = [tensor.to(DEVICE) for tensor in reference.get_inputs()]
+    exact = reference.Model()(
+        *[tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    )
+    program_facts = []
+    for program in choose_programs(list(CODEC.programs(task))):
+        decoded = CODEC.decode(task, program.text)
+        assert isinstance(decoded, Decoded)
+        result = import_source(decoded.source, folder).ModelNew()(*inputs)
         same = (
             result.shape == exact.shape
             and result.dtype == inputs[0].dtype
@@ -74,7 +77,7 @@ def facts(name: str, folder: Path) -> list[dict[str, Any]]:
         )
         off = (result.double() - exact).abs() / (exact.abs() + exact.square().mean().sqrt())
         lost = float(off.isnan().double().mean())
-        told.append(
+        program_facts.append(
             {
                 "program": program.text,
                 "form": same,
@@ -82,18 +85,18 @@ def facts(name: str, folder: Path) -> list[dict[str, Any]]:
                 "unwritten": lost,
             }
         )
-    return told
+    return program_facts
 
 
 def main() -> None:
     """Print the facts of all operations."""
     if INTERPRETED:
-        stand_in_for_libdevice()
+        replace_libdevice()
     torch.use_deterministic_algorithms(True)  # `torch.empty` gives NaN: what is not written shows
     torch.utils.deterministic.fill_uninitialized_memory = True
     names = sys.argv[1:] or sorted(OPS)
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps({name: facts(name, Path(folder)) for name in names}))
+        print(json.dumps({name: compute_facts(name, Path(folder)) for name in names}))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ OPTIONS = ("num_warps", "num_stages")
 SHARED: list[int] = []
 
 
-def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
+def compile_launch(self: Any, *args: Any, grid: Any, warmup: bool, **arguments: Any) -> None:
     """In place of a launch."""
-    options = {name: given.pop(name) for name in OPTIONS if name in given}
-    bound = dict(zip(self.arg_names, args, strict=False)) | given
+    options = {name: arguments.pop(name) for name in OPTIONS if name in arguments}
+    bound = dict(zip(self.arg_names, args, strict=False)) | arguments
     constants = {param.name: bound[param.name] for param in self.params if param.is_constexpr}
     signature = {name: _type(name, bound[name], constants) for name in self.arg_names}
     aligned = {
@@ -58,26 +58,26 @@ def _type(name: str, value: Any, constants: dict[str, Any]) -> str:
     )
 
 
-def main(wanted: list[list[str]]) -> None:
-    """`wanted`: operation, shape as 1x2x3, program. Prints the bytes of shared memory of each one's
+def main(programs: list[list[str]]) -> None:
+    """`programs`: operation, shape as 1x2x3, program. Prints the bytes of shared memory of each one's
     kernels.
     """
-    JITFunction.run = compiled  # type: ignore[method-assign]
+    JITFunction.run = compile_launch  # type: ignore[method-assign]
     codec = KslCodec("cuda")
-    told = []
+    shared_bytes = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, shape, text in wanted:
+        for name, shape, text in programs:
             sizes = tuple(map(int, shape.split("x")))
             task = make_task(
                 name, sizes, "float16" if len(sizes) == 3 and "mm." in text else "float32"
             )
-            found = codec.decode(task, text)
-            assert isinstance(found, Decoded), found
+            decoded = codec.decode(task, text)
+            assert isinstance(decoded, Decoded), decoded
             SHARED.clear()
             inputs = import_source(task.reference, Path(folder)).get_inputs()
-            import_source(found.source, Path(folder)).ModelNew()(*inputs)
-            told.append(list(SHARED))
-    print(json.dumps(told))
+            import_source(decoded.source, Path(folder)).ModelNew()(*inputs)
+            shared_bytes.append(list(SHARED))
+    print(json.dumps(shared_bytes))
 
 
 if __name__ == "__main__":

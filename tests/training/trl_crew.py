@@ -29,15 +29,17 @@ def main(model: str, folder: Path, device: str, lora_rank: int) -> None:
     )
     log = train_with_trl(model, step, trl, folder=folder / "trl")
     if first:
-        samples = [[one.name, one.measured.task, list(one.exemplars)] for one in samples_of(step)]
+        samples = [
+            [entry.name, entry.measured.task, list(entry.exemplars)] for entry in samples_of(step)
+        ]
         kind = str(require_extra("accelerate").Accelerator().distributed_type)
-        told = {
+        summary = {
             "kind": kind,
             "processes": state.num_processes,
-            "log": [one for one in log if "reward" in one],
+            "log": [entry for entry in log if "reward" in entry],
             "samples": samples,
         }
-        (folder / "told.json").write_text(json.dumps(told))
+        (folder / "summary.json").write_text(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,10 @@ class SyntheticCodec:
         return [Program(f"{first} {second}") for first in FIRST for second in SECOND]
 
     def prompt(self, task: TrainingTask, exemplars: Sequence[Exemplar] = ()) -> str:
-        shown = [f"<ex> {one.program} {'fast' if one.score > 1 else 'slow'}" for one in exemplars]
+        shown = [
+            f"<ex> {exemplar.program} {'fast' if exemplar.score > 1 else 'slow'}"
+            for exemplar in exemplars
+        ]
         return " ".join([task.id, *shown, "<go>"])
 
     def decode(self, task: TrainingTask, completion: str) -> Decoded | Refusal:
@@ -68,13 +71,13 @@ class SyntheticEvaluator:
         self._dies_after = dies_after
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
-        found = []
+        measurements = []
         for program in programs:
             if self._dies_after is not None and len(self.asked) >= self._dies_after:
                 raise KeyboardInterrupt
             self.asked.append((task.id, program.program))
-            found.append(_measured(task, program.program))
-        return found
+            measurements.append(_measure_in_world(task, program.program))
+        return measurements
 
 
 class Rules:
@@ -93,7 +96,7 @@ class Rules:
         ]
 
 
-def _measured(task: TrainingTask, program: str) -> Measured:
+def _measure_in_world(task: TrainingTask, program: str) -> Measured:
     first, second = (int(word[1]) for word in program.split())
     if second == 2:
         return Measured(task.id, program, "wrong", detail="output differs")

@@ -1,5 +1,5 @@
-"""Test helper: an island's reference Program from a Python function, and emitted kernels run under
-Triton's interpreter.
+"""Test helper: a Python function as the reference Program of a fusion group, and emitted kernels run
+under Triton's interpreter.
 
 The interpreter runs the very source text and launch arguments of the emitted Program, on CPU
 tensors. It cannot call libdevice, so those functions are stand-ins from PyTorch; bfloat16 stores
@@ -37,11 +37,11 @@ LIBDEVICE = {
 }
 
 
-def island(
+def trace_program(
     function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str = "cuda"
 ) -> Program:
     """The ATen steps of `function` on tensors like `inputs`, as a Program on `device`."""
-    if isinstance(function, Step):
+    if isinstance(function, AtenStep):
         return function.program(inputs, device)
     graph = make_fx(lambda *tensors: function(*tensors))(
         *inputs
@@ -54,8 +54,8 @@ def island(
         if node.op == "placeholder":
             numbers[node] = Value(len(numbers))
         elif node.op == "output":
-            found = torch.utils._pytree.tree_map(lambda n: numbers[n].index, node.args[0])
-            outputs = tuple(found) if isinstance(found, (list, tuple)) else (found,)
+            indices = torch.utils._pytree.tree_map(lambda n: numbers[n].index, node.args[0])
+            outputs = tuple(indices) if isinstance(indices, (list, tuple)) else (indices,)
         elif node.target is operator.getitem:
             numbers[node] = numbers[node.args[0]][node.args[1]]
         else:
@@ -83,8 +83,8 @@ def island(
 
 
 @dataclass(frozen=True)
-class Step:
-    """An island of one ATen op that CPU traces never show; `reference` computes the same on the
+class AtenStep:
+    """A Program of one ATen op that CPU traces never show; `reference` computes the same on the
     CPU.
     """
 
@@ -121,7 +121,7 @@ def _tuples(arg: Any) -> Any:
     return tuple(_tuples(a) for a in arg) if isinstance(arg, (list, tuple)) else arg
 
 
-def emitted(program: Program, proposal: Proposal) -> tuple[Program, LoweredKernels]:
+def emit_program(program: Program, proposal: Proposal) -> tuple[Program, LoweredKernels]:
     """The emitted Program with placeholder machine code, and the sources of its kernels."""
     lowered = lower(program, proposal)
     cubins = {}
@@ -137,20 +137,20 @@ def interpret(
     program: Program,
     proposal: Proposal,
     inputs: Sequence[torch.Tensor],
-    edited: Callable[[str], str] = str,
+    edit_text: Callable[[str], str] = str,
 ) -> list[torch.Tensor | None]:
     """Outputs of the emitted Program under the interpreter (set TRITON_INTERPRET=1 before Triton is
     imported).
 
-    `edited` may change what the interpreter does not know in a kernel's text.
+    `edit_text` may change what the interpreter does not know in a kernel's text.
 
     Outputs start as a poison pattern inside guard bands; AssertionError when a kernel writes
     outside its output.
     """
-    stand_in_for_libdevice()
-    built, lowered = emitted(program, proposal)
+    replace_libdevice()
+    built, lowered = emit_program(program, proposal)
     sources = {
-        kernel.symbol: replace(kernel, text=edited(kernel.text)) for kernel in lowered.kernels
+        kernel.symbol: replace(kernel, text=edit_text(kernel.text)) for kernel in lowered.kernels
     }
     values: dict[int, torch.Tensor] = dict(
         enumerate([*inputs, *(program.payloads[name] for name in program.constants)])
@@ -159,7 +159,7 @@ def interpret(
     with tempfile.TemporaryDirectory() as folder:
         for step in built.steps:
             if isinstance(step, Alloc):
-                values[step.out], band = _guarded(step.spec)
+                values[step.out], band = _allocate_guarded(step.spec)
                 bands.append((band, band.clone(), step.spec.numel))
             elif isinstance(step, Launch):
                 kernel = getattr(load_source(sources[step.symbol], Path(folder)), step.symbol)
@@ -171,7 +171,7 @@ def interpret(
     return [None if value is None else values[value] for value in built.outputs]
 
 
-def _guarded(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def _allocate_guarded(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
     poison: Any = (
         float("nan")
         if spec.torch_dtype.is_floating_point
@@ -186,7 +186,7 @@ def _guarded(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor]:
     return band.as_strided(spec.shape, spec.strides, GUARD), bits
 
 
-def stand_in_for_libdevice() -> None:
+def replace_libdevice() -> None:
     """Give libdevice functions a body that the interpreter can run, and reductions with our
     combiners a fast one.
     """
@@ -218,35 +218,35 @@ def stand_in_for_libdevice() -> None:
         ufunc = {"nan_max": numpy.maximum, "nan_min": numpy.minimum, "product": numpy.multiply}[
             self.combine_fn.fn.__name__
         ]
-        data = inputs[0].handle.data
+        values = inputs[0].handle.data
         return [
             self.to_tensor(
-                ufunc.reduce(data, axis=self.axis, keepdims=self.keep_dims).astype(data.dtype),
+                ufunc.reduce(values, axis=self.axis, keepdims=self.keep_dims).astype(values.dtype),
                 inputs[0].dtype,
             )
         ]
 
     def doubling(ufunc: Any) -> Callable[..., list[Any]]:
-        def scan(self: Any, given: Any) -> list[Any]:
+        def scan(self: Any, operand: Any) -> list[Any]:
             """As warps do it, in steps of 1, 2, 4, ...: numpy goes element by element, and its
             error grows with the length.
             """
-            data, step = numpy.moveaxis(numpy.array(given.handle.data), self.axis, -1), 1
-            while step < data.shape[-1]:
-                data = numpy.concatenate(
-                    [data[..., :step], ufunc(data[..., :-step], data[..., step:])], -1
+            values, step = numpy.moveaxis(numpy.array(operand.handle.data), self.axis, -1), 1
+            while step < values.shape[-1]:
+                values = numpy.concatenate(
+                    [values[..., :step], ufunc(values[..., :-step], values[..., step:])], -1
                 )
                 step *= 2
-            return [self.to_tensor(numpy.moveaxis(data, -1, self.axis), given.dtype)]
+            return [self.to_tensor(numpy.moveaxis(values, -1, self.axis), operand.dtype)]
 
         return scan
 
     def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        wide = [
-            self.cast_impl(one, tl.float32) if one.dtype.scalar == tl.bfloat16 else one
-            for one in (a, b)
+        operands = [
+            self.cast_impl(operand, tl.float32) if operand.dtype.scalar == tl.bfloat16 else operand
+            for operand in (a, b)
         ]
-        return plain_dot(self, *wide, *rest)
+        return plain_dot(self, *operands, *rest)
 
     plain_dot = getattr(InterpreterBuilder.create_dot, "plain", InterpreterBuilder.create_dot)
     wide_dot.plain = plain_dot  # type: ignore[attr-defined]  # a second call stands in for the first one's original
