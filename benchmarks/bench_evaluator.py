@@ -1,13 +1,14 @@
-"""How many new programs a second the training evaluator judges in the `train` profile, and where
-their seconds go.
+"""How many new programs a second the training evaluator judges in the `train` profile, and which steps
+take the time.
 
 Programs are Triton kernels (plain PyTorch on a CPU) for two tasks, all different, a quarter of them
-wrong; none is measured twice. A run is a number of lanes and a trust: "foreign", a process for each
-program, as for a language model's; "own", processes used again, as for programs that templates
-render. The rate counts from the end of the second batch, when all processes are up: those of each
-lane start during the first, its spare one during the second. Lanes for programs of ours share the
-GPU through an MPS server where the machine has one, unless --no-mps says otherwise. A run in whose
-first batch nothing is right ends the benchmark: its figures would say nothing.
+wrong; none is measured twice. A run is a number of lanes (programs judged side by side) and a trust:
+"foreign" is a process for each program, as for a language model's programs; "own" uses processes
+again, as for programs that templates render. The rate counts from the end of the second batch, when
+all processes are up: each lane starts its process during the first batch and its spare one during the
+second. Lanes of trust "own" share the GPU through an MPS server where the machine has one, unless
+--no-mps is given. A run in whose first batch no program is right ends the benchmark: its figures
+would mean nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from itertools import count, islice, product
+from itertools import chain, count, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,8 @@ class EvaluatorRun:
     seconds: dict[str, float] = field(default_factory=dict)
     batches: list[tuple[int, float]] = field(default_factory=list)
     served: int = 0
-    details: list[str] = field(
-        default_factory=list
-    )  # what the last programs that should be right were told instead
+    # what the last programs that should be right were told instead
+    details: list[str] = field(default_factory=list)
 
 
 def generate_programs(result: str, device: str, block: int) -> Iterator[Decoded]:
@@ -153,25 +153,16 @@ def run_batches(
         TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1]))
         for name in _BODIES
     ]
-    block = 1 << (shape[1] - 1).bit_length()
-    streams = [generate_programs(task.id, settings.device.type, block) for task in tasks]
+    streams = _start_streams(tasks, settings.device.type, shape[1])
     outcomes, details, batches = Counter[str](), list[str](), list[tuple[int, float]]()
     begin = time.monotonic()
-    with JudgeEvaluator(settings, lanes=lanes) as evaluator:
+    with JudgeEvaluator(settings, slots=lanes) as evaluator:
         while not batches or time.monotonic() - begin < budget_s:
-            programs_per_task = (
-                4 * lanes if batches else -(-lanes // 2)
-            )  # the first ones wait for processes to start
-            batch = [
-                (task, list(islice(stream, programs_per_task)))
-                for task, stream in zip(tasks, streams, strict=True)
-            ]
+            # the programs of the first batch wait for processes to start
+            programs_per_task = 4 * lanes if batches else -(-lanes // 2)
+            batch = [(task, list(islice(streams[task.id], programs_per_task))) for task in tasks]
             try:
-                measurements = [
-                    measurement
-                    for answers in evaluator.measure_all(batch)
-                    for measurement in answers
-                ]
+                measurements = list(chain.from_iterable(evaluator.measure_all(batch)))
             except Cudal1Error as error:  # what was measured before is worth knowing all the same
                 details.append(f"stopped: {error}")
                 break
@@ -206,6 +197,13 @@ def run_batches(
     )
 
 
+def _start_streams(
+    tasks: Sequence[TrainingTask], device: str, width: int
+) -> dict[str, Iterator[Decoded]]:
+    block = 1 << (width - 1).bit_length()
+    return {task.id: generate_programs(task.id, device, block) for task in tasks}
+
+
 def _compute_rate(batches: Sequence[tuple[int, float]]) -> float:
     """Programs a second after the batches in which processes start, as far as there are others."""
     warm = batches[: min(_WARM_UP_BATCHES, len(batches) - 1)]
@@ -218,21 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every run, write after each. Exit code 1 if nothing was right, or the goal was missed
     on a GPU.
     """
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--lanes", default="11,8", help="comma-separated; fewer where the GPU's memory asks for it"
-    )
-    parser.add_argument("--trusts", default="own,foreign", help="comma-separated")
-    parser.add_argument("--budget-s", type=float, default=240.0, help="for all runs together")
-    parser.add_argument(
-        "--no-mps",
-        action="store_true",
-        help="every process with a context of its own, which the GPU gives turns",
-    )
-    parser.add_argument("--shape", default="4096,2048")
-    parser.add_argument("--out", type=Path, default=Path("evaluator.json"))
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     shape = tuple(map(int, options.shape.split(",")))
     tensor_bytes, device = 4 * shape[0] * shape[1], torch.device(options.device)
@@ -276,6 +260,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     best = max(run.rate for run in runs)
     print(json.dumps({"out": options.out.name, "best_rate": best, "goal": _GOAL_PER_S}))
     return 0 if best >= _GOAL_PER_S or options.device == "cpu" else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--lanes", default="11,8", help="comma-separated; fewer where the GPU's memory asks for it"
+    )
+    parser.add_argument("--trusts", default="own,foreign", help="comma-separated")
+    parser.add_argument("--budget-s", type=float, default=240.0, help="for all runs together")
+    parser.add_argument(
+        "--no-mps",
+        action="store_true",
+        help="every process with a context of its own, which the GPU gives turns",
+    )
+    parser.add_argument("--shape", default="4096,2048")
+    parser.add_argument("--out", type=Path, default=Path("evaluator.json"))
+    return parser
 
 
 def _is_meant_right(measurement: Measured) -> bool:

@@ -200,10 +200,10 @@ def open_environment(
         yield environment
         return
     device = torch.device(source.device)
-    terms = MeasurementSettings(
+    measurement_settings = MeasurementSettings(
         # Rewrites such as diag(d) @ x as d * x differ where a value is infinite or NaN; they are
         # among the paper's cases, so inputs count as finite. Locks are in the run's folder, where
-        # all lanes of this evaluator find them.
+        # all slots of this evaluator find them.
         *(settings, Contract(assume_finite=True), device, folder / "locks"),
         baseline=source.baseline,
         rule=source.rule,
@@ -211,7 +211,7 @@ def open_environment(
         # wall. Programs that our templates render share processes, and the GPU's own time counts.
         trust="foreign" if source.tasks else "own",
     )
-    with _open_evaluator(source, terms, folder) as evaluator:
+    with _open_evaluator(source, measurement_settings, folder) as evaluator:
         if source.tasks:
             yield _make_folder_environment(source, settings, evaluator)
         else:
@@ -312,19 +312,19 @@ def _load_replay(landscape: str, seed: int, *, naive: bool) -> Environment:
 
 @contextmanager
 def _open_evaluator(
-    source: RewardSource, terms: MeasurementSettings, folder: Path
+    source: RewardSource, measurement_settings: MeasurementSettings, folder: Path
 ) -> Iterator[Evaluator]:
     """Open the judge, or the naive evaluator. Beside the judge a checker examines rewards that
     jump; the programs that it refuses join the run's hacking cases.
     """
     # No checker and no case base: this evaluator is there to be deceived.
     if source.naive:
-        with NaiveEvaluator(terms) as naive:
+        with NaiveEvaluator(measurement_settings) as naive:
             yield naive
         return
     # New cases go to the run's folder; those of the package are read-only data.
     cases = CaseBase.shipped(folder / "cheats.jsonl")
-    with JudgeEvaluator(terms, lanes=source.lanes) as judge:
+    with JudgeEvaluator(measurement_settings, slots=source.lanes) as judge:
         # The defences of the paper (section 3): a checker is asked when a reward jumps, and what it
         # refuses joins the cases that it knows. The judge has measured before it.
         yield CheckedEvaluator(judge, RuleChecker(cases), cases)

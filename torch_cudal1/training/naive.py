@@ -37,8 +37,8 @@ class NaiveEvaluator:
     thread. `trials`: number of random inputs.
     """
 
-    def __init__(self, terms: MeasurementSettings, *, trials: int = 5) -> None:
-        self.terms, self.trials = terms, trials
+    def __init__(self, config: MeasurementSettings, *, trials: int = 5) -> None:
+        self.config, self.trials = config, trials
         self._fork_server: ForkServer | None = None
 
     def __enter__(self) -> NaiveEvaluator:
@@ -58,19 +58,19 @@ class NaiveEvaluator:
         return [self._measure_program(task, program) for program in programs]
 
     def _measure_program(self, task: TrainingTask, program: Decoded) -> Measured:
-        terms = self.terms
+        config = self.config
         # Started at the first program: an evaluator that is built and never asked starts no
         # process. Triton is imported once there, since importing it takes seconds in each child.
-        if self._fork_server is None and terms.forked:
-            self._fork_server = ForkServer(("triton",) if terms.device.type == "cuda" else ())
+        if self._fork_server is None and config.forked:
+            self._fork_server = ForkServer(("triton",) if config.device.type == "cuda" else ())
         limits = replace(
-            make_limits(terms.settings, terms.device, trust=terms.trust),
+            make_limits(config.settings, config.device, trust=config.trust),
             threads=torch.get_num_threads(),
         )
         sources = {"reference": task.reference, "candidate": program.source}
         # A new process for each program: caches and patches of one candidate must not be found by
         # the next.
-        with Child(limits, terms.contract, worker=_WORKER, fork_server=self._fork_server) as child:
+        with Child(limits, config.contract, worker=_WORKER, fork_server=self._fork_server) as child:
             try:
                 answer = child.call(
                     "naive",

@@ -55,7 +55,7 @@ class ScriptedClock:
 def trust_own_programs(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     own_settings = replace(slot.config, trust="own")
     monkeypatch.setattr(slot, "config", own_settings)
-    monkeypatch.setattr(slot._processes, "_terms", own_settings)
+    monkeypatch.setattr(slot._processes, "_config", own_settings)
 
 
 def measure_source(slot: Slot, text: str, *speedups: float, best: float | None = None) -> Measured:

@@ -156,7 +156,7 @@ def test_a_daemon_that_does_not_quit_is_killed(
     server = mps.start(CUDA)
     assert server is not None
     monkeypatch.setattr(mps, "_END_S", 0.2)
-    monkeypatch.setattr(mps.Mps, "told", lambda self, command: "")
+    monkeypatch.setattr(mps.Mps, "ask_daemon", lambda self, command: "")
     started_s = time.monotonic()
     server.close()
     assert server._daemon.poll() == -9

@@ -109,7 +109,7 @@ class FakeServer:
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[FakeServer]:
     started: list[FakeServer] = []
     monkeypatch.setattr(FakeServer, "started", started)
-    monkeypatch.setattr(SlotPool, "_begin_server", lambda self, count: FakeServer())
+    monkeypatch.setattr(SlotPool, "_start_server", lambda self, count: FakeServer())
     return started
 
 

@@ -86,14 +86,14 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     writer, plan = _writer(args, settings, place), _plan(args)
     # Known ways of cheating: what was found in one task is looked for in the next ones.
     cases = CaseBase.shipped(args.out / "cheats.jsonl")
-    terms = MeasurementSettings(
+    measurement_settings = MeasurementSettings(
         settings, place.contract, place.device, settings.cache_dir / "locks"
     )
     rows: list[dict[str, Any]] = []
     with (
         screen.progress() as progress,
         # One pool for all tasks: its processes have imported what programs need.
-        JudgeEvaluator(terms, lanes=args.lanes or _lanes(place)) as judge,
+        JudgeEvaluator(measurement_settings, slots=args.lanes or _count_slots(place)) as judge,
     ):
         for task in tasks:
             evaluator = CheckedEvaluator(judge, _checker(args, writer, cases), cases)
@@ -179,7 +179,7 @@ def _plan(args: argparse.Namespace) -> EvolutionPlan:
     )
 
 
-def _lanes(place: TuneContext) -> int:
+def _count_slots(place: TuneContext) -> int:
     # On a CPU, programs that run side by side would disturb each other's times.
     return min(8, max(1, (os.cpu_count() or 2) // 2)) if place.device.type == "cuda" else 1
 

@@ -1,7 +1,7 @@
 """From completions to measurements on record: decode, look up, measure what is due, write down.
 
 A sample has a name. A sample whose name the database knows is not measured again, so a run that was
-killed pays for nothing twice. `judge.pool.evaluator.Remembered` decides which programs are measured
+killed pays for nothing twice. `judge.pool.evaluator.MeasurementMemory` decides which programs are measured
 again when they come again, for the judge and for replay. It draws no prompts and commits no
 generations.
 """
@@ -16,7 +16,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ingest.llm.checker import CheckedEvaluator
 from torch_cudal1.ingest.llm.database import Database, StoredSample
 from torch_cudal1.ingest.llm.records import Codec, Evaluator
-from torch_cudal1.judge.pool.evaluator import Remembered
+from torch_cudal1.judge.pool.evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 __all__ = ["Appraiser", "NamedCompletion"]
@@ -43,7 +43,7 @@ class Appraiser:
     def __init__(self, codec: Codec, evaluator: Evaluator, database: Database) -> None:
         self.codec, self.database = codec, database
         self._evaluator: Any = evaluator
-        self.memory = Remembered()
+        self.memory = MeasurementMemory()
         measurements = [
             sample.measured
             for sample in database.samples()
@@ -52,7 +52,7 @@ class Appraiser:
         ]
         self.memory.learn(measurements)
         evaluator_memory = getattr(evaluator, "memory", None)
-        if isinstance(evaluator_memory, Remembered):
+        if isinstance(evaluator_memory, MeasurementMemory):
             # The evaluator re-verifies a surprising score, and needs the earlier scores to know
             # which one is.
             evaluator_memory.learn(measurements)
@@ -140,7 +140,7 @@ class Appraiser:
         """
         if hasattr(self._evaluator, "measure_all"):
             # Each measurement is handed over as it comes: a kill later in the batch loses none.
-            self._evaluator.told = measured
+            self._evaluator.on_measurement = measured
             answers = self._evaluator.measure_all(questions)
         else:
             answers = (self._evaluator.measure(task, programs) for task, programs in questions)

@@ -191,7 +191,7 @@ class CheckedEvaluator:
     the checker calls a cheat counts as a cheat, and joins the cases.
 
     `best`: the highest score of each task so far. `findings`: every opinion of the checker.
-    `told`: called with each checked measurement as it comes, where the evaluator reports them so.
+    `on_measurement`: called with each checked measurement as it comes, where the evaluator reports them so.
     """
 
     evaluator: Evaluator
@@ -199,7 +199,7 @@ class CheckedEvaluator:
     cases: CaseBase
     best: dict[str, float] = field(default_factory=dict)
     findings: list[tuple[str, str, Opinion]] = field(default_factory=list)
-    told: Callable[[Measured], None] | None = None
+    on_measurement: Callable[[Measured], None] | None = None
     _opinions: dict[tuple[str, str], Opinion] = field(default_factory=dict)
 
     def learn(self, samples: Sequence[StoredSample]) -> None:
@@ -240,7 +240,7 @@ class CheckedEvaluator:
         ]
 
     def _pass_on(self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]) -> None:
-        """Pass each measurement that the evaluator reports on to `told`, checked."""
+        """Pass each measurement that the evaluator reports on to `on_measurement`, checked."""
         programs_by_text = {
             (task.id, program.program): (task, program)
             for task, programs in questions
@@ -248,13 +248,13 @@ class CheckedEvaluator:
         }
 
         def pass_measurement(measured: Measured) -> None:
-            if self.told is not None:
-                self.told(
+            if self.on_measurement is not None:
+                self.on_measurement(
                     self._opinion(*programs_by_text[measured.task, measured.program], measured)
                 )
 
         evaluator: Any = self.evaluator
-        evaluator.told = pass_measurement
+        evaluator.on_measurement = pass_measurement
 
     def _opinion(self, task: TrainingTask, program: Decoded, sample: Measured) -> Measured:
         # The judge's own refusals are cases too.

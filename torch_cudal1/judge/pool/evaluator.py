@@ -23,22 +23,22 @@ from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.slot import Iteration, Slot
 from torch_cudal1.judge.pool.slots import MeasurementRequest, SlotPool
 
-__all__ = ["JudgeEvaluator", "Known", "Remembered"]
+__all__ = ["JudgeEvaluator", "MeasurementMemory", "ProgramRecord"]
 
 # Outcomes that another measurement would repeat.
 _PERMANENT = frozenset({"compile", "wrong", "hack", "run"})
 
 
 @dataclass
-class Known:
+class ProgramRecord:
     """The record of one program of one task.
 
-    - measured: all its measurements. comings: how often it was requested.
+    - measurements: of this program, all. request_count: how often it was requested.
     - validated: whether this evaluator found it correct.
     """
 
-    measured: list[Measured] = field(default_factory=list)
-    comings: int = 0
+    measurements: list[Measured] = field(default_factory=list)
+    request_count: int = 0
     validated: bool = False
 
     @property
@@ -46,39 +46,41 @@ class Known:
         """Whether to measure it at this request: the 1st, 2nd, 4th, 8th ...; after a permanent
         failure, never again.
         """
-        if any(one.outcome in _PERMANENT for one in self.measured):
+        if any(measurement.outcome in _PERMANENT for measurement in self.measurements):
             return False
         # Powers of two. A single measurement would freeze its noise, and one per request would cost
         # too much.
-        return not self.measured or self.comings & (self.comings - 1) == 0
+        return not self.measurements or self.request_count & (self.request_count - 1) == 0
 
     @property
     def answer(self) -> Measured:
         """A permanent failure; else the median of its scores; else its last failure."""
-        for one in self.measured:
-            if one.outcome in _PERMANENT:
-                return one
-        good = [one for one in self.measured if one.score is not None]
+        for measurement in self.measurements:
+            if measurement.outcome in _PERMANENT:
+                return measurement
+        good = [each for each in self.measurements if each.score is not None]
         if not good:
-            return self.measured[-1]
-        median = statistics.median(one.score for one in good if one.score is not None)
+            return self.measurements[-1]
+        median = statistics.median(each.score for each in good if each.score is not None)
         return replace(good[-1], score=round_towards_one(median))
 
 
-class Remembered:
+class MeasurementMemory:
     """The records of all programs, by task; decides which to measure now."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Known] = {}
+        self._records: dict[tuple[str, str], ProgramRecord] = {}
         self._best: dict[str, float] = {}
         # "asked", "measured", and each outcome of the measurements.
         self.counts: Counter[str] = Counter()
 
-    def learn(self, measured: Iterable[Measured]) -> None:
+    def learn(self, measurements: Iterable[Measured]) -> None:
         """Add measurements of earlier runs, such as those of a database."""
-        for one in measured:
-            self._known.setdefault((one.task, one.program), Known()).comings += 1
-            self._keep(one)
+        for measured in measurements:
+            self._records.setdefault(
+                (measured.task, measured.program), ProgramRecord()
+            ).request_count += 1
+            self._keep(measured)
 
     def best(self, task: str) -> float | None:
         """The highest score of a task so far; one far above it is confirmed in a new process."""
@@ -86,50 +88,50 @@ class Remembered:
 
     def due(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[MeasurementRequest]:
         """The programs to measure now, of those requested; each once."""
-        wanted: dict[str, MeasurementRequest] = {}
+        selected: dict[str, MeasurementRequest] = {}
         best = self.best(task.id)
         for program in programs:
-            known = self._known.setdefault((task.id, program.program), Known())
-            known.comings += 1
-            if known.due:
+            record = self._records.setdefault((task.id, program.program), ProgramRecord())
+            record.request_count += 1
+            if record.due:
                 # A program may be in the list twice.
-                wanted.setdefault(program.program, (task, program, best, known.validated))
-        self.counts.update(asked=len(programs), measured=len(wanted))
-        return list(wanted.values())
+                selected.setdefault(program.program, (task, program, best, record.validated))
+        self.counts.update(asked=len(programs), measured=len(selected))
+        return list(selected.values())
 
-    def take(self, one: Measured) -> None:
+    def take(self, measured: Measured) -> None:
         """Add a new measurement."""
-        self._keep(one)
-        self._known[one.task, one.program].validated |= one.score is not None
-        self.counts[one.outcome] += 1
+        self._keep(measured)
+        self._records[measured.task, measured.program].validated |= measured.score is not None
+        self.counts[measured.outcome] += 1
 
     def answer(self, task: str, program: str) -> Measured:
         """The result for a program that was measured."""
-        return self._known[task, program].answer
+        return self._records[task, program].answer
 
-    def _keep(self, one: Measured) -> None:
-        self._known[one.task, one.program].measured.append(one)
-        if one.score is not None:
-            self._best[one.task] = max(one.score, self._best.get(one.task, 0.0))
+    def _keep(self, measured: Measured) -> None:
+        self._records[measured.task, measured.program].measurements.append(measured)
+        if measured.score is not None:
+            self._best[measured.task] = max(measured.score, self._best.get(measured.task, 0.0))
 
 
 class JudgeEvaluator:
     """The `records.Evaluator` that uses the judge. Use it as a context manager, from one thread.
 
-    - lanes: number of slots; 1: one slot in this process.
+    - slots: number of slots; 1: one slot in this process.
     - seconds: sum over all slots of the seconds of each step.
-    - told: a callback for each measurement, or None.
+    - on_measurement: a callback for each measurement, or None.
     """
 
-    def __init__(self, terms: MeasurementSettings, *, lanes: int = 1) -> None:
-        if lanes < 1:
-            raise ValueError(f"{lanes} lanes; expected at least 1")
-        self.terms, self.lanes = terms, lanes
-        self.memory = Remembered()
+    def __init__(self, config: MeasurementSettings, *, slots: int = 1) -> None:
+        if slots < 1:
+            raise ValueError(f"{slots} slots; expected at least 1")
+        self.config, self.slots = config, slots
+        self.memory = MeasurementMemory()
         self.seconds: Counter[str] = Counter()
-        self.told: Callable[[Measured], None] | None = None
-        self._lane: Slot | None = None
-        self._lanes: SlotPool | None = None
+        self.on_measurement: Callable[[Measured], None] | None = None
+        self._slot: Slot | None = None
+        self._slot_pool: SlotPool | None = None
 
     def __enter__(self) -> JudgeEvaluator:
         return self
@@ -139,16 +141,16 @@ class JudgeEvaluator:
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
-        if self._lane is not None:
-            self._lane.close()
-        if self._lanes is not None:
-            self._lanes.close()
-        self._lane = self._lanes = None
+        if self._slot is not None:
+            self._slot.close()
+        if self._slot_pool is not None:
+            self._slot_pool.close()
+        self._slot = self._slot_pool = None
 
     @property
     def served(self) -> int:
         """How many slots share a GPU through an MPS server."""
-        return self._lanes.served if self._lanes is not None else 0
+        return self._slot_pool.served if self._slot_pool is not None else 0
 
     def measure(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[Measured]:
         """One measurement for each program, in order.
@@ -159,41 +161,41 @@ class JudgeEvaluator:
         return self.measure_all([(task, programs)])[0]
 
     def measure_all(
-        self, questions: Sequence[tuple[TrainingTask, Sequence[Decoded]]]
+        self, requests: Sequence[tuple[TrainingTask, Sequence[Decoded]]]
     ) -> list[list[Measured]]:
         """As `measure`, for several tasks: a slot need not wait for the end of a task.
 
         Measurements before an error are kept.
         """
         due = [
-            question for task, programs in questions for question in self.memory.due(task, programs)
+            request for task, programs in requests for request in self.memory.due(task, programs)
         ]
-        if self.lanes > 1:
-            self._in_lanes(due)
+        if self.slots > 1:
+            self._measure_in_slots(due)
         else:
-            for question in due:
-                self._take(self._own_lane().measure(*question))
+            for request in due:
+                self._take(self._get_slot().measure(*request))
         return [
             [self.memory.answer(task.id, program.program) for program in programs]
-            for task, programs in questions
+            for task, programs in requests
         ]
 
-    def _take(self, lap: Iteration) -> None:
-        self.seconds.update(lap.seconds)
-        self.memory.take(lap.measured)
-        if self.told is not None:
-            self.told(lap.measured)
+    def _take(self, iteration: Iteration) -> None:
+        self.seconds.update(iteration.seconds)
+        self.memory.take(iteration.measured)
+        if self.on_measurement is not None:
+            self.on_measurement(iteration.measured)
 
-    def _own_lane(self) -> Slot:
-        self._lane = self._lane or Slot(self.terms)
-        return self._lane
+    def _get_slot(self) -> Slot:
+        self._slot = self._slot or Slot(self.config)
+        return self._slot
 
-    def _in_lanes(self, questions: list[MeasurementRequest]) -> None:
+    def _measure_in_slots(self, requests: list[MeasurementRequest]) -> None:
         """Measure all requests in the slots. Raises the first error after all others are done."""
-        self._lanes = self._lanes or SlotPool(self.terms, self.lanes)
+        self._slot_pool = self._slot_pool or SlotPool(self.config, self.slots)
         # Raised last: the other requests have cost time already, and their results are kept.
         errors: list[Cudal1Error] = []
-        for answer in self._lanes.answers(questions):
+        for answer in self._slot_pool.answers(requests):
             if isinstance(answer, Iteration):
                 self._take(answer)
             else:

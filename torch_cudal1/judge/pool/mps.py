@@ -30,6 +30,7 @@ from typing import BinaryIO
 import torch
 
 from torch_cudal1.core import telemetry
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import select_environment
 from torch_cudal1.judge.sandbox.confine.process_identity import die_with_parent
 
@@ -66,7 +67,7 @@ class Mps:
     def close(self) -> None:
         """End the server and all work that it serves. Safe to call twice."""
         if self._daemon.poll() is None:
-            self.told("quit -t 1")
+            self.ask_daemon("quit -t 1")
             try:
                 self._daemon.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -75,11 +76,11 @@ class Mps:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._lock.close()
 
-    def told(self, command: str) -> str:
+    def ask_daemon(self, command: str) -> str:
         """The daemon's answer to a command; "" where none comes within 10 s."""
         environment = select_environment(*_INHERITED) | self.variables
         try:
-            asked = subprocess.run(
+            answer = subprocess.run(
                 [_CONTROL],
                 input=f"{command}\n",
                 env=environment,
@@ -90,14 +91,14 @@ class Mps:
             )
         except (OSError, subprocess.TimeoutExpired):
             return ""
-        return asked.stdout.strip()
+        return answer.stdout.strip()
 
-    def ready(self) -> str:
-        """Start a process through the server; "" on success, else why it cannot be served."""
+    def probe(self) -> Refusal | None:
+        """Start a process through the server, to see that it can serve one."""
         until = time.monotonic() + _START_S
         while not (self._folder / "control").exists():
             if self._daemon.poll() is not None or time.monotonic() > until:
-                return f"the daemon did not start: {self._log()}"
+                return Refusal(f"the daemon did not start: {self._log()}")
             time.sleep(0.02)
         environment = select_environment(*_INHERITED) | self.variables
         try:
@@ -109,11 +110,13 @@ class Mps:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return "a process that it should serve did not start in time"
+            return Refusal("a process that it should serve did not start in time")
         if probe.returncode:
-            return f"it serves no process: {self._log()}"
+            return Refusal(f"it serves no process: {self._log()}")
         # A process that finds no daemon runs without it, and would pass the probe.
-        return "" if self.told("get_server_list") else "a process ran, but not through it"
+        if not self.ask_daemon("get_server_list"):
+            return Refusal("a process ran, but not through it")
+        return None
 
     def _log(self) -> str:
         path = self._folder / "control.log"
@@ -127,7 +130,7 @@ def start(device: torch.device) -> Mps | None:
     _sweep()
     # A short path: the name of a socket has at most 108 characters.
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = _owned(folder)
+    lock = _lock_folder(folder)
     variables = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))
     variables["CUDA_VISIBLE_DEVICES"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     daemon = subprocess.Popen(
@@ -142,15 +145,15 @@ def start(device: torch.device) -> Mps | None:
         preexec_fn=partial(die_with_parent, signal.SIGTERM),
     )
     server = Mps(variables, folder, daemon, lock)
-    if problem := server.ready():
-        telemetry.record("judge", "mps", "none", reason=problem)
+    if refusal := server.probe():
+        telemetry.record("judge", "mps", "none", reason=refusal.reason)
         server.close()
         return None
     telemetry.record("judge", "mps", "started")
     return server
 
 
-def _owned(folder: Path) -> BinaryIO:
+def _lock_folder(folder: Path) -> BinaryIO:
     """A file in the folder that stays locked while this process lives."""
     # A lock, not a process id: another container sees the folder, but not the process.
     lock = open(folder / "new", "xb")  # noqa: SIM115  the server's owner closes it

@@ -34,11 +34,11 @@ class Processes:
     `kept`: the process that may be lent again. `loans`: how often it was lent.
     """
 
-    def __init__(self, terms: MeasurementSettings) -> None:
-        self._terms = terms
+    def __init__(self, config: MeasurementSettings) -> None:
+        self._config = config
         # Linux kills a child when the thread that started it ends, so these threads live as long as
         # the slot.
-        self._starters = ThreadPoolExecutor(2, "cudal1-lane")
+        self._starters = ThreadPoolExecutor(2, "cudal1-slot")
         self._fork_server: ForkServer | None = None
         self._next: Future[Child] | None = None
         # For programs that are measured again.
@@ -60,26 +60,31 @@ class Processes:
 
     def start(self, trust: Trust) -> Future[Child]:
         """Start a process; the future raises SandboxError where that fails."""
-        terms = self._terms
+        config = self._config
         limits = replace(
-            make_limits(terms.settings, terms.device, trust=trust), threads=torch.get_num_threads()
+            make_limits(config.settings, config.device, trust=trust),
+            threads=torch.get_num_threads(),
         )
-        if self._fork_server is None and terms.forked:
-            self._fork_server = ForkServer(("triton",) if terms.device.type == "cuda" else ())
+        if self._fork_server is None and config.forked:
+            self._fork_server = ForkServer(("triton",) if config.device.type == "cuda" else ())
         return self._starters.submit(
-            Child, limits, terms.contract, fork_server=self._fork_server, shared_bytes=_SHARED_BYTES
+            Child,
+            limits,
+            config.contract,
+            fork_server=self._fork_server,
+            shared_bytes=_SHARED_BYTES,
         )
 
     def begin(self) -> None:
         """Start a process for the next program, unless there is one."""
         if self.kept is None:
-            self._next = self._next or self.start(self._terms.trust)
+            self._next = self._next or self.start(self._config.trust)
 
     def lend(self) -> Child:
         """A process for one program: a new one, or one that own programs left in order. Raises
         SandboxError.
         """
-        return self._fresh() if self.kept is None else self.kept
+        return self._take_next() if self.kept is None else self.kept
 
     def take_back(self, child: Child, *, in_order: bool, doubtful: bool) -> None:
         """End a process, or keep it if it is `in_order`.
@@ -88,8 +93,8 @@ class Processes:
         the CUDA context.
         """
         loans, self.kept, self.loans = self.loans + 1, None, 0
-        self._next = self._next or self.start(self._terms.trust)
-        if self._terms.trust == "own" and in_order and child.usable and loans < _MOST_LOANS:
+        self._next = self._next or self.start(self._config.trust)
+        if self._config.trust == "own" and in_order and child.usable and loans < _MOST_LOANS:
             try:
                 if doubtful:
                     # Reading the global state runs a small product on the GPU.
@@ -109,7 +114,7 @@ class Processes:
         """A process to confirm a surprising score: a new one, or one that ran only such programs of
         own code. Raises SandboxError.
         """
-        child, self._second = self._second or self._fresh(), None
+        child, self._second = self._second or self._take_next(), None
         return child
 
     @contextmanager
@@ -119,7 +124,7 @@ class Processes:
         """
         try:
             yield second
-            if self._terms.trust == "own":
+            if self._config.trust == "own":
                 second.call("clear", kept=True)
                 self._second = second
         finally:
@@ -131,22 +136,22 @@ class Processes:
         """Have the kept processes free the GPU memory that they keep between programs of one
         reference.
         """
-        if self.kept is not None and not _cleared(self.kept):
+        if self.kept is not None and not _clear(self.kept):
             self.kept, self.loans = None, 0
-        if self._second is not None and not _cleared(self._second):
+        if self._second is not None and not _clear(self._second):
             self._second = None
 
-    def _fresh(self) -> Child:
+    def _take_next(self) -> Child:
         """The process that was started ahead."""
-        coming, self._next = self._next or self.start(self._terms.trust), None
+        starting, self._next = self._next or self.start(self._config.trust), None
         # For own programs the next one starts when the first is done: all slots begin at once, and
         # the driver makes one context after the other.
-        if self._terms.trust == "foreign":
-            self._next = self.start(self._terms.trust)
-        return coming.result()
+        if self._config.trust == "foreign":
+            self._next = self.start(self._config.trust)
+        return starting.result()
 
 
-def _cleared(child: Child) -> bool:
+def _clear(child: Child) -> bool:
     """Whether a process could be cleared; it is ended where it could not."""
     try:
         child.call("clear")

@@ -91,12 +91,12 @@ class Iteration:
 class Slot:
     """Measures programs one after the other. Use it as a context manager, from one thread."""
 
-    def __init__(self, terms: MeasurementSettings, clock: Clock = prepare_benchmark) -> None:
-        self.terms, self._clock = terms, clock
+    def __init__(self, config: MeasurementSettings, clock: Clock = prepare_benchmark) -> None:
+        self.config, self._clock = config, clock
         self._stack = ExitStack()
-        self._gpu_lock = GpuReadWriteLock(terms.folder, terms.device)
-        self._processes = Processes(terms)
-        self._references = ReferenceProcess(self._processes, terms.device, self._gpu_lock)
+        self._gpu_lock = GpuReadWriteLock(config.folder, config.device)
+        self._processes = Processes(config)
+        self._references = ReferenceProcess(self._processes, config.device, self._gpu_lock)
         self._stack.callback(self._gpu_lock.close)
         self._stack.callback(self._processes.close)
         # Of the program that is measured now.
@@ -141,7 +141,7 @@ class Slot:
                 elif (
                     isinstance(outcome, CheckResult)
                     and outcome.name == "wall_slope"
-                    and classify_failure(outcome, self.terms.device) == "hack"
+                    and classify_failure(outcome, self.config.device) == "hack"
                 ):
                     # On a GPU two clocks may differ by chance on a busy machine; an accusation
                     # needs a second process.
@@ -155,7 +155,7 @@ class Slot:
                     task.id, f"its reference cannot be used: {error.found}"
                 ) from error
         if isinstance(outcome, CheckResult):
-            kind = classify_failure(outcome, self.terms.device)
+            kind = classify_failure(outcome, self.config.device)
             measured = Measured(
                 task.id, program.program, kind, detail=f"{outcome.name}: {outcome.detail}"[:600]
             )
@@ -204,7 +204,7 @@ class Slot:
         """Whether the outcome is that a process found no GPU memory."""
         return (
             isinstance(outcome, CheckResult)
-            and self.terms.device.type == "cuda"
+            and self.config.device.type == "cuda"
             and _NO_MEMORY_TEXT in outcome.detail
         )
 
@@ -224,13 +224,13 @@ class Slot:
                 *(
                     loaded.reference,
                     candidate,
-                    self.terms.contract,
-                    self.terms.device,
+                    self.config.contract,
+                    self.config.device,
                     child,
                     loaded.examples,
                 ),
                 profile=profile_for("train"),
-                gradients=self.terms.gradients,
+                gradients=self.config.gradients,
                 # Other slots change the memory in use on the whole GPU, which proves nothing about
                 # this program.
                 is_alone_on_device=False,
@@ -279,7 +279,7 @@ class Slot:
             side = self._prepare_baseline(current, loaded, stopwatch)
             # Outside the exclusive lock, during which all other slots wait.
             with self._on_device(self._gpu_lock.shared, stopwatch, "inputs"):
-                ready = self._clock(current, side, self.terms.plan)
+                ready = self._clock(current, side, self.config.plan)
             # Again on the same inputs, where the buckets are too far apart.
             for _ in range(_MAX_BENCHMARKS):
                 with self._on_device(self._gpu_lock.alone, stopwatch, "timing"):
@@ -329,9 +329,9 @@ class Slot:
     ) -> ChildBatchTimer:
         """The timer of the baseline: in the reference process; for own programs in the program's."""
         subject = loaded.reference
-        if self.terms.together:
+        if self.config.together:
             load_module(trial.child, _REFERENCE_SLOT, subject.text, subject.form, subject.way)
-            return ChildBatchTimer(trial.child, _REFERENCE_SLOT, (), queued=self.terms.queued)
+            return ChildBatchTimer(trial.child, _REFERENCE_SLOT, (), queued=self.config.queued)
         loaded.baselines = baselines = loaded.baselines or self._measure_baselines(
             loaded, stopwatch
         )
@@ -339,19 +339,19 @@ class Slot:
             subject.oracle,
             name_slot(subject, baselines.best),
             list(baselines.sets),
-            queued=self.terms.queued,
+            queued=self.config.queued,
         )
 
     def _score(self, timed: BenchmarkResult) -> float | Unstable:
-        return score_of(_means(timed), self.terms.rule)
+        return score_of(_means(timed), self.config.rule)
 
     def _measure_baselines(self, loaded: LoadedReference, stopwatch: Stopwatch) -> Baselines:
         subject, examples = loaded.reference, loaded.examples
         sets = [
-            make_inputs(subject, randbits(62), "normal", self.terms.device, examples=examples)
+            make_inputs(subject, randbits(62), "normal", self.config.device, examples=examples)
             for _ in range(2)
         ]
-        if self.terms.baseline == "eager":
+        if self.config.baseline == "eager":
             with self._on_device(self._gpu_lock.shared, stopwatch, "baseline"):
                 return load_eager_baseline(subject, sets)
         with self._on_device(self._gpu_lock.alone, stopwatch, "baseline"):
@@ -363,11 +363,11 @@ class Slot:
         For foreign code, that means one call of it.
         """
         assert isinstance(trial.candidate, SourceCandidate)
-        if self.terms.device.type != "cuda" or not has_kernels(trial.candidate.text):
+        if self.config.device.type != "cuda" or not has_kernels(trial.candidate.text):
             return
         try:
             other = trial.in_slot(trial.reference, "ahead")
-            if self.terms.trust == "own":
+            if self.config.trust == "own":
                 like = [
                     [list(spec.shape), str(spec.dtype).removeprefix("torch.")]
                     for spec in trial.reference.specs
@@ -390,7 +390,7 @@ class Slot:
         # kernel of another process shows in a sample.
         way = (
             nullcontext
-            if check.is_concurrent and self.terms.device.type == "cpu"
+            if check.is_concurrent and self.config.device.type == "cpu"
             else self._gpu_lock.shared
         )
 
@@ -419,7 +419,9 @@ class Slot:
     def _give_back(self, child: Child, outcome: object) -> None:
         """End the process, or keep it for the next own program where this one left it in order."""
         failed = (
-            classify_failure(outcome, self.terms.device) if isinstance(outcome, CheckResult) else ""
+            classify_failure(outcome, self.config.device)
+            if isinstance(outcome, CheckResult)
+            else ""
         )
         # A cheat may have changed anything in the process.
         in_order = failed != "hack" and not self._lacked_memory(outcome)

@@ -40,7 +40,7 @@ MeasurementRequest: TypeAlias = tuple[TrainingTask, Decoded, float | None, bool]
 # GPU memory of one slot: five CUDA contexts (the slot's, the reference's, the program's, the next
 # program's, that for surprises) of 0.6 GiB with cuBLAS, three arenas of 128 MiB, twice the results
 # of one batch (1 GiB at most). With tensors of 32 MiB six slots took 50 GiB of an H100.
-_LANE_BYTES = 5 << 30
+_SLOT_BYTES = 5 << 30
 # Tensors of the largest size per slot: 20 input sets with the results of eager and float64 here,
 # copies and a ring in the child.
 _SETS = 120
@@ -49,7 +49,7 @@ _SHARE = 0.9
 # Of one slot, see above.
 _CONTEXTS = 5
 # After this number, starting again costs more than a server gains.
-_MOST_FAULTS = 3
+_MAX_FAULTS = 3
 # Until a fault that ended a program has reached the context of its slot.
 _SPREAD_S = 0.05
 # Programs waiting per slot at a reference. With fewer, the present slot is done as soon as a second
@@ -57,26 +57,26 @@ _SPREAD_S = 0.05
 _WORTH_MOVING = 2
 
 
-def count_fitting_slots(wanted: int, device: torch.device, tensor_bytes: int) -> int:
-    """How many slots, at most `wanted`, fit into the free memory of a GPU; at least 1.
+def count_fitting_slots(count: int, device: torch.device, tensor_bytes: int) -> int:
+    """How many slots, at most `count`, fit into the free memory of a GPU; at least 1.
 
     `tensor_bytes`: size of the largest tensor.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
-        return wanted
+        return count
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, min(wanted, int(_SHARE * free) // (_LANE_BYTES + _SETS * tensor_bytes)))
+    return max(1, min(count, int(_SHARE * free) // (_SLOT_BYTES + _SETS * tensor_bytes)))
 
 
 @dataclass
-class _Seat:
-    """One slot's process. `reference`: source of its last reference. `question`, `answer`: the
+class _SlotProcess:
+    """One slot's process. `reference`: source of its last reference. `request`, `answer`: the
     request that it works on, and the future of its result.
     """
 
     pool: ProcessPoolExecutor | None = None
     reference: str = ""
-    question: MeasurementRequest | None = None
+    request: MeasurementRequest | None = None
     answer: Future[Iteration] | None = None
 
 
@@ -91,91 +91,95 @@ class SlotPool:
     `server`: the MPS server, or None. `faults`: how many programs have ended the work of all slots.
     """
 
-    def __init__(self, terms: MeasurementSettings, count: int) -> None:
-        self._terms = terms
+    def __init__(self, config: MeasurementSettings, count: int) -> None:
+        self._config = config
         self.faults = 0
-        self.server = self._begin_server(count)
-        self._seats = [
-            _Seat()
+        self.server = self._start_server(count)
+        self._slots = [
+            _SlotProcess()
             # The server refuses contexts beyond its limit.
             for _ in range(min(count, mps.MOST_CLIENTS // _CONTEXTS) if self.server else count)
         ]
         # Has no server: its context is its own.
-        self._apart = _Seat()
+        self._separate = _SlotProcess()
 
     def close(self) -> None:
         """End all processes. Safe to call twice."""
-        for seat in (*self._seats, self._apart):
-            _vacate(seat)
+        for slot in (*self._slots, self._separate):
+            _end_process(slot)
         if self.server is not None:
             self.server.close()
 
     @property
     def served(self) -> int:
         """How many slots share the GPU through a server."""
-        return len(self._seats) if self.server is not None else 0
+        return len(self._slots) if self.server is not None else 0
 
-    def _begin_server(self, count: int) -> mps.Mps | None:
-        terms = self._terms
-        worth = terms.mps and count > 1 and terms.trust == "own" and terms.device.type == "cuda"
-        return mps.start(terms.device) if worth else None
+    def _start_server(self, count: int) -> mps.Mps | None:
+        config = self._config
+        is_worthwhile = (
+            config.mps and count > 1 and config.trust == "own" and config.device.type == "cuda"
+        )
+        return mps.start(config.device) if is_worthwhile else None
 
-    def answers(self, questions: Sequence[MeasurementRequest]) -> Iterator[Iteration | Cudal1Error]:
+    def answers(self, requests: Sequence[MeasurementRequest]) -> Iterator[Iteration | Cudal1Error]:
         """One answer for each request, in the order of completion. A program that ends the
         processes of two slots has failed.
         """
         waiting: dict[str, deque[MeasurementRequest]] = {}
-        again: set[tuple[str, str]] = set()
-        apart: deque[MeasurementRequest] = deque()
-        for question in questions:
-            waiting.setdefault(question[0].reference, deque()).append(question)
+        repeated: set[tuple[str, str]] = set()
+        separate: deque[MeasurementRequest] = deque()
+        for request in requests:
+            waiting.setdefault(request[0].reference, deque()).append(request)
         while True:
-            for seat in self._seats:
-                if seat.question is None and (reference := self._next(seat, waiting)):
-                    self._give(seat, waiting[reference].popleft())
-            if apart and self._apart.question is None:
-                self._give(self._apart, apart.popleft())
+            for slot in self._slots:
+                if slot.request is None and (reference := self._choose_reference(slot, waiting)):
+                    self._submit(slot, waiting[reference].popleft())
+            if separate and self._separate.request is None:
+                self._submit(self._separate, separate.popleft())
             busy = {
-                seat.answer: seat for seat in (*self._seats, self._apart) if seat.answer is not None
+                slot.answer: slot
+                for slot in (*self._slots, self._separate)
+                if slot.answer is not None
             }
             if not busy:
                 return
-            for done in wait(busy, return_when=FIRST_COMPLETED).done:
-                seat = busy[done]
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                slot = busy[future]
                 # Ended meanwhile, with all others, after a fault.
-                if seat.answer is None:
+                if slot.answer is None:
                     continue
-                question, answer = _taken(seat)
-                name = (question[0].id, question[1].program)
+                request, answer = _take_answer(slot)
+                name = (request[0].id, request[1].program)
                 if isinstance(answer, SharedContextFault):
                     # Any of these programs may have caused the fault: each runs alone now.
-                    apart.extend((question, *self._begin_anew()))
-                elif name not in again and self._lost(seat, answer):
+                    separate.extend((request, *self._restart_slots()))
+                elif name not in repeated and self._has_failed(slot, answer):
                     # Once: the process may have ended through another cause than this program.
-                    again.add(name)
-                    (apart if seat is self._apart else waiting[question[0].reference]).append(
-                        question
+                    repeated.add(name)
+                    (separate if slot is self._separate else waiting[request[0].reference]).append(
+                        request
                     )
                 else:
-                    yield answer or _twice_lost(question)
+                    yield answer or _make_failure(request)
 
-    def _begin_anew(self) -> list[MeasurementRequest]:
+    def _restart_slots(self) -> list[MeasurementRequest]:
         """After a fault: end all slots but the separate one, and start another server. Returns the
         requests that they worked on.
         """
         self.faults += 1
         telemetry.record("judge", "mps", "fault", faults=self.faults)
-        asked = [seat.question for seat in self._seats if seat.question is not None]
-        for seat in self._seats:
-            _vacate(seat)
+        interrupted = [slot.request for slot in self._slots if slot.request is not None]
+        for slot in self._slots:
+            _end_process(slot)
         if self.server is not None:
             self.server.close()
             self.server = (
-                self._begin_server(len(self._seats)) if self.faults < _MOST_FAULTS else None
+                self._start_server(len(self._slots)) if self.faults < _MAX_FAULTS else None
             )
-        return asked
+        return interrupted
 
-    def _lost(self, seat: _Seat, answer: Iteration | Cudal1Error | None) -> bool:
+    def _has_failed(self, slot: _SlotProcess, answer: Iteration | Cudal1Error | None) -> bool:
         """Whether the slot failed, and not the program: its process ended, or found no memory or no
         process.
         """
@@ -184,74 +188,78 @@ class SlotPool:
             return True
         if (
             not isinstance(answer, SandboxError | OutOfDeviceMemory)
-            or len(self._seats) == 1
-            or seat is self._apart
+            or len(self._slots) == 1
+            or slot is self._separate
         ):
             return False
         telemetry.record(
-            "judge", "lane_retired", "training", reason=str(answer), left=len(self._seats) - 1
+            "judge", "lane_retired", "training", reason=str(answer), left=len(self._slots) - 1
         )
-        _vacate(seat)
+        _end_process(slot)
         # Given up, so that the others have more memory and processes; the last one stays.
-        self._seats.remove(seat)
+        self._slots.remove(slot)
         return True
 
-    def _next(self, seat: _Seat, waiting: dict[str, deque[MeasurementRequest]]) -> str:
+    def _choose_reference(
+        self, slot: _SlotProcess, waiting: dict[str, deque[MeasurementRequest]]
+    ) -> str:
         """The reference for whose programs a free slot works next; "" for none."""
-        if waiting.get(seat.reference):
-            return seat.reference
-        there = [other.reference for other in self._seats if other.question is not None]
+        if waiting.get(slot.reference):
+            return slot.reference
+        occupied = [other.reference for other in self._slots if other.request is not None]
         # A new slot takes any reference, as it must start sooner or later.
-        enough = 0 if seat.pool is None else _WORTH_MOVING
-        worth = {
-            reference: len(left) / (1 + there.count(reference))
-            for reference, left in waiting.items()
-            if left and len(left) >= enough * there.count(reference)
+        min_waiting = 0 if slot.pool is None else _WORTH_MOVING
+        programs_per_slot = {
+            reference: len(queue) / (1 + occupied.count(reference))
+            for reference, queue in waiting.items()
+            if queue and len(queue) >= min_waiting * occupied.count(reference)
         }
-        return max(worth, key=lambda reference: worth[reference], default="")
+        return max(
+            programs_per_slot, key=lambda reference: programs_per_slot[reference], default=""
+        )
 
-    def _give(self, seat: _Seat, question: MeasurementRequest) -> None:
+    def _submit(self, slot: _SlotProcess, request: MeasurementRequest) -> None:
         """Submit a request to a slot; in a new process where its process ended while idle."""
-        seat.question, seat.reference = question, question[0].reference
+        slot.request, slot.reference = request, request[0].reference
         # A pool reports the end of its idle process only when a request is submitted.
         for _ in range(2):
-            if seat.pool is None:
+            if slot.pool is None:
                 # Slots import torch once for all, and inherit no CUDA context.
                 context = get_context("forkserver")
                 context.set_forkserver_preload([__name__])
                 served = (
                     self.server.variables
-                    if self.server is not None and seat is not self._apart
+                    if self.server is not None and slot is not self._separate
                     else {}
                 )
-                seat.pool = ProcessPoolExecutor(
-                    1, context, _open_lane, (self._terms, torch.get_num_threads(), served)
+                slot.pool = ProcessPoolExecutor(
+                    1, context, _open_slot, (self._config, torch.get_num_threads(), served)
                 )
             try:
-                seat.answer = seat.pool.submit(_in_lane, question)
+                slot.answer = slot.pool.submit(_measure_in_slot, request)
                 return
             except BrokenProcessPool:
-                _vacate(seat)
+                _end_process(slot)
         raise BrokenProcessPool("a new measuring process broke before it was used")
 
 
-def _taken(seat: _Seat) -> tuple[MeasurementRequest, Iteration | Cudal1Error | None]:
+def _take_answer(slot: _SlotProcess) -> tuple[MeasurementRequest, Iteration | Cudal1Error | None]:
     """Take the finished request of a slot and its answer, None if its process ended."""
-    assert seat.question is not None
-    assert seat.answer is not None
-    question, answer = seat.question, seat.answer
-    seat.question = seat.answer = None
+    assert slot.request is not None
+    assert slot.answer is not None
+    request, answer = slot.request, slot.answer
+    slot.request = slot.answer = None
     try:
-        return question, answer.result()
+        return request, answer.result()
     except BrokenProcessPool:
-        _vacate(seat)
-        return question, None
+        _end_process(slot)
+        return request, None
     except Cudal1Error as error:
-        return question, error
+        return request, error
 
 
-def _twice_lost(question: MeasurementRequest) -> Iteration:
-    task, program, *_ = question
+def _make_failure(request: MeasurementRequest) -> Iteration:
+    task, program, *_ = request
     return Iteration(
         Measured(
             task.id, program.program, "run", detail="the process that measured it ended, twice"
@@ -260,54 +268,57 @@ def _twice_lost(question: MeasurementRequest) -> Iteration:
     )
 
 
-def _vacate(seat: _Seat) -> None:
+def _end_process(slot: _SlotProcess) -> None:
     """End a slot's process, also during a request. The sandboxed processes end with it."""
-    if seat.pool is not None:
-        at_work = seat.answer is not None
-        processes: Mapping[int, Any] = dict(getattr(seat.pool, "_processes", None) or {})
+    if slot.pool is not None:
+        is_busy = slot.answer is not None
+        processes: Mapping[int, Any] = dict(getattr(slot.pool, "_processes", None) or {})
         # An executor cannot interrupt a running task, and an interrupted user would wait for it: so
         # the process is terminated.
-        seat.pool.shutdown(wait=not at_work, cancel_futures=True)
-        for process in processes.values() if at_work else ():
+        slot.pool.shutdown(wait=not is_busy, cancel_futures=True)
+        for process in processes.values() if is_busy else ():
             process.terminate()
             process.join()
-    seat.pool = seat.answer = seat.question = None
-    seat.reference = ""
+    slot.pool = slot.answer = slot.request = None
+    slot.reference = ""
 
 
 # Set in the process of a slot only.
-_terms: MeasurementSettings | None = None
+_config: MeasurementSettings | None = None
 # Whether this process shares the GPU through a server.
 _served = False
-_lane: Slot | None = None
+_slot: Slot | None = None
 
 
-def _open_lane(terms: MeasurementSettings, threads: int, served: Mapping[str, str]) -> None:
-    global _terms, _served
+def _open_slot(config: MeasurementSettings, threads: int, served: Mapping[str, str]) -> None:
+    global _config, _served
     torch.set_num_threads(threads)
     # Before CUDA is initialised, which reads these variables. The server's GPU is then device 0.
     set_environment(served)
-    _terms, _served = replace(terms, device=torch.device("cuda")) if served else terms, bool(served)
+    _config, _served = (
+        replace(config, device=torch.device("cuda")) if served else config,
+        bool(served),
+    )
 
 
-def _in_lane(question: MeasurementRequest) -> Iteration:
-    global _lane
-    if _lane is None:
-        assert _terms is not None
-        _lane = Slot(_terms)
+def _measure_in_slot(request: MeasurementRequest) -> Iteration:
+    global _slot
+    if _slot is None:
+        assert _config is not None
+        _slot = Slot(_config)
     if not _served:
-        return _lane.measure(*question)
+        return _slot.measure(*request)
     sound = False
     try:
-        lap = _lane.measure(*question)
+        iteration = _slot.measure(*request)
         # Other outcomes may come from a fault of the GPU.
-        sound = lap.measured.outcome in ("ok", "wrong", "compile")
-        return lap
+        sound = iteration.measured.outcome in ("ok", "wrong", "compile")
+        return iteration
     finally:
-        _ask_after_the_context(sound)
+        _check_context(sound)
 
 
-def _ask_after_the_context(sound: bool) -> None:
+def _check_context(sound: bool) -> None:
     """Test the context of this process. Raises SharedContextFault where it is lost."""
     # After a program that failed, its fault may take a moment to reach this context.
     if not sound:

@@ -120,10 +120,10 @@ def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
     # in one part.
     turns = _order_tasks(load_split(args.device))[number - 1 :: parts]
     tasks = [task for turn in turns for task in turn if not args.only or task.family in args.only]
-    terms = MeasurementSettings(
+    measurement_settings = MeasurementSettings(
         Settings(), _CONTRACT, device, args.out, rule=_RULE[args.device], trust="own"
     )
-    facts = _describe_conditions(device, terms)
+    facts = _describe_conditions(device, measurement_settings)
     # Before the judge starts its processes, which takes the better part of a minute with many
     # lanes.
     if refusal := _prepare_folder(args.out, args.resume, facts):
@@ -135,7 +135,7 @@ def _measure_landscape(args: argparse.Namespace, device: torch.device) -> int:
         # a quarter as many naive processes: they are asked about refused programs only, and are
         # quicker
         with (
-            JudgeEvaluator(terms, lanes=lanes) as judge,
+            JudgeEvaluator(measurement_settings, slots=lanes) as judge,
             NaivePool(device, workers=-(-lanes // 4), folder=args.out) as naive,
         ):
             survey = Survey(args.out, codec, judge, naive, batch=max(16, _PER_LANE * lanes))
@@ -319,7 +319,9 @@ def _parse_part(text: str) -> tuple[int, int]:
     return number, parts
 
 
-def _describe_conditions(device: torch.device, terms: MeasurementSettings) -> dict[str, Any]:
+def _describe_conditions(
+    device: torch.device, measurement_settings: MeasurementSettings
+) -> dict[str, Any]:
     """How a landscape is measured. Rows that were measured in another way cannot be mixed with it."""
     cuda = device.type == "cuda"
     return {
@@ -333,11 +335,11 @@ def _describe_conditions(device: torch.device, terms: MeasurementSettings) -> di
         "package": __version__,
         # All that decides what a speed-up is: a change of any of these makes new rows incomparable
         # with old ones.
-        "plan": asdict(terms.plan),
-        "contract": asdict(terms.contract),
-        "rule": terms.rule,
-        "clock": "GPU" if terms.queued else "wall",
-        "baseline": terms.baseline,
+        "plan": asdict(measurement_settings.plan),
+        "contract": asdict(measurement_settings.contract),
+        "rule": measurement_settings.rule,
+        "clock": "GPU" if measurement_settings.queued else "wall",
+        "baseline": measurement_settings.baseline,
     }
 
 

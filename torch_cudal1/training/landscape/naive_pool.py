@@ -42,7 +42,7 @@ class _WorkerState(threading.local):
 
 class NaivePool:
     """Measures by the naive rule in several processes. Use it as a context manager. `folder`: of
-    the locks of the judge's lanes, if they measure on the same device at the same time.
+    the locks of the judge's slots, if they measure on the same device at the same time.
     """
 
     def __init__(
@@ -153,6 +153,6 @@ class NaivePool:
         if self._state.gate is None:
             self._state.gate = GpuReadWriteLock(self._folder, self._device)
             self._gates.append(self._state.gate)
-        # Shared with the judge's lanes that validate; a lane that times waits until all of them
+        # Shared with the judge's slots that validate; a slot that times waits until all of them
         # have left.
         return self._state.gate.shared()

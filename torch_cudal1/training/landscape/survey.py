@@ -57,11 +57,11 @@ PendingRow: TypeAlias = tuple[LandscapeRow, Future[float | None]]
 
 
 class BatchEvaluator(Protocol):
-    """What `judge.pool.evaluator.JudgeEvaluator` does for several tasks at once. `told`: called
+    """What `judge.pool.evaluator.JudgeEvaluator` does for several tasks at once. `on_measurement`: called
     with each measurement as it is made.
     """
 
-    told: Callable[[Measured], None] | None
+    on_measurement: Callable[[Measured], None] | None
 
     def measure_all(self, questions: Sequence[Question]) -> list[list[Measured]]:
         """One measurement for each program of each task, in order."""
@@ -113,7 +113,7 @@ class Survey:
         self, tasks: Sequence[TrainingTask], journal: SampleJournal
     ) -> Iterator[list[Question]]:
         """Yield batches of at most `batch` programs. The end of a task and the beginning of the
-        next share a batch, so that no lane is idle.
+        next share a batch, so that no slot is idle.
         """
         questions: list[Question] = []
         free_places = min(self.batch, _FIRST_BATCH)
@@ -154,7 +154,7 @@ class Survey:
 
         # Not for the very first batch of a folder: rows of a machine on which nothing runs must not
         # be written.
-        self.judge.told = record_once if journal.keys() else None
+        self.judge.on_measurement = record_once if journal.keys() else None
         answers = self.judge.measure_all(questions)
         measurements = [measurement for answer in answers for measurement in answer]
         if not journal.keys():
