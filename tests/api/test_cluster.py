@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_fleet_worker import comparable, planted
+from tests.api.test_fleet_worker import comparable, plant_target
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.api.fleet import cluster
 from torch_cudal1.api.fleet.cluster import RayPool, run_on_cluster, store_files
@@ -82,7 +82,10 @@ def result(**changes: Any) -> WarmupAnswer:
 
 def run(order: WarmupOrder, ray: Ray, *tasks: WarmupTask) -> tuple[WarmupAnswer, ...]:
     return run_tasks(
-        tasks, RayPool(order, "auto", ray), journal_for(order, tasks), lambda what, fraction: None
+        tasks,
+        RayPool(order, "auto", ray),
+        journal_for(order, tasks),
+        lambda activity, fraction: None,
     ).answers
 
 
@@ -96,17 +99,17 @@ def test_tasks_go_to_the_cluster_with_one_device_each_and_whole_paths(
 ) -> None:
     (tmp_path / "model.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    seen: list[str] = []
+    events: list[str] = []
 
-    def does(told: Any, target: str, signature: str, mark: str) -> Any:
-        assert WarmupOrder.from_json(told) == order
+    def does(received: Any, target: str, signature: str, mark: str) -> Any:
+        assert WarmupOrder.from_json(received) == order
         assert Path(mark).is_file()
-        seen.append(target)
+        events.append(target)
         return {"answer": result().to_json(), "files": {}}
 
     ray = Ray(does, CPU=3.0)
     answers = run(order, ray, WarmupTask("model.py:a"), WarmupTask("package.module:b"))
-    assert sorted(seen) == sorted([f"{tmp_path}/model.py:a", "package.module:b"])
+    assert sorted(events) == sorted([f"{tmp_path}/model.py:a", "package.module:b"])
     assert [answer.task.target for answer in answers] == ["model.py:a", "package.module:b"]
     assert [answer.result.target for answer in answers if answer.result] == [
         "model.py:a",
@@ -154,7 +157,7 @@ def test_a_task_that_dies_there_is_given_out_once_more(order: WarmupOrder) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "told"),
+    ("name", "content", "reason"),
     [
         ("../outside.safetensors", b"", "no place in a cache"),
         ("/tmp/outside.safetensors", b"", "no place in a cache"),
@@ -167,17 +170,17 @@ def test_a_task_that_dies_there_is_given_out_once_more(order: WarmupOrder) -> No
     ids=["up", "absolute", "up inside", "elsewhere", "half", "another key", "alias"],
 )
 def test_files_that_are_broken_or_lie_about_their_place_are_not_stored(
-    order: WarmupOrder, name: str, data: bytes, told: str
+    order: WarmupOrder, name: str, content: bytes, reason: str
 ) -> None:
     cache = LocalCache(order.settings.cache_dir)
-    assert told in store_files({name: data}, cache)
+    assert reason in str(store_files({name: content}, cache))
     assert not cache.root.exists()
     answer = run(
         order,
-        Ray(lambda *args: {"answer": result().to_json(), "files": {name: data}}, CPU=1),
+        Ray(lambda *args: {"answer": result().to_json(), "files": {name: content}}, CPU=1),
         WarmupTask("t"),
     )[0]
-    assert told in answer.died
+    assert reason in answer.died
 
 
 def test_a_decision_that_is_here_already_stays_unless_its_machine_changed(
@@ -185,27 +188,27 @@ def test_a_decision_that_is_here_already_stays_unless_its_machine_changed(
 ) -> None:
     cache = LocalCache(order.settings.cache_dir)
     cache.put(make_entry(package="here"))
-    assert store_files({PLACE: encode_entry(make_entry(package="there"))}, cache) == ""
+    assert store_files({PLACE: encode_entry(make_entry(package="there"))}, cache) is None
     assert cache.get(KEY, HERE, CONTRACT).entry.package == "here"  # type: ignore[union-attr]
     newer = make_entry(package="there").target.__class__(**{**vars(HERE), "torch": "9.9"})
     assert (
-        store_files({PLACE: encode_entry(make_entry(package="there", target=newer))}, cache) == ""
+        store_files({PLACE: encode_entry(make_entry(package="there", target=newer))}, cache) is None
     )
     assert cache.get(KEY, newer, CONTRACT).entry.package == "there"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_work_itself_is_what_a_local_worker_does(tmp_path: Path, shared: bool) -> None:
-    file, order = planted(tmp_path)
+    file, order = plant_target(tmp_path)
     task = WarmupTask(f"{file}:make")
     mark = tmp_path / "mark"
     mark.touch()
     if shared:
-        told = run_on_cluster(order.to_json(), task.target, "", str(mark))
-        assert comparable(WarmupAnswer.from_json(told["answer"])) == comparable(
-            run_task(order, task, lambda what, fraction: None)
+        answer = run_on_cluster(order.to_json(), task.target, "", str(mark))
+        assert comparable(WarmupAnswer.from_json(answer["answer"])) == comparable(
+            run_task(order, task, lambda activity, fraction: None)
         )
-        assert told["files"] == {}
+        assert answer["files"] == {}
         return
     bad = run_on_cluster(order.to_json(), f"{file}:bad", "", str(tmp_path / "not here"))
     assert "no such checkpoint" in bad["answer"]["unusable"]
@@ -215,22 +218,24 @@ def test_the_work_itself_is_what_a_local_worker_does(tmp_path: Path, shared: boo
 def test_what_a_machine_without_the_folder_decides_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, order = planted(tmp_path)
-    seen: list[Path] = []
+    file, order = plant_target(tmp_path)
+    folders: list[Path] = []
 
-    def decides(told: WarmupOrder, task: WarmupTask, say: object) -> WarmupAnswer:
-        seen.append(told.settings.cache_dir)
-        LocalCache(told.settings.cache_dir).put(make_entry())
-        LocalCache(told.settings.cache_dir).put_decision_record("cd" * 32, {"a": 1}, HERE, CONTRACT)
+    def decides(received: WarmupOrder, task: WarmupTask, say: object) -> WarmupAnswer:
+        folders.append(received.settings.cache_dir)
+        LocalCache(received.settings.cache_dir).put(make_entry())
+        LocalCache(received.settings.cache_dir).put_decision_record(
+            "cd" * 32, {"a": 1}, HERE, CONTRACT
+        )
         return result()
 
     monkeypatch.setattr(cluster, "run_task", decides)
-    told = run_on_cluster(order.to_json(), f"{file}:make", "", "")
-    assert seen[0] != order.settings.cache_dir
-    assert not seen[0].exists()
-    assert set(told["files"]) == {PLACE, str(record_path(Path(), "cd" * 32, HERE, CONTRACT))}
+    reason = run_on_cluster(order.to_json(), f"{file}:make", "", "")
+    assert folders[0] != order.settings.cache_dir
+    assert not folders[0].exists()
+    assert set(reason["files"]) == {PLACE, str(record_path(Path(), "cd" * 32, HERE, CONTRACT))}
     fresh = LocalCache(tmp_path / "fresh")
-    assert store_files(told["files"], fresh) == ""
+    assert store_files(reason["files"], fresh) is None
     assert fresh.get_decision_record("cd" * 32, HERE, CONTRACT) == {"a": 1}
 
 
@@ -268,14 +273,16 @@ def test_ray_itself_carries_tasks_out(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path))  # Ray writes a token there
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray = pytest.importorskip("ray", reason=why)
-    file, order = planted(tmp_path)
+    file, order = plant_target(tmp_path)
     deadly = tmp_path / "deadly.py"
     deadly.write_text("import os\ndef make():\n    os._exit(3)\n")
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     tasks = [WarmupTask(f"{file}:make"), WarmupTask(f"{deadly}:make")]
     answer, died = run_tasks(
-        tasks, RayPool(order), journal_for(order, tasks), lambda what, fraction: None
+        tasks, RayPool(order), journal_for(order, tasks), lambda activity, fraction: None
     ).answers
-    assert comparable(answer) == comparable(run_task(order, tasks[0], lambda what, fraction: None))
+    assert comparable(answer) == comparable(
+        run_task(order, tasks[0], lambda activity, fraction: None)
+    )
     assert died.died.startswith("given out 2 times")
     assert not ray.is_initialized()

@@ -22,7 +22,7 @@ KERNELBENCH = HEAD + (
 )
 
 
-def written(folder: Path, source: str, name: str = "model.py") -> Path:
+def write_target(folder: Path, source: str, name: str = "model.py") -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
@@ -30,7 +30,7 @@ def written(folder: Path, source: str, name: str = "model.py") -> Path:
 
 
 def test_a_file_and_a_callable_give_the_module_and_its_inputs(tmp_path: Path) -> None:
-    path = written(tmp_path, PAIR)
+    path = write_target(tmp_path, PAIR)
     (loaded,) = load(f"{path}:build")
     assert loaded.name == f"{path}:build"
     assert loaded.module(*loaded.inputs).shape == (4, 2)
@@ -39,8 +39,8 @@ def test_a_file_and_a_callable_give_the_module_and_its_inputs(tmp_path: Path) ->
 def test_a_package_and_a_callable_are_found_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written(tmp_path, PAIR, "cudal1_test_package/inner.py")
-    written(tmp_path, "", "cudal1_test_package/__init__.py")
+    write_target(tmp_path, PAIR, "cudal1_test_package/inner.py")
+    write_target(tmp_path, "", "cudal1_test_package/__init__.py")
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
     (loaded,) = load("cudal1_test_package.inner:build")
@@ -52,7 +52,7 @@ def test_a_package_and_a_callable_are_found_from_the_current_folder(
 def test_a_kernelbench_file_is_built_from_its_three_names(
     tmp_path: Path, init: str, scale: float
 ) -> None:
-    (loaded,) = load(str(written(tmp_path, KERNELBENCH % init)))
+    (loaded,) = load(str(write_target(tmp_path, KERNELBENCH % init)))
     assert loaded.module.scale == scale
     assert loaded.inputs[0].shape == (2, 5)
 
@@ -61,15 +61,15 @@ def test_a_folder_gives_its_kernelbench_files_in_natural_order_and_runs_no_other
     tmp_path: Path,
 ) -> None:
     for name in ("10_b.py", "2_a.py", "deep/1_c.py"):
-        written(tmp_path, KERNELBENCH % "[5]", name)
-    written(tmp_path, "raise SystemExit('a helper was run')\n", "helper.py")
+        write_target(tmp_path, KERNELBENCH % "[5]", name)
+    write_target(tmp_path, "raise SystemExit('a helper was run')\n", "helper.py")
     assert [Path(name).name for name in expand(str(tmp_path))] == ["2_a.py", "10_b.py", "1_c.py"]
     assert len(load(str(tmp_path))) == 3
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
-    first = written(tmp_path, PAIR, "a/model.py")
-    second = written(tmp_path, PAIR.replace("3, 2", "3, 7"), "b/model.py")
+    first = write_target(tmp_path, PAIR, "a/model.py")
+    second = write_target(tmp_path, PAIR.replace("3, 2", "3, 7"), "b/model.py")
     widths = [load(f"{path}:build")[0].module.out_features for path in (first, second)]
     assert widths == [2, 7]
 
@@ -77,7 +77,7 @@ def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
 def test_weights_and_inputs_are_the_same_at_every_load_and_the_users_random_state_is_untouched(
     tmp_path: Path,
 ) -> None:
-    path = written(tmp_path, PAIR)
+    path = write_target(tmp_path, PAIR)
     state = torch.random.get_rng_state()
     first, second = (load(f"{path}:build")[0] for _ in range(2))
     assert torch.equal(first.module.weight, second.module.weight)
@@ -86,7 +86,7 @@ def test_weights_and_inputs_are_the_same_at_every_load_and_the_users_random_stat
 
 
 def test_a_single_tensor_and_nested_containers_are_inputs(tmp_path: Path) -> None:
-    path = written(
+    path = write_target(
         tmp_path,
         HEAD
         + "def one(): return nn.ReLU(), torch.ones(2)\ndef deep(): return nn.ReLU(), ([torch.ones(2), {'k': 1}],)\n",
@@ -152,7 +152,7 @@ BROKEN = [
 def test_a_broken_file_is_told_in_one_paragraph(
     tmp_path: Path, source: str, callable_name: str, problem: str
 ) -> None:
-    path = written(tmp_path, HEAD + source + "\n")
+    path = write_target(tmp_path, HEAD + source + "\n")
     with pytest.raises(TargetError) as caught:
         load(f"{path}:{callable_name}" if callable_name else str(path))
     assert problem in str(caught.value)
@@ -160,7 +160,7 @@ def test_a_broken_file_is_told_in_one_paragraph(
 
 
 def test_a_file_whose_import_failed_leaves_no_half_made_module(tmp_path: Path) -> None:
-    path = written(tmp_path, HEAD + "raise RuntimeError('at import')\n")
+    path = write_target(tmp_path, HEAD + "raise RuntimeError('at import')\n")
     with pytest.raises(TargetError):
         load(f"{path}:build")
     assert not [
@@ -190,7 +190,9 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
 
 
 def test_the_place_of_an_error_is_in_the_users_file_not_in_torch(tmp_path: Path) -> None:
-    path = written(tmp_path, HEAD + "def build():\n    return nn.Linear(-1, 2), (torch.ones(1),)\n")
+    path = write_target(
+        tmp_path, HEAD + "def build():\n    return nn.Linear(-1, 2), (torch.ones(1),)\n"
+    )
     with pytest.raises(TargetError) as caught:
         load(f"{path}:build")
     assert f"{path}:4 in build" in str(caught.value)
@@ -199,7 +201,7 @@ def test_the_place_of_an_error_is_in_the_users_file_not_in_torch(tmp_path: Path)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_device_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="cannot be moved to 'cuda'"):
-        load(f"{written(tmp_path, PAIR)}:build", device="cuda")
+        load(f"{write_target(tmp_path, PAIR)}:build", device="cuda")
 
 
 def test_inputs_that_do_not_fit_are_the_targets_problem() -> None:

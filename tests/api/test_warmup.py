@@ -39,7 +39,7 @@ class Accelerated:
 
 
 @pytest.fixture
-def accelerated(monkeypatch: pytest.MonkeyPatch, clean: None) -> Accelerated:
+def accelerator(monkeypatch: pytest.MonkeyPatch, clean: None) -> Accelerated:
     accelerated = Accelerated()
     monkeypatch.setattr(warmup_module, "accelerate", accelerated.accelerate)
     monkeypatch.setattr(warmup_module, "is_on_trial", lambda module: False)
@@ -68,40 +68,40 @@ def target(tmp_path: Path) -> str:
 
 
 def test_a_warm_up_tunes_and_records_nothing_whatever_its_settings(
-    target: str, accelerated: Accelerated, tmp_path: Path
+    target: str, accelerator: Accelerated, tmp_path: Path
 ) -> None:
     settings = Settings(cache_dir=tmp_path, on_miss="baseline", record=tmp_path / "calls")
     (result,) = warmup(target, settings=settings)
-    (used,) = accelerated.settings
+    (used,) = accelerator.settings
     assert (used.on_miss, used.record, used.cache_dir) == ("tune", None, tmp_path)
     assert (result.error, result.built, result.reused) == (None, 0, 0)
     assert result.explanation is not None
-    assert len(accelerated.restored) == 1
+    assert len(accelerator.restored) == 1
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_gradients_are_on_for_training_only(training: bool, accelerated: Accelerated) -> None:
+def test_gradients_are_on_for_training_only(training: bool, accelerator: Accelerated) -> None:
     warm(make_loaded(), Settings(), training=training)
-    assert accelerated.grad_modes == [training]
+    assert accelerator.grad_modes == [training]
 
 
-def test_candidates_and_entries_of_this_target_are_counted(accelerated: Accelerated) -> None:
+def test_candidates_and_entries_of_this_target_are_counted(accelerator: Accelerated) -> None:
     telemetry.count("candidates_judged", 5)
 
     def count() -> None:
         telemetry.count("candidates_judged", 2)
         telemetry.count("entries_reused", 3)
 
-    accelerated.act = count
+    accelerator.act = count
     result = warm(make_loaded(), Settings())
     assert (result.built, result.reused) == (2, 3)
 
 
-def test_a_failure_is_the_error_of_its_result(accelerated: Accelerated) -> None:
+def test_a_failure_is_the_error_of_its_result(accelerator: Accelerated) -> None:
     def fail() -> None:
         raise ValueError("no such kernel")
 
-    accelerated.act = fail
+    accelerator.act = fail
     result = warm(make_loaded(), Settings())
     assert result.error == "ValueError: no such kernel"
     assert result.explanation is None
@@ -112,18 +112,18 @@ def test_a_failure_is_the_error_of_its_result(accelerated: Accelerated) -> None:
     [("fallback", "it broke"), ("not_stored", "decided, but not stored: it broke")],
 )
 def test_a_failure_that_serving_survives_is_an_error_of_the_warm_up(
-    event: str, error: str, accelerated: Accelerated
+    event: str, error: str, accelerator: Accelerated
 ) -> None:
     telemetry.record("cache", event, "another region", reason="before this target")
     assert warm(make_loaded(), Settings()).error is None
-    accelerated.act = lambda: telemetry.record("cache", event, "region", reason="it broke")
+    accelerator.act = lambda: telemetry.record("cache", event, "region", reason="it broke")
     result = warm(make_loaded(), Settings())
     assert result.error == error
     assert result.explanation is not None
 
 
 def test_a_trial_of_several_graphs_gets_its_calls(
-    accelerated: Accelerated, monkeypatch: pytest.MonkeyPatch
+    accelerator: Accelerated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, calls = make_loaded(), []
     loaded.module.register_forward_hook(lambda *_: calls.append(1))
@@ -134,8 +134,8 @@ def test_a_trial_of_several_graphs_gets_its_calls(
 
 
 def test_inputs_that_do_not_fit_are_the_targets_problem(
-    target: str, accelerated: Accelerated
+    target: str, accelerator: Accelerated
 ) -> None:
     with pytest.raises(TargetError):
         warmup(f"{target}_wrong", settings=Settings())
-    assert accelerated.settings == []
+    assert accelerator.settings == []

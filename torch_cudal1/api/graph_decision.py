@@ -35,7 +35,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import device_of
 from torch_cudal1.graph.capture import is_dynamic
-from torch_cudal1.graph.graph_digest import Unnamed, graph_digest, graph_outline
+from torch_cudal1.graph.graph_digest import graph_digest, graph_outline
 from torch_cudal1.store.context import TuneContext, make_context
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def decide_graph(
     digest = graph_digest(
         gm, inputs, extra=[repr(context.target), repr(sorted(options.items(), key=str))]
     )
-    name = None if isinstance(digest, Unnamed) else digest
+    name = None if isinstance(digest, Refusal) else digest
     request = _GraphRequest(gm, inputs, context, options, name, on_choices)
     result = reach_consensus(
         # Ranks compare graphs by this text. A graph without a stable name still needs one that is

@@ -27,7 +27,7 @@ from torch.utils import _pytree
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.core.kernelbench_format import NAMES, constructor_arguments
 
-__all__ = ["Loaded", "expand", "load", "move_to_device", "try_call"]
+__all__ = ["LoadedTarget", "expand", "load", "move_to_device", "try_call"]
 
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 # Weights and inputs of a target are the same at every load, so that results can be compared.
@@ -35,7 +35,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedTarget:
     """A module and the positional inputs to call it with; `name` is the target's, for tables."""
 
     name: str
@@ -43,7 +43,7 @@ class Loaded:
     inputs: tuple[Any, ...]
 
 
-def load(target: str, *, device: str | None = None) -> tuple[Loaded, ...]:
+def load(target: str, *, device: str | None = None) -> tuple[LoadedTarget, ...]:
     """Every module that `target` leads to, on `device` if given ("cpu", "cuda"), else where the
     target put it.
 
@@ -79,7 +79,7 @@ def expand(target: str) -> tuple[str, ...]:
     return targets
 
 
-def try_call(loaded: Loaded) -> None:
+def try_call(loaded: LoadedTarget) -> None:
     """Call the module once, as it is, without gradients, so that inputs that do not fit are
     reported as the target's problem.
 
@@ -98,7 +98,7 @@ def try_call(loaded: Loaded) -> None:
         ) from error
 
 
-def _load_one(target: str, device: str | None) -> Loaded:
+def _load_one(target: str, device: str | None) -> LoadedTarget:
     source, name = _split(target)
     path = Path(source).expanduser()
     # A name that ends with .py is never a package, so a misspelt file is reported as a missing
@@ -114,7 +114,7 @@ def _load_one(target: str, device: str | None) -> Loaded:
             target,
             f"there is no file or folder {source!r}, and no ':callable' says what to call in a package",
         )
-    return _place_on_device(target, Loaded(target, *_check_pair(target, built)), device)
+    return _place_on_device(target, LoadedTarget(target, *_check_pair(target, built)), device)
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -301,12 +301,12 @@ def move_to_device(
     )
 
 
-def _place_on_device(target: str, loaded: Loaded, device: str | None) -> Loaded:
+def _place_on_device(target: str, loaded: LoadedTarget, device: str | None) -> LoadedTarget:
     try:
         return (
             loaded
             if device is None
-            else Loaded(loaded.name, *move_to_device(loaded.module, loaded.inputs, device))
+            else LoadedTarget(loaded.name, *move_to_device(loaded.module, loaded.inputs, device))
         )
     except (RuntimeError, AssertionError) as error:
         # AssertionError: torch was built without CUDA. RuntimeError: no GPU, or out of memory.

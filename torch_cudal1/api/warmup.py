@@ -22,7 +22,7 @@ from torch_cudal1.api.recording.replay import (
     list_recorded_calls,
     read_recording,
 )
-from torch_cudal1.api.targets import Loaded, load, try_call
+from torch_cudal1.api.targets import LoadedTarget, load, try_call
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.report import Explanation
@@ -93,7 +93,11 @@ def _warm_recorded(
 
 
 def warm(
-    loaded: Loaded, settings: Settings, *, progress: Progress | None = None, training: bool = False
+    loaded: LoadedTarget,
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    training: bool = False,
 ) -> WarmupResult:
     """Tune one loaded target under `settings` as they are; a failure of this package is the
     error of the result.
@@ -132,7 +136,7 @@ def warm(
     )
 
 
-def _finish_trial(loaded: Loaded) -> None:
+def _finish_trial(loaded: LoadedTarget) -> None:
     """Make the calls, or training steps, that decide about a forward in several graphs: during a
     warm-up no other caller makes any.
     """

@@ -131,7 +131,7 @@ def add_with_inductor(parser: argparse.ArgumentParser) -> None:
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 warmup`."""
-    # Each of these is a whole pool; two of them would be two owners of the GPUs.
+    # A run has one pool of workers, and each of these options makes one.
     pool = parser.add_mutually_exclusive_group()
     pool.add_argument(
         "--devices",
@@ -231,7 +231,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 def add_coverage(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cudal1 coverage`."""
     parser.add_argument(
-        # Names that end with .lock are locks, so that a build script needs no second option.
+        # `supply.coverage` reads a name that ends with .lock as a lock.
         "target",
         metavar="WHAT",
         nargs="+",

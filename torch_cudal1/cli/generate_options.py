@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--llm",
-        # No default server: the target's source is sent to it, which must be a decision.
+        # No default: the target's source is sent to this server.
         required=True,
         metavar="URL|MODEL",
         help="server such as http://localhost:8000/v1, or model folder",

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.core.refusal import Refusal
 
 __all__ = [
     "Call",
@@ -49,8 +50,8 @@ _UNCOPIED_TYPES = (
 
 
 class FunctionalModule(torch.nn.Module):
-    """One call of a module. `tensors` are those among its arguments, `problem` says why it cannot
-    be served ("" if it can).
+    """One call of a module. `tensors` are those among its arguments, `refusal` says why it cannot
+    be served.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class FunctionalModule(torch.nn.Module):
         strange = next(
             (t for t in self.tensors if t.layout != torch.strided or t.is_quantized), None
         )
-        self.problem = (
-            ""
+        self.refusal = (
+            None
             if strange is None
-            else f"an input is {_describe(strange)}, only plain strided tensors are served"
+            else Refusal(f"an input is {_describe(strange)}, only plain strided tensors are served")
         )
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -11,23 +11,16 @@ from __future__ import annotations
 import hashlib
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from torch_cudal1.core.errors import ProgramError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import canonical_json, encode_arg, tensor_digest
 
-__all__ = ["Unnamed", "graph_digest", "graph_outline"]
-
-
-@dataclass(frozen=True)
-class Unnamed:
-    """Why a graph has no digest."""
-
-    reason: str
+__all__ = ["graph_digest", "graph_outline"]
 
 
 class _CannotNameError(Exception):
@@ -36,7 +29,7 @@ class _CannotNameError(Exception):
 
 def graph_digest(
     module: fx.GraphModule, inputs: Sequence[Any], extra: Sequence[str] = ()
-) -> str | Unnamed:
+) -> str | Refusal:
     """sha256 over the graph, its inputs' specs, torch's version and modes, and `extra` (settings
     that matter).
     """
@@ -49,7 +42,7 @@ def graph_digest(
             "extra": [torch.__version__, *extra],
         }
     except _CannotNameError as problem:
-        return Unnamed(str(problem))
+        return Refusal(str(problem))
     # Canonical JSON: key order and spacing must not change the digest.
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 

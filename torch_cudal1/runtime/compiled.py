@@ -33,7 +33,7 @@ from torch_cudal1.ir.program import (
 
 __all__ = ["compile_program"]
 
-Load: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], driver.Loaded]
+Load: TypeAlias = Callable[[torch.Tensor, Launch, torch.device], driver.LoadedLaunch]
 _InlinedStep: TypeAlias = "Aten | Alloc | _Kernel"
 
 
@@ -173,7 +173,7 @@ def _renumber(
 
 
 def _pack_step(
-    step: _InlinedStep, kernel: driver.Loaded | None, device: torch.device
+    step: _InlinedStep, kernel: driver.LoadedLaunch | None, device: torch.device
 ) -> tuple[Any, ...]:
     """A step as the tuple that csrc/plan_build.cpp reads."""
     if isinstance(step, Alloc):

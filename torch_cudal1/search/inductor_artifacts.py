@@ -60,11 +60,11 @@ _placed_names: set[str] = set()  # what this process has put in place, or could 
 # -S and -E: the shim must not import site packages or obey PYTHON variables.
 _COMPILER_SHIM = """#!{python} -SE
 import base64, sys
-told = {told!r}.get(sys.argv[1] if len(sys.argv) == 2 else "")
-if told is None:
+answer = {answers!r}.get(sys.argv[1] if len(sys.argv) == 2 else "")
+if answer is None:
     sys.exit("this machine has no C++ compiler, and what is asked for was not compiled ahead")
-sys.stdout.buffer.write(base64.b64decode(told[0]))
-sys.stderr.buffer.write(base64.b64decode(told[1]))
+sys.stdout.buffer.write(base64.b64decode(answer[0]))
+sys.stderr.buffer.write(base64.b64decode(answer[1]))
 """
 
 
@@ -115,13 +115,13 @@ def provide_artifacts(keys: Sequence[str], place: TuneContext) -> Iterator[None]
             yield
 
 
-def store_artifacts(keys: Sequence[str], folder: Path, place: TuneContext) -> str:
-    """Remember the Inductor cache `folder` for these regions; why it could not be, "" if it was or
-    holds nothing.
-    """
+def store_artifacts(keys: Sequence[str], folder: Path, place: TuneContext) -> Refusal | None:
+    """Remember the Inductor cache `folder` for these regions, unless it holds nothing."""
     files = pack_folder(folder)
-    if isinstance(files, Refusal) or not files:
-        return files.reason if isinstance(files, Refusal) else ""
+    if isinstance(files, Refusal):
+        return files
+    if not files:
+        return None
     value = {
         "regions": list(keys),
         "inductor": files,
@@ -131,7 +131,7 @@ def store_artifacts(keys: Sequence[str], folder: Path, place: TuneContext) -> st
     stored = place.cache.put_decision_record(
         _record_name(keys, place), value, place.target, place.contract
     )
-    return stored.reason if isinstance(stored, Refusal) else ""
+    return stored if isinstance(stored, Refusal) else None
 
 
 def read_compiler_answers() -> dict[str, list[str]] | None:
@@ -215,5 +215,5 @@ def _shim_compiler(recorded: object) -> Iterator[None]:
         # The record comes from a file, so only known options are taken out of it.
         if option in recorded
     }
-    with script_on_path(_COMPILER, _COMPILER_SHIM.format(python=sys.executable, told=answers)):
+    with script_on_path(_COMPILER, _COMPILER_SHIM.format(python=sys.executable, answers=answers)):
         yield

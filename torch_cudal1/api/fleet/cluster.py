@@ -94,9 +94,9 @@ class RayPool:
             ) from error
         answer = WarmupAnswer.from_json(message["answer"])
         # The files came over the network: they are checked like a folder of unknown origin.
-        refused = store_files(message["files"], LocalCache(self._order.settings.cache_dir))
-        if refused and answer.result is not None and not answer.result.error:
-            raise WorkerDiedError("a worker of the cluster", f"sent what was not stored: {refused}")
+        refusal = store_files(message["files"], LocalCache(self._order.settings.cache_dir))
+        if refusal is not None and answer.result is not None and not answer.result.error:
+            raise WorkerDiedError("a worker of the cluster", f"sent what was not stored: {refusal}")
         # On the cluster the target had its file's whole path; users know it by the name they gave.
         result = answer.result and replace(answer.result, target=task.target)
         return replace(answer, task=task, result=result)
@@ -136,11 +136,10 @@ def run_on_cluster(
         }
 
 
-def store_files(files: Mapping[str, bytes], cache: LocalCache) -> str:
+def store_files(files: Mapping[str, bytes], cache: LocalCache) -> Refusal | None:
     """Store the files of another cache, if all are whole and lie at their own place.
 
-    `files`: content by path below the cache folder. Returns "" or the reason for storing nothing
-    more.
+    `files`: content by path below the cache folder. After a refusal nothing more is stored.
     """
     with tempfile.TemporaryDirectory(prefix="cudal1-cluster-") as folder:
         root, paths = Path(folder), []
@@ -148,12 +147,12 @@ def store_files(files: Mapping[str, bytes], cache: LocalCache) -> str:
             path = PurePosixPath(name)
             # A name from another machine must not lead to a file outside of the cache.
             if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("v1",):
-                return f"{name!r} is no place in a cache"
+                return Refusal(f"{name!r} is no place in a cache")
             write_file(root / path, data)
             paths.append(path)
         # All files are checked in a scratch folder before the first one enters the cache.
         if broken := LocalCache(root).verify():
-            return f"{broken[0].path.relative_to(root)}: {broken[0].reason}"
+            return Refusal(f"{broken[0].path.relative_to(root)}: {broken[0].reason}")
         for path in paths:
             data = (root / path).read_bytes()
             # A decision made here meanwhile stays: processes may run it already.
@@ -161,8 +160,8 @@ def store_files(files: Mapping[str, bytes], cache: LocalCache) -> str:
                 continue
             stored = write_file(cache.root / path, data)
             if isinstance(stored, Refusal):
-                return stored.reason
-    return ""
+                return stored
+    return None
 
 
 def _is_decided(data: bytes, path: Path) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, call_record_of
 from torch_cudal1.api.recording.replay import in_mode, list_recorded_calls
-from torch_cudal1.api.targets import Loaded, load, try_call
+from torch_cudal1.api.targets import LoadedTarget, load, try_call
 from torch_cudal1.api.warmup import warm
 from torch_cudal1.core.errors import TargetError
 from torch_cudal1.core.settings import Settings
@@ -52,7 +52,7 @@ def run_task(
 
 def _run_recorded_call(
     task: WarmupTask,
-    loaded: Loaded,
+    loaded: LoadedTarget,
     settings: Settings,
     progress: Callable[[str, float | None], None],
 ) -> WarmupAnswer:

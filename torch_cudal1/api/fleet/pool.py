@@ -116,8 +116,8 @@ def run_tasks(
         answers[task] = answer
         board.finish(task)
         # A journal that cannot be written is reported once, not for each task.
-        problem = journal.add(answer) if answer.is_finished and not problems else ""
-        problems.extend([problem] if problem else [])
+        if answer.is_finished and not problems and (refusal := journal.add(answer)):
+            problems.append(refusal.reason)
 
     try:
         if open_tasks:

@@ -59,8 +59,8 @@ class WarmupJournal:
             if self._still_stored(answer)
         }
 
-    def add(self, answer: WarmupAnswer) -> str:
-        """Append a finished task. Returns "" when it is on the disk, else the reason."""
+    def add(self, answer: WarmupAnswer) -> Refusal | None:
+        """Append a finished task, to the disk; a refusal where it cannot be written."""
         line = (
             json.dumps({"task": answer.task.identity, "answer": answer.to_json()}, allow_nan=False)
             + "\n"
@@ -75,8 +75,10 @@ class WarmupJournal:
                 # Synced, so that a task that was reported as finished stays so after a crash.
                 os.fsync(file.fileno())
         except OSError as error:
-            return f"{self.path} cannot be written, so an interrupted warm-up would start again: {type(error).__name__}: {error}"
-        return ""
+            return Refusal(
+                f"{self.path} cannot be written, so an interrupted warm-up would start again: {type(error).__name__}: {error}"
+            )
+        return None
 
     def close(self) -> None:
         """Delete the file: all tasks are finished."""

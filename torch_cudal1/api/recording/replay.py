@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from torch_cudal1.api.recording.recorder import identity_of
-from torch_cudal1.api.targets import Loaded
+from torch_cudal1.api.targets import LoadedTarget
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.call_signature import FormError, describe, make_inputs
 from torch_cudal1.core.errors import TargetError
@@ -37,7 +37,7 @@ class RecordedCall:
     why it cannot be made.
     """
 
-    loaded: Loaded
+    loaded: LoadedTarget
     mode: Mode
     calls: int
     problem: str = ""
@@ -58,7 +58,9 @@ def read_recording(path: Path | str) -> RecordingContents:
     return contents
 
 
-def list_recorded_calls(loaded: Loaded, recording: RecordingContents) -> tuple[RecordedCall, ...]:
+def list_recorded_calls(
+    loaded: LoadedTarget, recording: RecordingContents
+) -> tuple[RecordedCall, ...]:
     """Each recorded form of a call of the target's module once, the most frequent first. Raises
     TargetError where there is none.
     """
@@ -105,7 +107,7 @@ def in_mode(call: RecordedCall) -> Iterator[None]:
             part.training = training
 
 
-def _call_of_module(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
+def _call_of_module(loaded: LoadedTarget, record: CallRecord) -> RecordedCall | None:
     """The call of a module's line; None if it is of another module."""
     for name, module in loaded.module.named_modules():
         # The name alone is not enough: two layers of one class have other weight shapes.
@@ -129,7 +131,7 @@ def _call_of_module(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
     return None
 
 
-def _call_of_graph(loaded: Loaded, record: CallRecord) -> RecordedCall | None:
+def _call_of_graph(loaded: LoadedTarget, record: CallRecord) -> RecordedCall | None:
     """The call of a graph's line, by the names of the function's arguments; None if those are not
     the target's.
     """
@@ -206,7 +208,7 @@ def _name_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     return by_name
 
 
-def _label(loaded: Loaded, part: str, record: CallRecord) -> str:
+def _label(loaded: LoadedTarget, part: str, record: CallRecord) -> str:
     return f"{loaded.name}{':' + part if part else ''} ({_short(json.loads(record.form))}, {record.calls} calls)"
 
 
@@ -219,7 +221,7 @@ def _short(form: Any) -> str:
     return ", ".join(text for part in parts if (text := _short(part)))
 
 
-def _device(loaded: Loaded) -> torch.device:
+def _device(loaded: LoadedTarget) -> torch.device:
     tensors = [*loaded.module.parameters(), *loaded.module.buffers()]
     return device_of(
         [*tensors, *(item for item in loaded.inputs if isinstance(item, torch.Tensor))]

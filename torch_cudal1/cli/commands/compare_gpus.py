@@ -21,7 +21,7 @@ from torch_cudal1.api.gpu_comparison import (
     read_prices,
 )
 from torch_cudal1.api.recording.replay import in_mode, list_recorded_calls, read_recording
-from torch_cudal1.api.targets import Loaded
+from torch_cudal1.api.targets import LoadedTarget
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import NotLowerableError, TargetError
@@ -38,7 +38,7 @@ __all__ = ["compare_targets", "show_comparison"]
 
 def compare_targets(
     args: argparse.Namespace,
-    targets: Iterable[Loaded],
+    targets: Iterable[LoadedTarget],
     settings: Settings,
     failed: list[TargetError],
 ) -> GpuComparison:
@@ -84,7 +84,7 @@ def show_comparison(screen: Screen, comparison: GpuComparison) -> None:
             screen.line(f"missing for {row.hardware}: {sentence}")
 
 
-def _load(loaded: Loaded) -> Load:
+def _load(loaded: LoadedTarget) -> Load:
     try:
         with torch.no_grad():
             # Without gradients, as a server runs it.
@@ -93,7 +93,7 @@ def _load(loaded: Loaded) -> Load:
         raise _capture_error(loaded, error) from error
 
 
-def _loads_of_recording(loaded: Loaded, recording: RecordingContents) -> list[Load]:
+def _loads_of_recording(loaded: LoadedTarget, recording: RecordingContents) -> list[Load]:
     """The recorded calls of this target, each at its form and in its modes. Raises TargetError if
     there are none.
     """
@@ -124,7 +124,7 @@ def _loads_of_recording(loaded: Loaded, recording: RecordingContents) -> list[Lo
     return loads
 
 
-def _capture_error(loaded: Loaded, error: NotLowerableError) -> TargetError:
+def _capture_error(loaded: LoadedTarget, error: NotLowerableError) -> TargetError:
     return TargetError(
         loaded.name, f"it cannot be captured, so no decision can be looked up ({error.reason})"
     )

@@ -18,7 +18,7 @@ from torch_cudal1.api.fleet.pool import WorkerPool, run_tasks
 from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.fleet.warmup_journal import journal_for
 from torch_cudal1.api.recording.replay import list_recorded_calls, read_recording
-from torch_cudal1.api.targets import Loaded, load
+from torch_cudal1.api.targets import LoadedTarget, load
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.cli.commands import device
 from torch_cudal1.cli.view.terminal import ProgressCallback
@@ -107,7 +107,7 @@ def _tasks(
     return tasks
 
 
-def _matches_target(loaded: Loaded, line: CallRecord) -> bool:
+def _matches_target(loaded: LoadedTarget, line: CallRecord) -> bool:
     try:
         list_recorded_calls(loaded, RecordingContents((line,), ()))
     except TargetError:

@@ -21,6 +21,7 @@ import torch
 import cudal1
 from torch_cudal1.api.fleet.task import WarmupOrder
 from torch_cudal1.api.targets import load
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import process_environment
 from torch_cudal1.search import inductor_artifacts
 from torch_cudal1.store.context import make_context
@@ -45,16 +46,17 @@ def collect(targets: Sequence[str], order: WarmupOrder) -> dict[str, str]:
             folder.mkdir()
             # A fresh process, which starts the target as a server would.
             keys = _start_process(target, order, folder)
-            if (
-                reason := keys
-                if isinstance(keys, str)
+            refusal = (
+                keys
+                if isinstance(keys, Refusal)
                 else inductor_artifacts.store_artifacts(keys, folder, place)
-            ):
-                problems[target] = reason
+            )
+            if refusal is not None:
+                problems[target] = refusal.reason
     return problems
 
 
-def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] | str:
+def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] | Refusal:
     """The keys of the regions that a fresh process built, or why it did not."""
     environment = {**process_environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder)}
     # Inductor sets this variable too, but later: Triton has built its own library by then,
@@ -75,14 +77,14 @@ def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] |
             timeout=MAX_START_S,
         )
     except subprocess.TimeoutExpired:
-        return f"its start took longer than {MAX_START_S:g} s"
+        return Refusal(f"its start took longer than {MAX_START_S:g} s")
     lines = [line for line in process.stdout.splitlines() if line.startswith(_REGIONS_LINE)]
     # A target's file may exit with 0 before it said anything.
     if process.returncode or not lines:
         last = (process.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        return f"its start ended with code {process.returncode}: {last[:300]}"
+        return Refusal(f"its start ended with code {process.returncode}: {last[:300]}")
     keys: list[str] = json.loads(lines[-1].removeprefix(_REGIONS_LINE))
-    return keys or "nothing of it is decided, so nothing is compiled ahead"
+    return keys or Refusal("nothing of it is decided, so nothing is compiled ahead")
 
 
 def main(target: str) -> int:

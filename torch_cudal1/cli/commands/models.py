@@ -218,7 +218,7 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
 
 
 def _explain_target(
-    loaded: targets.Loaded, settings: Settings, progress: ProgressCallback
+    loaded: targets.LoadedTarget, settings: Settings, progress: ProgressCallback
 ) -> Explanation:
     targets.try_call(loaded)
     # A binding holds for the grad mode in which it was prepared, and explanations are of inference.
@@ -232,7 +232,7 @@ def _explain_target(
 
 def _load_each(
     names: list[str], chosen: str, progress: ProgressCallback, failed: list[TargetError]
-) -> Iterator[targets.Loaded]:
+) -> Iterator[targets.LoadedTarget]:
     """Load one target at a time, so that a folder of large models needs the memory of one."""
     for name in names:
         singles = _expand_target(name, failed)

@@ -22,7 +22,7 @@ from torch_cudal1.device.cuda.driver import (
     ALIGNMENT,
     LAUNCH_HINT,
     Frame,
-    Loaded,
+    LoadedLaunch,
     driver_status,
     open_driver,
 )
@@ -87,7 +87,7 @@ _TIMER = (
 )
 
 
-def find_launch_addresses(loaded: Loaded) -> tuple[int, ...] | Refusal:
+def find_launch_addresses(loaded: LoadedLaunch) -> tuple[int, ...] | Refusal:
     """The context and the addresses of the functions that a launch calls. A Refusal where C code
     cannot ask PyTorch for its current stream.
     """
@@ -175,7 +175,7 @@ def _stream_function() -> int | Refusal:
     return _address_of(torch_cuda, _STREAM_FUNCTION)
 
 
-def pack_launch(loaded: Loaded) -> tuple[Any, ...]:
+def pack_launch(loaded: LoadedLaunch) -> tuple[Any, ...]:
     """(symbol, function, grid, block, shared bytes, attributes, parameter words, (parameter, value,
     mask) of each pointer).
     """

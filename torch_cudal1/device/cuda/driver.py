@@ -33,7 +33,7 @@ __all__ = [
     "LAUNCH_HINT",
     "Driver",
     "Frame",
-    "Loaded",
+    "LoadedLaunch",
     "driver_status",
     "load_launch",
     "open_driver",
@@ -117,7 +117,7 @@ def driver_status() -> tuple[bool, str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedLaunch:
     """A launch whose kernel is loaded and ready on device `index`, in PyTorch's context there."""
 
     driver: Driver
@@ -127,7 +127,7 @@ class Loaded:
     index: int
 
 
-def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Loaded:
+def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> LoadedLaunch:
     """Check `cubin` (the payload, uint8) against `launch` and the device, and load it.
 
     Raises ProgramError if the cubin does not fit the launch or the device, DriverError without a
@@ -160,7 +160,7 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
         raise DriverError(
             error.call, error.status, f"kernel {launch.symbol!r}: {error.hint}"
         ) from error
-    return Loaded(driver, context, function, launch, index)
+    return LoadedLaunch(driver, context, function, launch, index)
 
 
 def prepare_launch(

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from torch_cudal1.graph.fusion.uses import Uses
 from torch_cudal1.ir.cost import DEVICE_RATES
 from torch_cudal1.ir.program import Aten, Step, TensorSpec, Value
+from torch_cudal1.kernels.ops.matmul import LEFT_POSITIONS
 
 __all__ = ["find_copied_operand"]
 
-_PRODUCTS = {"aten.bmm.default": 0, "aten.baddbmm.default": 1}  # and the place of its left operand
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 # Below it a library's kernel on copied operands is the faster way.
 _WORTH = 0.4  # estimated seconds of the copies over those of the product
@@ -32,10 +32,14 @@ def find_copied_operand(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) 
     `specs`: of all values.
     """
     step = uses.steps[last]
-    if not isinstance(step, Aten) or step.target not in _PRODUCTS:
+    # A matrix alone has no batch whose heads would be copied into rows.
+    if (
+        not isinstance(step, Aten)
+        or step.target not in LEFT_POSITIONS
+        or len(specs[step.writes[0]].shape) != 3
+    ):
         return ()
-    # `baddbmm` has its bias first.
-    first = _PRODUCTS[step.target]
+    first = LEFT_POSITIONS[step.target]
     copies: set[int] = set()
     for operand in step.args[first : first + 2]:
         assert isinstance(operand, Value)

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 __all__ = [
     "DTYPES",
     "Definition",
-    "Evaluation",
     "FlashInferAxis",
     "FlashInferTrace",
     "Shape",
     "Solution",
+    "TraceEvaluation",
     "Workload",
 ]
 
@@ -286,7 +286,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class TraceEvaluation:
     """How a solution fared. `correctness` and `performance` are their records' JSON, where the
     status has them.
     """
@@ -322,7 +322,7 @@ class Evaluation:
         return {**data, "correctness": self.correctness, "performance": self.performance}
 
     @classmethod
-    def from_json(cls, data: Any) -> Evaluation:
+    def from_json(cls, data: Any) -> TraceEvaluation:
         """The inverse. Raises ValueError."""
         environment = _read_field(data, "environment")
         libs = {
@@ -352,7 +352,7 @@ class FlashInferTrace:
     definition: str
     workload: Workload
     solution: str | None = None
-    evaluation: Evaluation | None = None
+    evaluation: TraceEvaluation | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record's JSON."""
@@ -372,7 +372,7 @@ class FlashInferTrace:
             _read_text(data, "definition"),
             workload,
             solution,
-            None if evaluation is None else Evaluation.from_json(evaluation),
+            None if evaluation is None else TraceEvaluation.from_json(evaluation),
         )
 
 

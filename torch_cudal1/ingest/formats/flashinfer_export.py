@@ -19,11 +19,11 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ingest.formats.flashinfer import (
     DTYPES,
     Definition,
-    Evaluation,
     FlashInferAxis,
     FlashInferTrace,
     Shape,
     Solution,
+    TraceEvaluation,
     Workload,
 )
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
@@ -155,7 +155,7 @@ def _row_major(sizes: Any) -> Iterator[int]:
         stride *= max(1, size)
 
 
-def _evaluation(entry: Entry) -> Evaluation:
+def _evaluation(entry: Entry) -> TraceEvaluation:
     """What was measured. Absolute and relative errors were not and are NaN; the ratio to eager's
     own error stands beside them.
     """
@@ -167,7 +167,7 @@ def _evaluation(entry: Entry) -> Evaluation:
     ]
     worst = max((ratio for ratio in ratios if ratio is not None), default=None)
     extra = {"rms_error_over_eager": worst, "low": timing["low"], "baseline": timing["baseline"]}
-    return Evaluation(
+    return TraceEvaluation(
         status="PASSED",
         hardware=entry.target.sku or entry.target.device,
         timestamp=entry.created,

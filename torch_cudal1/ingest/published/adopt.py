@@ -20,7 +20,11 @@ from typing import Any, Literal, TypeAlias
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ingest.formats.task import PublishedTask
-from torch_cudal1.ingest.published.lower_source import Reference, capture_reference, lower_candidate
+from torch_cudal1.ingest.published.lower_source import (
+    CapturedReference,
+    capture_reference,
+    lower_candidate,
+)
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Entry, Region
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
@@ -78,7 +82,7 @@ class Adoption:
         self._context, self._job = context, job
         self._say: Progress = progress or (lambda what, fraction: None)
         self._evaluator = SourceEvaluator(job, self._say)
-        self._reference: tuple[str, Reference | Refusal] | None = None
+        self._reference: tuple[str, CapturedReference | Refusal] | None = None
 
     def __enter__(self) -> Adoption:
         return self
@@ -123,14 +127,14 @@ class Adoption:
         except ReferenceFailure as error:
             return AdoptionOutcome("reference_unusable", error.found, "inputs")
 
-    def _find_reference(self, text: str) -> Reference | Refusal:
+    def _find_reference(self, text: str) -> CapturedReference | Refusal:
         # Only the last one is kept: consecutive tasks that share a reference capture it once.
         if self._reference is None or self._reference[0] != text:
             self._reference = text, capture_reference(text, self._job)
         return self._reference[1]
 
     def _judge_and_store(
-        self, task: PublishedTask, reference: Reference, program: Program
+        self, task: PublishedTask, reference: CapturedReference, program: Program
     ) -> AdoptionOutcome:
         """Judge the Program against the region, under the key's lock; keep it if it is accepted and
         beats what is known.

@@ -30,7 +30,7 @@ from torch_cudal1.judge.wire.call_spec import CallSpec
 from torch_cudal1.judge.wire.channel import save_tensors
 from torch_cudal1.judge.wire.transport import read_program
 
-__all__ = ["Reference", "capture_reference", "lower_candidate"]
+__all__ = ["CapturedReference", "capture_reference", "lower_candidate"]
 
 WORKER = "torch_cudal1.ingest.published.source_worker"
 # What references are also traced to, and no candidate may say on its own: attention and recurrent
@@ -58,7 +58,7 @@ _ROLES: Mapping[str, Role] = {"parameter": "parameter", "buffer": "buffer", "inp
 
 
 @dataclass(frozen=True)
-class Reference:
+class CapturedReference:
     """A reference's region, and what a candidate needs to be traced beside it.
 
     `sources[i]`: the parameter, buffer or argument that the region's input i is; `examples` are all
@@ -100,7 +100,7 @@ class _Answer:
     name: str
 
 
-def capture_reference(text: str, job: SourceEvaluationConfig) -> Reference | Refusal:
+def capture_reference(text: str, job: SourceEvaluationConfig) -> CapturedReference | Refusal:
     """The region of a reference's module in eval mode, captured in a process of its own.
 
     Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no child
@@ -125,7 +125,7 @@ def capture_reference(text: str, job: SourceEvaluationConfig) -> Reference | Ref
             f"this process"
         )
     region = Region(traced.program, traced.roles, name=traced.name)
-    return Reference(
+    return CapturedReference(
         text,
         region,
         traced.sources,
@@ -137,7 +137,7 @@ def capture_reference(text: str, job: SourceEvaluationConfig) -> Reference | Ref
 
 
 def lower_candidate(
-    text: str, entry: str, reference: Reference, job: SourceEvaluationConfig
+    text: str, entry: str, reference: CapturedReference, job: SourceEvaluationConfig
 ) -> Program | Refusal:
     """A candidate's Program with the inputs of the reference's region. Raises SandboxError if no
     child can be had here.
@@ -165,7 +165,7 @@ def fit_to_reference(
     program: Program,
     sources: Sequence[str | int],
     writes: Sequence[str | int],
-    reference: Reference,
+    reference: CapturedReference,
 ) -> Program | Refusal:
     """`program` with the region's inputs, matched by the names of parameters and buffers and the
     numbers of arguments.

@@ -172,8 +172,8 @@ def run_once(
     if isinstance(bound_guard, Refusal):
         raise NotLowerableError(bound_guard.reason)
     functional = FunctionalModule(copy, args, kwargs)
-    if functional.problem:
-        raise NotLowerableError(functional.problem)
+    if functional.refusal:
+        raise NotLowerableError(functional.refusal.reason)
     try:
         traced = trace(functional, functional.tensors)
     except NotLowerableError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from torch_cudal1.core import telemetry
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.gpu_lock import lock_gpu, working_s
 from torch_cudal1.device.gpu_memory import release_cached_memory
 from torch_cudal1.ir.check import is_random_program
@@ -93,8 +94,10 @@ def _benchmark_once(
             return {}
         ready, expected = [], None
         for name in schedules:
-            reason, outputs, started_s = _find_failed_base(name, failures), None, working_s()
-            if not reason:
+            outputs, started_s = None, working_s()
+            refusal = _find_failed_base(name, failures)
+            reason = refusal.reason if refusal else ""
+            if refusal is None:
                 reason, outputs = _try_schedule(trial, name, sets[0], expected)
                 # Random values can leave eager without a finite number, and then nothing could be
                 # compared. The user's own inputs are in the domain.
@@ -139,13 +142,14 @@ def _has_numbers(out: torch.Tensor) -> bool:
     return not out.is_floating_point() or not out.numel() or bool(out.isfinite().any())
 
 
-def _find_failed_base(name: Schedule, failures: dict[str, str]) -> str:
-    """Why a CUDA graph need not be tried ("" if it must): the schedule that it would capture has
-    # A CUDA graph captures what its base schedule runs.
-    failed, and would be compiled once more to fail again.
+def _find_failed_base(name: Schedule, failures: dict[str, str]) -> Refusal | None:
+    """Why a CUDA graph need not be tried: the schedule that it would capture has failed, and would
+    be compiled once more to fail again.
     """
     base = name.base
-    return f"{base} failed: {failures[base]}" if name.cuda_graph and base in failures else ""
+    if name.cuda_graph and base in failures:
+        return Refusal(f"{base} failed: {failures[base]}")
+    return None
 
 
 def _try_schedule(

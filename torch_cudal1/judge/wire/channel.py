@@ -308,15 +308,15 @@ def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     # kills its reader (SIGBUS).
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:
-        told = os.fstat(fd)
-        if not stat.S_ISREG(told.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "expected a plain file")
         # A sparse file of a terabyte takes no disk, but memory of the judge.
-        if told.st_size > _HEADER_BYTES + 512 * told.st_blocks:
+        if status.st_size > _HEADER_BYTES + 512 * status.st_blocks:
             raise OSError(
-                errno.EFBIG, f"{told.st_size} bytes announced, {512 * told.st_blocks} written"
+                errno.EFBIG, f"{status.st_size} bytes announced, {512 * status.st_blocks} written"
             )
-        yield file, told.st_size
+        yield file, status.st_size
 
 
 def _places(
@@ -336,10 +336,12 @@ def _places(
     if not isinstance(header, dict):
         raise ValueError(f"expected a JSON object for a header, came {type(header).__name__}")
     bounds = [tuple(map(int, header[name]["data_offsets"])) for name in wanted]
-    told, there = sum(end - first for first, end in bounds), file_bytes - 8 - size
+    tensor_bytes = sum(end - first for first, end in bounds)
+    data_bytes = file_bytes - 8 - size
     # None outside the file, and no byte twice: many tensors of one byte range would fill memory.
-    if any(not 0 <= first <= end <= there for first, end in bounds) or told > there:
-        raise ValueError(f"tensors of {told} bytes where {there} are")
+    is_outside = any(not 0 <= first <= end <= data_bytes for first, end in bounds)
+    if is_outside or tensor_bytes > data_bytes:
+        raise ValueError(f"tensors of {tensor_bytes} bytes where {data_bytes} are")
     return header, 8 + size
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_cudal1.core.errors import Cudal1Error, SandboxError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.device.gpu_memory import make_room
 from torch_cudal1.ir.interpreter import Runner
@@ -99,14 +100,14 @@ def _hello(session: Session, request: Request) -> dict[str, Any]:
     torch.set_num_threads(int(request["threads"]))
     precision_rights.apply(request["flags"])
     lock_down(request, session.device)
-    unshared = _open_arena(session, request.get("arena"), lend)
+    refusal = _open_arena(session, request.get("arena"), lend)
     gc.collect()
     # Imported objects never become garbage, so later collections need not visit them.
     gc.freeze()
     return {
         "pid": os.getpid(),
         "torch": torch.__version__,
-        "unshared": unshared,
+        "unshared": refusal.reason if refusal else "",
         # Before any candidate: the parent compares later states with this one.
         "surroundings": read_global_state(session.device),
     }
@@ -116,22 +117,23 @@ def _open_arena(
     session: Session,
     handle_and_size: Sequence[Any] | None,
     register: Callable[[Path, Arena], None],
-) -> str:
-    """Open the parent's arena. Returns why it cannot be opened, "" if it was."""
+) -> Refusal | None:
+    """Open the parent's arena."""
     if handle_and_size is None:
-        return "none was given"
+        return Refusal("none was given")
     handle, size_bytes = str(handle_and_size[0]), int(handle_and_size[1])
     try:
         register(session.scratch, open_arena(handle, size_bytes, session.device))
     except SandboxError as error:
         # Not an error: messages go through files then.
-        return error.found
-    return ""
+        return Refusal(error.found)
+    return None
 
 
 def _share(session: Session, request: Request) -> dict[str, Any]:
     """Open a larger arena for the next messages; the answer says why it cannot be opened."""
-    return {"unshared": _open_arena(session, request["arena"], lend_also)}
+    refusal = _open_arena(session, request["arena"], lend_also)
+    return {"unshared": refusal.reason if refusal else ""}
 
 
 def _unshare(session: Session, request: Request) -> dict[str, Any]:

@@ -9,6 +9,7 @@ computes the product.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count, pairwise
 from typing import Any
@@ -30,6 +31,7 @@ from torch_cudal1.kernels.ops.handlers import Handler
 
 __all__ = [
     "HANDLERS",
+    "LEFT_POSITIONS",
     "Digit",
     "Operand",
     "Product",
@@ -276,4 +278,8 @@ HANDLERS: dict[str, Handler] = {
     "bmm.default": _dot,
     "addmm.default": _dot_added,
     "baddbmm.default": _dot_added,
+}
+# Where the left operand of each product is among its arguments: behind the bias, if there is one.
+LEFT_POSITIONS: Mapping[str, int] = {
+    f"aten.{name}": 1 if handler is _dot_added else 0 for name, handler in HANDLERS.items()
 }

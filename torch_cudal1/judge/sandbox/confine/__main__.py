@@ -65,7 +65,7 @@ def main(plan: LaunchPlan, command: list[str]) -> NoReturn:
         # enter_namespaces writes it.
         kernel.prctl(_PR_SET_DUMPABLE, 0)
     status = watch.until_end(child, output[0])
-    report_bytes = b"" if watch.told else os.read(report[0], 4)
+    report_bytes = b"" if watch.is_terminated else os.read(report[0], 4)
     os.write(1, bytes(watch.tail))
     end_like(struct.unpack("i", report_bytes)[0] if report_bytes else status)
 

@@ -33,12 +33,12 @@ class Supervisor:
     - polite: processes that the worker started get 1.5 s to end by themselves: a compiler's pool
       has semaphores to remove.
     - wake: a pipe, readable when a child ended or SIGTERM came.
-    - told: whether SIGTERM came. tail: the last 64 KiB of the worker's output.
+    - is_terminated: whether SIGTERM came. tail: the last 64 KiB of the worker's output.
     """
 
     polite: bool = False
     wake: tuple[int, int] = field(default_factory=os.pipe)
-    told: bool = False
+    is_terminated: bool = False
     tail: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -49,10 +49,10 @@ class Supervisor:
         # Python writes to the wake-up pipe only for signals that have a handler. With the pipe, a
         # signal just before select is not missed.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._tell)
+        signal.signal(signal.SIGTERM, self._note_sigterm)
 
-    def _tell(self, *_: object) -> None:
-        self.told = True
+    def _note_sigterm(self, *_: object) -> None:
+        self.is_terminated = True
 
     def until_end(self, worker: int, output: int) -> int:
         """Wait until `worker`, which writes to the pipe `output`, ends or SIGTERM comes; then kill
@@ -63,7 +63,7 @@ class Supervisor:
         os.set_blocking(output, False)
         status = None
         sources = [self.wake[0], output]
-        while status is None and not self.told:
+        while status is None and not self.is_terminated:
             ready, _, _ = select.select(sources, [], [])
             if output in ready and not self._read(output):
                 # The worker may close its output and go on; select would report the end at once,
