@@ -1,13 +1,13 @@
 """What the cache costs: a look-up among many entries, and the first look-up of a process in a
-folder that it is shipped with.
+read-only folder such as the package ships.
 
     python -m benchmarks.bench_cache [--entries 100000] [--out cache.json]
 
-Entries are files as a search leaves them (each with its lock file), small regions of a few steps,
-and one region of a whole model. Keys are asked in random order, so that neither the folder's order
-nor the last answer helps; every answer is compared with the entry that was put. Files are in the
-page cache, as on a machine that just unpacked them; a cold disk adds its own time. Fresh processes
-are started with `python`: their time is from torch being imported to the first entry in hand.
+Entries are files as a search leaves them (each with its lock file): small regions of a few steps, and
+one region of a whole model. Keys are looked up in random order, so that neither the folder's order
+nor the previous answer helps; every answer is compared with the entry that was written. Files are in
+the page cache, as on a machine that has just unpacked them; a cold disk adds its own time. New
+processes are started with `python`: their time runs from torch being imported to the first entry.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ print((begin - before) / 1e3, (time.perf_counter_ns() - begin) / 1e3)
 
 @dataclass(frozen=True)
 class LookupRow:
-    """One kind of look-up: microseconds, and the limit it should stay under (None: told for
-    comparison).
+    """One kind of look-up: microseconds, and the limit it should stay under (None: for
+    comparison only).
     """
 
     name: str

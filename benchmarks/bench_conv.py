@@ -1,12 +1,13 @@
-"""Convolutions: our kernels' likeliest schedules against PyTorch's own (cuDNN), device time and
+"""Convolutions: the package's most promising kernels against PyTorch's own (cuDNN), device time and
 error against float64.
 
     python -m benchmarks.bench_conv [--processes 16] [--per-case 4] [--only NAME] [--budget-s 120] [--out conv.json]
 
 Candidates are compiled first, by many processes at once, then timed on the device one after the
-other, PyTorch in its default flags before them, which let cuDNN use TF32. Errors are of the first
-image, rms in units of the result's rms. `floor_us`: input and output once at 4.2 TB/s. It does not
-judge: what a swap must survive is in `torch_cudal1/judge`.
+other. PyTorch is timed before them with its default flags, which let cuDNN use TF32. Errors are those
+of the first image, rms in units of the result's rms. `floor_us`, a lower bound: input and output
+moved once at 4.2 TB/s. The benchmark validates nothing: the checks of a swap are in
+`torch_cudal1/judge`.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class ConvMeasurer:
         return {"case": self.case.name, "name": name, "device_us": round(us, 1), "rms": error}
 
     def eager(self) -> dict[str, Any]:
-        """PyTorch's own, and what passes the memory at least."""
+        """PyTorch's own, and the time that its memory traffic takes at least."""
         outputs = self.case.run(*self.inputs)
         moved_bytes = 4 * (self.inputs[0].numel() + outputs.numel())
         row = self.row("eager", lambda: self.case.run(*self.inputs))

@@ -31,7 +31,7 @@ from benchmarks import report
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import contract_for
-from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
+from torch_cudal1.judge.pool.judge_evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.slots import count_fitting_slots
@@ -125,7 +125,7 @@ class EvaluatorRun:
     seconds: dict[str, float] = field(default_factory=dict)
     batches: list[tuple[int, float]] = field(default_factory=list)
     served: int = 0
-    # what the last programs that should be right were told instead
+    # what was reported of the last programs that should have been right
     details: list[str] = field(default_factory=list)
 
 
@@ -285,7 +285,7 @@ def _is_meant_right(measurement: Measured) -> bool:
 
 
 def _count_right(outcomes: Mapping[str, int]) -> int:
-    """How many programs computed what they should, those too whose time could not be told on a busy
+    """How many programs computed what they should, those too whose time could not be measured on a busy
     machine.
     """
     return outcomes.get("ok", 0) + outcomes.get("unstable", 0)

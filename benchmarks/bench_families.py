@@ -3,12 +3,12 @@ torch.compile and a copy.
 
     python -m benchmarks.bench_families [--only NAME] [--per-case 4] [--budget-s 240] [--device cuda] [--out families.json]
 
-Of each case up to `--per-case` proposals are built here, checked against float64 and timed; the
-fastest right one then takes turns with eager, torch.compile and a copy of the same bytes: what the
-case's graph reads and writes at least, once each. The kernel runs in the case's whole graph, whose
-other steps are PyTorch's. Wall time of single calls on a cold L2 cache, host work included. A case
-without a kernel, with a wrong one or an error is a row with the reason. It does not judge: that is
-`torch_cudal1/judge`.
+Of each case up to `--per-case` proposals are built here, checked against float64 and timed. The
+fastest right one is then timed in turns with eager, torch.compile and a copy of the same bytes: what
+the case's graph reads and writes at least, once each. The kernel runs in the case's whole graph, whose
+other steps are PyTorch's. Times are wall time of single calls on a cold L2 cache, host work included.
+A case without a kernel, with a wrong one or an error is a row with the reason. The benchmark accepts
+no kernel for use: that is the task of `torch_cudal1/judge`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ Row: TypeAlias = dict[str, Any]
 
 _TIMED_CALLS = 5  # to tell proposals apart
 _EAGER_RUNS = 2  # atomics let some of eager's results differ from run to run
+# of a compiler, a driver, memory; anything else is a mistake of this file
 _FAILURES = (
     Cudal1Error,
     RuntimeError,
     OSError,
-)  # of a compiler, a driver, memory; anything else is a mistake of this file
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Options:
 @dataclass(frozen=True)
 class CapturedCase:
     """A case on a device: the module and its inputs, the same as a whole-graph Program with its
-    tensors, and the islands in it.
+    tensors, and its fusion groups.
     """
 
     module: nn.Module
@@ -81,7 +82,7 @@ class CapturedCase:
 
     @property
     def traffic_bytes(self) -> int:
-        """What must pass the memory: every input once, every result once."""
+        """The memory traffic of any kernel: every input once, every result once."""
         specs = value_specs(self.program)
         results = [specs[index] for index in set(self.program.outputs) if index is not None]
         return sum(spec.size_bytes for spec in (*self.program.inputs, *results))
@@ -131,8 +132,8 @@ def compute_reference(captured: CapturedCase, device: torch.device) -> Reference
 
 
 def list_choices(captured: CapturedCase, options: Options) -> list[list[Proposal | None]]:
-    """What to try, a proposal for each island: its n-th, or its last where it has fewer; None for
-    an island left to PyTorch.
+    """What to try, a proposal for each fusion group: its n-th, or its last where it has fewer; None
+    for a group that is left to PyTorch.
     """
     proposals = [
         propose(group.region.program, options.sm, most=options.per_case)
@@ -151,7 +152,7 @@ def list_choices(captured: CapturedCase, options: Options) -> list[list[Proposal
 def explain_missing_kernel(parts: Partition) -> str:
     """Why a case has nothing to try."""
     if not parts.groups:
-        return f"no island: {'; '.join(sorted(parts.reasons_left_out))}"
+        return f"no fusion group: {'; '.join(sorted(parts.reasons_left_out))}"
     try:
         families = [trace(group.region.program).family for group in parts.groups]
     except NotLowerableError as error:
@@ -193,9 +194,7 @@ def try_choice(
 def find_best_kernel(
     captured: CapturedCase, expected_outputs: Reference, options: Options
 ) -> tuple[Row, Runner | None]:
-    """Everything tried, and the fastest right runner; without one, the status and reason of the
-    row.
-    """
+    """Every attempt, and the fastest right runner; without one, the status and reason of the row."""
     choices_to_try = list_choices(captured, options)
     if not choices_to_try:
         return {"status": "no kernel", "reason": explain_missing_kernel(captured.parts)}, None
@@ -218,9 +217,8 @@ def list_contenders(
     captured: CapturedCase, runner: Runner | None, options: Options
 ) -> tuple[dict[str, Run], str]:
     """What takes turns, by name, and why torch.compile is not among them ("" when it is)."""
-    source = torch.zeros(
-        max(1, captured.traffic_bytes // 8), device=options.device
-    )  # half the bytes are read, half are written
+    # half the bytes are read, half are written
+    source = torch.zeros(max(1, captured.traffic_bytes // 8), device=options.device)
     target = torch.empty_like(source)
     runs: dict[str, Run] = {
         "eager": lambda: captured.module(*captured.inputs),
@@ -289,7 +287,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _release_memory(device: torch.device) -> None:
-    """Give memory back: the float64 result of the next case may need all of it."""
+    """Release memory: the float64 result of the next case may need all of it."""
     torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
@@ -371,9 +369,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         print(format_row(rows[-1]), flush=True)
         _release_memory(options.device)
+        # a run that is killed says so
         not_started = [
             _make_unstarted_row(case, "the run ended before it") for case in cases[number:]
-        ]  # a run that is killed says so
+        ]
         report.save(
             args.out,
             report.make_document(

@@ -1,13 +1,13 @@
-"""`cudal1 warmup` with 1, 2 and 4 workers: tasks finished per second, as the command itself does
-it, start of the workers included.
+"""`cudal1 warmup` with 1, 2 and 4 workers: tasks finished per second by the command itself, start of the
+workers included.
 
-Each run has the same number of tasks for each worker, all of them different and none known: a
-machine that scales perfectly takes as long for four workers as for one. Inductor's and Triton's
-caches are empty for every run. A run whose tasks did not all end well, or that judged fewer
-candidates than it had tasks, is a failed row. Workers of GPUs (`--devices gpu`) get equal shares of
-the cores, as the command gives them; `--cores-per-device` gives runs with fewer GPUs fewer cores
-too, so that what is compared is GPUs with cores, not cores. The first run of a machine just started
-reads from a cold disk: run it once before the one that counts.
+Each run has the same number of tasks for each worker, all of them different and none in a cache: a
+machine that scales perfectly takes as long for four workers as for one. Inductor's and Triton's caches
+are empty for every run. A run is a failed row if one of its tasks failed, or if it validated fewer
+candidates than it had tasks. Workers of GPUs (`--devices gpu`) get equal shares of the cores, as the
+command gives them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that GPUs with
+their cores are compared, not cores. The first run of a machine that has just started reads from a cold
+disk: run the benchmark once before the run that counts.
 """
 
 from __future__ import annotations
@@ -116,9 +116,8 @@ def write_tasks(folder: Path, count: int, *, rows: int, first_width: int) -> lis
 def main(argv: Sequence[str] | None = None) -> int:
     """Run every count of workers; 0 when all rows are "ok" and what goals there are were reached."""
     args = _parser().parse_args(argv)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # an outer `timeout` must not leave workers behind
+    # an outer `timeout` must not leave workers behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     environment, runs = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
@@ -170,9 +169,9 @@ def _measure_run(args: argparse.Namespace, workers: int, limit_s: float) -> Warm
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(
-    args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch: Path, limit_s: float
-) -> WarmupRun:
+def _make_command(
+    args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch: Path
+) -> list[str]:
     device_options = (
         ["--devices", ",".join(map(str, range(workers)))]
         if args.devices == "gpu"
@@ -180,22 +179,30 @@ def _run(
     )
     command = [sys.executable, "-m", "torch_cudal1", "warmup", *map(str, paths), *device_options]
     command += ["--cache-dir", str(scratch / "cache"), "--budget", str(args.budget_s), "--json"]
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
-    )
-    environment |= {
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
-    }
     if args.cores_per_device:
         cores = sorted(os.sched_getaffinity(0))[: workers * args.cores_per_device]
         command = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
+    return command
+
+
+def _make_environment(scratch: Path) -> dict[str, str]:
+    search_path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+    }
+
+
+def _run(
+    args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch: Path, limit_s: float
+) -> WarmupRun:
     begin = time.monotonic()
     process = subprocess.Popen(
-        command,
+        _make_command(args, workers, paths, scratch),
         cwd=scratch,
-        env=environment,
+        env=_make_environment(scratch),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -212,26 +219,30 @@ def _run(
         results: list[Mapping[str, Any]] = json.loads(output)["results"]
     except (ValueError, KeyError):
         last = (errors.strip().splitlines() or [""])[-1]
-        return WarmupRun(
-            workers,
-            len(paths),
-            "failed",
-            f"exit code {process.returncode}, no results: {last[:300]}",
-            seconds,
-        )
+        reason = f"exit code {process.returncode}, no results: {last[:300]}"
+        return WarmupRun(workers, len(paths), "failed", reason, seconds)
+    return _summarise_results(results, workers, len(paths), seconds)
+
+
+def _summarise_results(
+    results: Sequence[Mapping[str, Any]], workers: int, tasks: int, seconds: float
+) -> WarmupRun:
     judged = sum(result["built"] for result in results)
     wrong = next((result["error"] for result in results if result["error"]), "")
-    if not wrong and len(results) != len(paths):
+    if not wrong and len(results) != tasks:
         wrong = "a task is missing"
-    elif not wrong and judged < len(paths):
-        wrong = f"{judged} candidates were judged in {len(paths)} tasks, which raced baselines only: give it a larger --budget-s"
+    elif not wrong and judged < tasks:
+        wrong = (
+            f"{judged} candidates were validated in {tasks} tasks, the others only timed their "
+            "baselines: give it a larger --budget-s"
+        )
     return WarmupRun(
         workers,
-        len(paths),
+        tasks,
         "failed" if wrong else "ok",
         wrong[:300],
         seconds,
-        None if wrong else len(paths) / seconds,
+        None if wrong else tasks / seconds,
         judged,
         [result["seconds"] for result in results],
     )

@@ -1,11 +1,11 @@
-"""Seconds of the judge's float64 references for convolutions: by the judge's own steps, and by
-PyTorch's kernels for float64.
+"""Seconds of the judge's float64 references for transposed convolutions: by the judge's own steps, and
+by PyTorch's float64 kernels.
 
     python -m benchmarks.bench_float64 [--device cpu] [--scale 8] [--out float64.json]
 
-Both in turns of random order, medians of `--rounds` (3) after a first call of each; both answers
-are compared. A shape that does not run is a row with its reason. `--scale` divides channels, for
-machines without a GPU.
+Both are timed in turns of random order, medians of `--rounds` (3) after a first call of each; both
+answers are compared. A shape that does not run is a row with its reason. `--scale` divides channels,
+for machines without a GPU.
 """
 
 from __future__ import annotations

@@ -4,23 +4,20 @@ against float64.
     python -m benchmarks.bench_gemm [--budget-s 240] [--processes 16] [--per-case 8] [--only NAME] [--out gemm.json]
 
 Candidates are compiled first, by many processes at once. Another process measures them, one case
-after the other, and writes each result down before it goes on: one that hangs or kills its process
-is a row with that reason, and the others are measured by a fresh process. Running again with the
-same --out measures what is missing. A candidate is timed on the device with a cold L2 cache; the
-best ones of each case are then timed against cuBLAS in interleaved pairs, host work included.
-Errors are of rows 0-255 of the first matrix, in units of the rms of the result: rms and worst. It
-does not judge: what a swap must survive is in `torch_cudal1/judge`.
+after the other, and writes each result to a journal before it goes on: a candidate that hangs or kills
+that process is a row with the reason, and a new process measures the others (`gemm_supervisor`). A
+second run with the same --out measures what is missing. A candidate is timed on the device with a
+cold L2 cache; the best ones of each case are then timed against cuBLAS in interleaved pairs, host work
+included. Errors are those of rows 0-255 of the first matrix, in units of the rms of the result: rms
+and worst. The benchmark accepts no kernel for use: that is the task of `torch_cudal1/judge`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import queue
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +30,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.gemm_cases import CASES, GemmCase
+from benchmarks.gemm_supervisor import append_journal, read_journal, supervise
 from benchmarks.timing import collect_samples
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.ir.program import Program
@@ -43,7 +41,6 @@ from torch_cudal1.runtime.executor import prepare
 __all__ = ["main"]
 
 _CHECKED_ROWS = 256  # of C that are compared with float64
-_SILENT_S = 40.0  # a candidate that says nothing for so long hangs
 _MAX_METHOD_FAILURES = (
     2  # of this many candidates of one method that hang or crash, the method is left out
 )
@@ -173,9 +170,7 @@ class GemmMeasurer:
         }
 
     def errors(self, got: torch.Tensor) -> dict[str, Any]:
-        """Of the compared rows, against float64; where NaN and infinity are; whether a second
-        run... is `measure`'s.
-        """
+        """Of the compared rows, against float64; and whether NaN and infinity are at the same places."""
         part = (got[0] if self.case.batch else got)[:_CHECKED_ROWS]
         relative_error = (part.double() - self.exact).abs() / self.scale
         finite = self.exact.isfinite()
@@ -247,58 +242,57 @@ class GemmMeasurer:
 
 
 def serve(folder: Path, deadline_s: float) -> int:
-    """The measuring process: takes jobs from `folder`, skips those in the journal, tells before
-    each what it is about to do.
+    """The measuring process: takes candidates from `folder`, skips those in the journal, and prints
+    what it is about to do before it does it.
     """
     cuda = torch.cuda.is_available()
-    measurer, end = (
-        GemmMeasurer(torch.device("cuda" if cuda else "cpu")),
-        time.monotonic() + deadline_s,
-    )
+    measurer = GemmMeasurer(torch.device("cuda" if cuda else "cpu"))
+    end = time.monotonic() + deadline_s
     candidates = [
-        GemmCandidate(GemmCase(**candidate.pop("case")), **candidate)
-        for candidate in json.loads((folder / "jobs").read_text())
+        GemmCandidate(GemmCase(**values.pop("case")), **values)
+        for values in json.loads((folder / "jobs").read_text())
     ]
-    rows_by_name = {row["name"]: row for row in _read_journal(folder)}
+    rows_by_name = {row["name"]: row for row in read_journal(folder)}
     finals = {row["case"] for row in rows_by_name.values() if row.get("final")}
     for case in dict.fromkeys(candidate.case for candidate in candidates):
-        case_candidates = [candidate for candidate in candidates if candidate.case == case]
         if case.name in finals or f"{case.name} / final" in rows_by_name:
             continue
         if time.monotonic() > end:
             print("late", flush=True)
             return 0
-        print(f"start {case.name} / baselines", flush=True)
-        for row in measurer.start(case):
-            if f"{case.name} / {row['name']}" not in rows_by_name:
-                _append_journal(folder, {**row, "name": f"{case.name} / {row['name']}"})
-        for candidate in case_candidates:
-            if (
-                candidate.name not in rows_by_name
-                and candidate.program
-                and time.monotonic() < end
-                and not _is_given_up(candidate, rows_by_name)
-            ):
-                print(f"start {candidate.name}", flush=True)
-                rows_by_name[candidate.name] = measurer.try_measure(candidate)
-                _append_journal(folder, rows_by_name[candidate.name])
-        right = [
-            rows_by_name[candidate.name]
-            for candidate in case_candidates
-            if rows_by_name.get(candidate.name, {}).get("tflops")
-        ]
-        best = _pick_finalists(right)
-        print(f"start {case.name} / final", flush=True)
-        for row in (
-            measurer.final([candidate for candidate in case_candidates if candidate.name in best])
-            if best and time.monotonic() < end
-            else ()
-        ):
-            _append_journal(folder, {**row, "name": f"{row['name']} / final"})
+        of_case = [candidate for candidate in candidates if candidate.case == case]
+        _measure_case(measurer, case, of_case, rows_by_name, folder, end)
         del measurer.inputs, measurer.exact
         if cuda:
             torch.cuda.empty_cache()
     return 0
+
+
+def _measure_case(
+    measurer: GemmMeasurer,
+    case: GemmCase,
+    candidates: Sequence[GemmCandidate],
+    rows_by_name: dict[str, dict[str, Any]],
+    folder: Path,
+    end: float,
+) -> None:
+    """The baselines, each candidate that has no row yet, and the pairs of the best ones."""
+    print(f"start {case.name} / baselines", flush=True)
+    for row in measurer.start(case):
+        if f"{case.name} / {row['name']}" not in rows_by_name:
+            append_journal(folder, {**row, "name": f"{case.name} / {row['name']}"})
+    for candidate in candidates:
+        measurable = candidate.program and not _is_given_up(candidate, rows_by_name)
+        if candidate.name not in rows_by_name and measurable and time.monotonic() < end:
+            print(f"start {candidate.name}", flush=True)
+            rows_by_name[candidate.name] = measurer.try_measure(candidate)
+            append_journal(folder, rows_by_name[candidate.name])
+    rows = [rows_by_name.get(candidate.name, {}) for candidate in candidates]
+    best = _pick_finalists([row for row in rows if row.get("tflops")])
+    print(f"start {case.name} / final", flush=True)
+    if best and time.monotonic() < end:
+        for row in measurer.final([c for c in candidates if c.name in best]):
+            append_journal(folder, {**row, "name": f"{row['name']} / final"})
 
 
 def _is_given_up(candidate: GemmCandidate, rows_by_name: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -324,75 +318,6 @@ def _pick_finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
             ]
         }
     return names
-
-
-def _read_journal(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "journal"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _append_journal(folder: Path, row: Mapping[str, Any]) -> None:
-    text = json.dumps({k: _to_json_value(v) for k, v in row.items()})
-    with (folder / "journal").open("a") as file:
-        file.write(text + "\n")
-
-
-def _to_json_value(value: Any) -> Any:
-    return None if isinstance(value, float) and not -1e308 < value < 1e308 else value
-
-
-def supervise(folder: Path, budget_s: float) -> None:
-    """Run measuring processes until one ends by itself, the time is up, or too many were lost."""
-    end, lost = time.monotonic() + budget_s, 0
-    while lost < 8 and time.monotonic() < end:
-        last, reason = _supervise_process(folder, end)
-        if not reason:
-            return
-        lost += 1
-        method = last.split(" / ")[-1].split(" ")[0]
-        print(f"lost: {last}: {reason}", flush=True)
-        _append_journal(
-            folder, {"case": last.split(" / ")[0], "name": last, "method": method, "failed": reason}
-        )
-
-
-def _supervise_process(folder: Path, end: float) -> tuple[str, str]:
-    """What it did last, and why it is gone ("" when it ended well)."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.bench_gemm",
-        "--serve",
-        str(folder),
-        "--budget-s",
-        str(max(1.0, end - time.monotonic())),
-    ]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_pump_lines, args=(child, lines), daemon=True).start()
-    last, tail = "start-up", [""]
-    while True:
-        try:
-            line = lines.get(timeout=_SILENT_S if last != "start-up" else 90)
-        except queue.Empty:
-            child.kill()
-            child.wait()
-            return last, "hangs"
-        if line is None:
-            break
-        if line.startswith("start "):
-            last = line[6:].strip()
-        else:
-            tail = [*tail[-8:], line.strip()]
-    code = child.wait()
-    return last, "" if code == 0 else f"exit status {code}: {' / '.join(tail)[-600:]}"
-
-
-def _pump_lines(child: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
-    assert child.stdout is not None
-    for line in child.stdout:
-        lines.put(line)
-    lines.put(None)
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -434,6 +359,58 @@ def _make_compile_failure(candidate: GemmCandidate) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, measure, print, write. 1 when anything was wrong, lost or not compiled."""
+    args = _parser().parse_args(argv)
+    if args.serve:
+        return serve(args.serve, args.budget_s)
+    environment = report.environment()
+    major, minor = environment["capability"] or divmod(args.sm or 90, 10)
+    sm = 10 * major + minor
+    cases = [
+        case for case in CASES if not args.only or any(word in case.name for word in args.only)
+    ]
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="cudal1-gemm-") as scratch:
+        folder = Path(scratch)
+        candidates = list_candidates(cases, sm, args.per_case, args.method)
+        candidates = _compile_all(candidates, sm, args.processes, folder)
+        compile_s = time.perf_counter() - begin
+        failed = [_make_compile_failure(candidate) for candidate in candidates if candidate.failed]
+        print(
+            f"{len(candidates)} candidates compiled in {compile_s:.0f} s, {len(failed)} failed",
+            flush=True,
+        )
+        if candidates and len(failed) == len(candidates):
+            print(f"nothing compiles: {failed[0]['failed']}")
+            return 1
+        (folder / "jobs").write_text(json.dumps([asdict(candidate) for candidate in candidates]))
+        for row in report.load(args.out)["rows"] if args.out.exists() else ():
+            if not str(row.get("failed", "")).startswith("compile"):
+                append_journal(folder, row)
+        supervise(folder, args.budget_s)
+        rows = [*read_journal(folder), *failed]
+    print("\n".join(format_table(rows)))
+    options = {
+        "budget_s": args.budget_s,
+        "per_case": args.per_case,
+        "compile_s": round(compile_s, 1),
+    }
+    shown = {case.name: asdict(case) for case in cases}
+    report.save(
+        args.out,
+        report.make_document("gemm", options, rows, environment=environment, cases=shown),
+    )
+    return int(any("failed" in row or row.get("wrong") for row in rows))
+
+
+def _compile_all(
+    candidates: Sequence[GemmCandidate], sm: int, processes: int, folder: Path
+) -> list[GemmCandidate]:
+    paths = [folder / f"program{index}" for index in range(len(candidates))]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(compile_candidate, candidates, [sm] * len(candidates), paths))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bench_gemm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -453,57 +430,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("gemm.json"))
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.serve:
-        return serve(args.serve, args.budget_s)
-    environment = report.environment()
-    major, minor = environment["capability"] or divmod(args.sm or 90, 10)
-    cases = [
-        case for case in CASES if not args.only or any(word in case.name for word in args.only)
-    ]
-    candidates = list_candidates(cases, 10 * major + minor, args.per_case, args.method)
-    begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="cudal1-gemm-") as scratch:
-        folder = Path(scratch)
-        paths = [folder / f"program{i}" for i in range(len(candidates))]
-        with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-            compiled_candidates = list(
-                pool.map(
-                    compile_candidate, candidates, [10 * major + minor] * len(candidates), paths
-                )
-            )
-        compile_s = time.perf_counter() - begin
-        failed = [
-            _make_compile_failure(candidate)
-            for candidate in compiled_candidates
-            if candidate.failed
-        ]
-        print(
-            f"{len(compiled_candidates)} candidates compiled in {compile_s:.0f} s, {len(failed)} failed",
-            flush=True,
-        )
-        if compiled_candidates and len(failed) == len(compiled_candidates):
-            print(f"nothing compiles: {failed[0]['failed']}")
-            return 1
-        (folder / "jobs").write_text(
-            json.dumps([asdict(candidate) for candidate in compiled_candidates])
-        )
-        for row in report.load(args.out)["rows"] if args.out.exists() else ():
-            if not str(row.get("failed", "")).startswith("compile"):
-                _append_journal(folder, row)
-        supervise(folder, args.budget_s)
-        rows = [*_read_journal(folder), *failed]
-    print("\n".join(format_table(rows)))
-    options = {
-        "budget_s": args.budget_s,
-        "per_case": args.per_case,
-        "compile_s": round(compile_s, 1),
-    }
-    shown = {case.name: asdict(case) for case in cases}
-    report.save(
-        args.out, report.make_document("gemm", options, rows, environment=environment, cases=shown)
-    )
-    return int(any("failed" in row or row.get("wrong") for row in rows))
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Host microseconds that a call's guards cost: all of Dynamo's, and what `accelerate` compares
-instead.
+"""Host microseconds that the guards of a call cost: Dynamo's guards, and the records that `accelerate`
+compares instead.
 
     python -m benchmarks.bench_guards [--calls 2000] [--out guards.json]
 
-Small models of transformers with two layers, made on the spot, on the CPU: guards look at objects
-and not at values, so size and device do not matter. Both sides are asked in turns about the module
-that was captured, and both must say that it is unchanged.
+The models are small transformers of two layers with random weights, on the CPU: guards look at
+objects and not at values, so size and device do not matter. Both checks are timed in turns on the
+module that was captured, and both must find it unchanged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def make_models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor
 def make_checks(
     module: torch.nn.Module, kwargs: dict[str, torch.Tensor]
 ) -> tuple[Check, Check, int, int]:
-    """Dynamo's check, ours, how many guards Dynamo made and how many of them ours leaves to it.
+    """Dynamo's check, the package's, how many guards Dynamo made, and how many of them the package
+    leaves to Dynamo.
     Raises ValueError for a module that cannot be watched.
     """
     with torch.no_grad():
@@ -107,7 +108,7 @@ def main() -> int:
             timings = measure((dynamo_check, package_check), options.calls, lambda: None)
         labels = (
             f"guards of {name}: all {guard_count} of Dynamo's",
-            f"guards of {name}: ours, {remaining} left to Dynamo",
+            f"guards of {name}: records, {remaining} left to Dynamo",
         )
         rows += [
             OverheadRow(label, *figures) for label, figures in zip(labels, timings, strict=True)

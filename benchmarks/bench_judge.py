@@ -1,13 +1,13 @@
-"""What judging costs: seconds per candidate after its processes have started.
+"""What an evaluation by the judge costs: seconds per candidate after its processes have started.
 
     python -m benchmarks.bench_judge [--device cpu] [--profile fast] [--repeats 5] [--forms Program source] [--out judge.json]
 
-A Program candidate is a layer's own region, judged in a child kept warm as a search keeps it. A
-source candidate is the reference itself under another name, in a process of its own; that process's
-start, reading the reference and racing its baselines are shared by its candidates and told apart.
-The first candidate also pays for eager's and float64's results, which the next ones find. A
-candidate that is refused is a failed row: cheap refusals must not pass for speed. Being accepted is
-not asked, it is as fast as what it is measured against.
+A Program candidate is a layer's own region, evaluated in a worker process that stays alive, as in a
+search. A source candidate is the reference itself under another name, in a process of its own; the
+start of that process, the reading of the reference and the timing of the baselines are shared by all
+candidates of the reference and reported apart. The first candidate also pays for the results of eager
+and of float64, which later ones find cached. A refused candidate is a failed row: a cheap refusal must
+not pass for speed. A candidate need not be accepted, for it is as fast as its baseline.
 """
 
 from __future__ import annotations

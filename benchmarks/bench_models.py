@@ -1,10 +1,9 @@
 """Whole models: inference and one training step under eager, torch.compile and this package.
 
 `python -m benchmarks.bench_models -h` shows the options. Each model runs in its own process under a
-time limit, so that a crash or a hang costs that model's missing rows only; rows are written after
-every phase. Inductor's caches are filled beforehand, all models at once, because compiling is not
-what is measured here (`bench_warm_start.py` measures it). What counts as a win is
-`report.summarise`'s to say.
+time limit, so that a crash or a hang costs only the rows that this model lacks; rows are written after
+every phase. Inductor's caches are filled beforehand, for all models at once, because compile time is
+not measured here (`bench_warm_start.py` measures it). `report.summarise` says what counts as a win.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _OURS = ("cudal1.accelerate", "cudal1 backend")
 def make_contenders(
     phase: Phase, options: Mapping[str, Any]
 ) -> tuple[list[Contender], list[Contender]]:
-    """The baselines, and ours with `options` (settings of the package), for one phase."""
+    """The baselines, and the package's contenders with `options` (settings of the package), for one phase."""
 
     def backend(module: nn.Module, _: Inputs) -> Call:
         return torch.compile(_copy_forward(module), backend=_find_backend(), options=dict(options))
@@ -126,7 +125,7 @@ def run_model(args: argparse.Namespace) -> None:
         for group in (
             baselines,
             package_contenders,
-        ):  # baselines are timed alone first: a limit that strikes while ours searches leaves their rows
+        ):  # baselines are timed alone first: a time limit that strikes during a search leaves their rows
             for contender in group:
                 result = _start_with_telemetry(case, contender, refs)
                 if isinstance(result, StartedContender):
@@ -161,7 +160,7 @@ def list_fallbacks(events: Sequence[Event]) -> tuple[str, ...]:
 def _start_with_telemetry(
     case: Case, contender: Contender, refs: Sequence[Any]
 ) -> StartedContender | Row:
-    """Start a contender; one of ours carries what the package counted meanwhile."""
+    """Start a contender; one of the package carries what telemetry counted meanwhile."""
     if contender.baseline:
         return start_contender(case, contender, refs)
     import cudal1
@@ -212,9 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.prefill_child:
         prefill(args)
         return 0
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # an outer `timeout` must not leave a child on the GPU
+    # an outer `timeout` must not leave a child on the GPU
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-bench-"))
     try:
         return _run_all(args, scratch)
@@ -286,7 +284,7 @@ def _run_model_process(
             str(out),
             "--cache-dir",
             str(scratch / "cudal1"),
-            *_shared_options(args),
+            *_list_common_options(args),
         ],
         scratch,
         limit_s,
@@ -358,7 +356,9 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
     threads = max(2, len(os.sched_getaffinity(0)) // len(args.models))
     with (scratch / "prefill-stderr").open("w") as log:
         running = {
-            m: _start_process(["--prefill-child", m, *_shared_options(args)], scratch, log, threads)
+            m: _start_process(
+                ["--prefill-child", m, *_list_common_options(args)], scratch, log, threads
+            )
             for m in args.models
         }
         deadline = time.monotonic() + args.prefill_limit_s
@@ -374,7 +374,7 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
     return outcome
 
 
-def _shared_options(args: argparse.Namespace) -> list[str]:
+def _list_common_options(args: argparse.Namespace) -> list[str]:
     """The options a child needs as given to the parent."""
     pairs = {
         "--sizes": args.sizes,

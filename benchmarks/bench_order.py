@@ -1,20 +1,20 @@
-"""In which order kernels are measured, replayed on timings that are on record: how near the best
-known time after k measurements.
+"""In which order a search measures kernels, replayed on recorded timings: how near the best known time
+it is after k measurements.
 
     python -m benchmarks.bench_order [--out order.json]
 
-Offline, in a minute, without a GPU. Each shape is held out in turn: the cost model learns from the
-others, as a search would from its own records, and the kernels of the shape are then "measured" by
+The replay needs no GPU and takes a minute. Each shape is held out in turn: the cost model learns from
+the others, as a search would from its own records, and the kernels of the shape are then "measured" by
 looking them up. Two sources, both of real machines:
 
     products   matrix products of every h200-gemm*.json: right results only; under "fp32" only methods of fp32's accuracy
     programs   the closed program spaces of cpu-landscape.json.gz: those that are right, in spaces with more than four of them
 
-Strategies. `family`: the order without a model (programs have none: the mean of 20 random ones).
-`chosen`: what a search compiles with a model, a quarter explored. Of a family whose first eight
-proposals are known, four of them `chosen` first: `more` of these, as the model says; and
-`population`, children of contrasting parents as well, that are on record (`population-uniform`:
-parents drawn without regard to time).
+Strategies. `family`: the order without a model (for programs, which have none, the mean of 20 random
+orders). `chosen`: what a search with a model compiles, a quarter of it exploration. The next three
+start with the first eight proposals of the family, four of them as in `chosen`. `more`: further ones of
+the eight, in the model's order. `population`: mutants of parents with contrasting times too, as far as
+they are on record. `population-uniform`: the same with parents drawn without regard to time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TimingTable:
     """The timings on record of one case: microseconds by proposal, in the family's order if it has
     one.
 
-    `shape`: what must not be in the training set when it is asked about.
+    `shape`: what must not be in the training set of the model that orders it.
     """
 
     name: str
@@ -229,7 +229,7 @@ def _run_generations(
 
 
 def replay(kind: str, tables: Sequence[TimingTable]) -> list[dict[str, Any]]:
-    """A row a table and strategy, each asked of a model that has seen the other shapes only."""
+    """A row a table and strategy, each with a model that has seen the other shapes only."""
     rows: list[dict[str, Any]] = []
     for table in tables:
         other_timings = [

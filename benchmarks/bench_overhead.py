@@ -1,14 +1,14 @@
-"""Host microseconds per call: what calling costs before the device does anything, for eager,
-compiled and accelerated modules.
+"""Host microseconds per call: what a call costs before the device does anything, for eager, compiled and
+accelerated modules.
 
     python -m benchmarks.bench_overhead [--device cpu] [--calls 2000] [--out overhead.json]
 
-Inference mode; each row is the median of `--calls` single calls after a warm-up, less what reading
-the clock costs. The device is waited for between batches of 10 calls (of one, for BERT), untimed:
-it is idle when they begin, and no call waits for a place in its queue. What is compared as a ratio
-of host times, the three operators, takes turns batch by batch, so that both meet the same load of
-the machine. Every contender's answer is compared with eager's first. A contender that cannot run is
-a row with its reason. Small tensors: the device's work is not the subject.
+Inference mode. Each row is the median of `--calls` single calls after a warm-up, less what reading the
+clock costs. Between batches of 10 calls (of one, for BERT) the benchmark waits for the device, untimed:
+the device is idle when a batch begins, and no call waits for a place in its queue. Contenders whose
+host times are compared as a ratio, the three operators, take turns batch by batch, so that both meet
+the same load of the machine. Every contender's answer is first compared with eager's. A contender that
+cannot run is a row with its reason. Tensors are small, because the device's work is not measured.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ __all__ = ["OverheadRow", "main", "measure"]
 
 Call: TypeAlias = Callable[[], Any]
 CallAndResult: TypeAlias = tuple[Call, torch.Tensor]  # a call and what it should yield
-Group: TypeAlias = list[
-    tuple[str, Callable[[], CallAndResult]]
-]  # name, how to make it; a group takes turns
+# name, how to make it; a group takes turns
+Group: TypeAlias = list[tuple[str, Callable[[], CallAndResult]]]
 _WARM_CALLS = 200
 _CALLS_PER_BATCH = (
     10  # calls between two waits for the device: so few that none waits for a place in its queue
@@ -196,8 +195,8 @@ def _make_module_call(
 
 
 def _make_holding_call(contender: CallAndResult, results: int) -> CallAndResult:
-    """The same call by someone who still has the last `results` when the next one is made: each
-    lies elsewhere than those.
+    """The same call by a caller that still holds the last `results` results: each new one needs
+    memory of its own.
     """
     call, expected = contender
     held_results: deque[Any] = deque(maxlen=results)
@@ -277,9 +276,8 @@ def measure_group(group: Group, calls: int, wait: Call) -> list[OverheadRow]:
         try:
             call, expected = make()
             call()
-            torch.testing.assert_close(
-                call(), expected, rtol=1e-2, atol=1e-3
-            )  # the same thing; accuracy is judged elsewhere
+            # the same thing; accuracy is judged elsewhere
+            torch.testing.assert_close(call(), expected, rtol=1e-2, atol=1e-3)
             ready[name] = call
         except Exception as error:  # noqa: BLE001  a contender that fails is a row
             rows[name] = _make_failed_row(name, error)
@@ -297,7 +295,7 @@ def _make_failed_row(name: str, error: Exception) -> OverheadRow:
 
 
 def summarise_rows(rows: Sequence[OverheadRow]) -> dict[str, float]:
-    """What the rows say about our own cost: microseconds for each further launch, and ratios of
+    """What the rows say about the package's own cost: microseconds for each further launch, and ratios of
     host times.
     """
     us = {row.name: row.median_us for row in rows if row.median_us is not None}
@@ -355,9 +353,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 environment=environment,
                 summary=summary,
             )
-            report.save(
-                args.out, document
-            )  # after each group: a run that is cut off keeps what it has
+            # after each group: a run that is cut off keeps what it has
+            report.save(args.out, document)
     print(json.dumps({"out": args.out.name, "summary": summary}))
     return 0 if all(not row.reason for row in rows) else 1
 

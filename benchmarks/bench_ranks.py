@@ -1,11 +1,11 @@
-"""Ranks that agree: DDP, FSDP2 and tensor parallelism on N devices, each rank with an empty cache
-of its own, one search for all.
+"""Whether ranks agree: DDP, FSDP2 and tensor parallelism on N devices, each rank with an empty cache of
+its own, one search for all.
 
-Every rank is a process with its own device (nccl, or gloo on the CPU) and its own cache folder.
-What the first rank finds is what all run: a row is "ok" if something was agreed upon, every rank
-tells the same digests, no rank but the first searched, and the results are those of the same model
-without this package. `swapped` says how much of it is no baseline. It measures no speed: the
-seconds are what agreeing cost, the search included. The scenes of a run share the caches: a later
+Every rank is a process with its own device (nccl, or gloo on the CPU) and its own cache folder. All
+ranks run what the first one finds: a row is "ok" if there was an agreement, every rank reports the same
+digests, no other rank searched, and the results are those of the same model without this package.
+`swapped` counts the regions that run something other than a baseline. It measures no speed: the
+seconds are the cost of agreeing, the search included. The scenes of a run share the caches: a later
 one may find what an earlier one searched.
 """
 
@@ -99,7 +99,7 @@ class Scene:
 def compare_ranks(
     devices: int, backend: str, scene: str, rank_reports: Sequence[Mapping[str, Any]]
 ) -> Scene:
-    """What the ranks' reports come to."""
+    """One row of all ranks' reports."""
     first, *other_reports = rank_reports
     reasons = [
         "" if first["agreements"] else "nothing was agreed upon",
@@ -143,7 +143,7 @@ def compare_ranks(
 
 
 def list_agreements(rank_report: Mapping[str, Any]) -> list[Any]:
-    """What one rank says that was agreed: the deciding rank, what runs as a whole, the digests."""
+    """One rank's agreements: the deciding rank, what runs as a whole, the digests."""
     return [
         [agreement["leader"], agreement["runs"], agreement["digests"]]
         for agreement in rank_report["agreements"]
@@ -152,7 +152,7 @@ def list_agreements(rank_report: Mapping[str, Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank's place."""
+    """One rank: its number, its device, its folder."""
 
     rank: int
     world: int
@@ -169,7 +169,7 @@ class RankContext:
         return init_device_mesh(self.kind, (self.world,))
 
     def options(self) -> dict[str, Any]:
-        """An empty cache of its own, and a search allowed to whoever decides."""
+        """An empty cache of its own, and a search allowed to the rank that decides."""
         cache = self.folder / f"cache-{self.rank}"
         return {
             "cache_dir": cache,
@@ -343,8 +343,8 @@ def _launch_ranks(args: argparse.Namespace, world: int, scratch: Path) -> list[S
             process.kill()
     failed = next((rank for rank, code in enumerate(codes) if code), None)
     if failed is not None:
-        said = (scratch / f"errors-{failed}").read_text(errors="replace")
-        failure = f"rank {failed} ended with code {codes[failed]}: {_last_error_line(said)}"
+        log = (scratch / f"errors-{failed}").read_text(errors="replace")
+        failure = f"rank {failed} ended with code {codes[failed]}: {_last_error_line(log)}"
     return [
         _make_row(world, _backend(args.kind), scene.__name__, scratch, failure) for scene in SCENES
     ]

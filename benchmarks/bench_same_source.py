@@ -1,11 +1,12 @@
-"""Is a source that is the reference itself ever called faster, and is it told the same speed?
+"""Whether a candidate that is the reference itself is ever called faster, and which speed it is given.
 
     python -m benchmarks.bench_same_source [--device cpu] [--trials 30] [--evaluators 3] [--out same-source.json]
 
-The reference under another name is judged again and again, in a process of its own each time, as
-`cudal1 judge` does. Its speed-up over eager is 1; that over another baseline, where one won, is
-what the medians of the race say. What two processes with one code differ by is in these figures,
-which `repeatability` in one process cannot see. Each evaluator races its baselines anew.
+The reference under another name is judged again and again, in a new process each time, as
+`cudal1 judge` does. Its true speed-up over eager is 1; where another baseline was the fastest, the
+speed-up over eager follows from the baselines' medians. These figures include what two processes with
+the same code differ by, which `repeatability`, in one process, cannot see. Each evaluator times its
+baselines again.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ Row = dict[str, Any]
 def measure_source(
     source: Source, device: torch.device, trials: int, evaluators: int
 ) -> Iterator[Row]:
-    """A row: how many trials were accepted; of each the speed-up over eager, the lower bound, the
-    seconds on the clock and in all.
+    """A row: how many trials were accepted; of each the speed-up over eager, the lower bound of its
+    interval, the seconds of timing and of the whole evaluation.
 
-    It is told after each evaluator, with status `not done` until the last one. `failed` and the reason
-    where it was refused or could not be timed: a check that refuses what is right is no speed.
+    The row is yielded after each evaluator, with status `not done` until the last one. Its status is
+    `failed`, with the reason, where a trial was refused or could not be timed: a check that refuses
+    a right candidate says nothing about speed.
     """
     row: Row = {
         "source": source.name,
@@ -50,9 +52,8 @@ def measure_source(
         "judged_s": [],
     }
     for count in _split_evenly(trials, evaluators):
-        with SourceEvaluator(
-            SourceEvaluationConfig(Settings(), Contract(), device, "fast")
-        ) as evaluator:
+        config = SourceEvaluationConfig(Settings(), Contract(), device, "fast")
+        with SourceEvaluator(config) as evaluator:
             for _ in range(count):
                 try:
                     evaluation = evaluator.evaluate(source.text("Model"), source.text("ModelNew"))
@@ -60,28 +61,20 @@ def measure_source(
                     yield {**row, "status": "failed", "reason": str(error)[:300]}
                     return
                 if evaluation.timing is None or evaluation.baselines is None:
-                    yield {
-                        **row,
-                        "status": "failed",
-                        "reason": f"refused: {evaluation.verdict.failure}",
-                    }
+                    reason = f"refused: {evaluation.verdict.failure}"
+                    yield {**row, "status": "failed", "reason": reason}
                     return
-                over_eager = (
-                    evaluation.baselines.medians_us["eager"]
-                    / evaluation.baselines.medians_us[evaluation.timing.baseline]
-                )
+                medians_us = evaluation.baselines.medians_us
+                over_eager = medians_us["eager"] / medians_us[evaluation.timing.baseline]
                 row["trials"] += 1
                 row["accepted"] += isinstance(evaluation.decision, Accepted)
                 row["speedups"].append(round(evaluation.timing.speedup * over_eager, 4))
                 row["lows"].append(round(evaluation.timing.low, 4))
                 row["timing_s"].append(round(evaluation.elapsed_s["timing"], 3))
                 row["judged_s"].append(round(sum(evaluation.elapsed_s.values()), 3))
+        reason = f"{row['trials']} of {trials} trials"
         is_complete = row["trials"] == trials
-        yield (
-            {**row, "status": "ok"}
-            if is_complete
-            else {**row, "status": "not done", "reason": f"{row['trials']} of {trials} trials"}
-        )
+        yield row | ({"status": "ok"} if is_complete else {"status": "not done", "reason": reason})
 
 
 def _split_evenly(trials: int, evaluators: int) -> list[int]:
@@ -145,7 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--trials", type=int, default=30, help="of each source")
     parser.add_argument(
-        "--evaluators", type=int, default=3, help="references that are read and raced anew"
+        "--evaluators",
+        type=int,
+        default=3,
+        help="source evaluators, each of which times the baselines again",
     )
     parser.add_argument("--out", type=Path)
     return parser

@@ -2,10 +2,10 @@
 `cudal1 train experiment --json > told.json`, then
 `python -m benchmarks.bench_training --plan PLAN --told told.json --out OUT`.
 
-It measures nothing: comparisons, arms and stages as `training.experiments.comparison` finds them in
-what the command told, of a red-team run the shares of cheats; with `--figure FILE` the best so far
-on held-out tasks as SVG. The environment is the one that live results were measured in, of a replay
-the one that this runs in.
+It measures nothing. The file has the comparisons, arms and stages that
+`training.experiments.comparison` computes from what the command printed; of a red-team run the shares
+of cheats; with `--figure FILE` the best program so far on held-out tasks as SVG. The environment of
+live results is the machine that measured them, of a replay the machine that runs this.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_CURVE_STEPS = 10  # lines of a curve that the file keeps
 
 
 def build_rows(plan: ExperimentPlan, content: Mapping[str, Any]) -> list[Row]:
-    """One a comparison, difference, arm, stage and evaluator; `what` says which it is."""
+    """A row for each comparison, difference, arm, stage and evaluator; `what` says which it is."""
     results = content["results"]
     rows: list[Row] = []
     for comparison in compare_arms(results, plan):
@@ -181,7 +181,7 @@ def draw_figure(results: Sequence[Mapping[str, Any]], kind: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file; 1 where runs of the plan are missing, or nothing was told of it."""
+    """Write the file; 1 where runs of the plan are missing, or its output cannot be read."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.bench_training", description=(__doc__ or "").splitlines()[0]
     )

@@ -1,16 +1,15 @@
-"""From process start to the first answer: with nothing cached (cold) and on a warm cache, each in a
-fresh process.
+"""From process start to the first answer: with nothing cached (cold) and on a warm cache, each in a new
+process.
 
-Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a
-backend. Every contender has caches of its own, filled by its cold run. A warm process of this
-package must build and judge no candidate: its counters are read and a row where they are not zero
-fails. The answer itself is verified after the clock has stopped. The warm processes of all
-contenders take turns, in an order that rotates: the file system's cache is warmer for whoever comes
-later.
+Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a backend.
+Every contender has caches of its own, filled by its cold run. A warm process of this package must
+build and judge no candidate: its counters are read, and a row where they are not zero fails. The
+answer itself is verified after the clock has stopped. The warm processes of all contenders take turns,
+in an order that rotates, because the file system's cache is warmer for later ones.
 
-With `--offline` the warm processes of this package find no program on PATH, and any use of the
-network raises; what they start all the same is in their row, and a compiler there fails it. The
-others keep both: they are what this package is compared with.
+With `--offline` the warm processes of this package find no program on PATH, and any use of the network
+raises; programs that they start all the same are in their row, and a compiler among them fails it. The
+other contenders keep both: this package is compared with them as users run them.
 """
 
 from __future__ import annotations
@@ -54,11 +53,12 @@ _OPTIONS = (
 )
 _MAX_REASON_CHARS = 600  # characters of what ended a process
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "nvcc", "cicc")
+# what a process on a warm cache must not do
 _NO_SEARCH = (
     "regions_tuned",
     "candidates_built",
     "candidates_judged",
-)  # what a process on a warm cache must not do
+)
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Start:
     cold_counters: Mapping[str, int] = field(default_factory=dict)
     warm_counters: Mapping[str, int] = field(default_factory=dict)
     warm_after_import_s: float | None = (
-        None  # without the import of torch and the building of the module, which are everybody's
+        None  # without the import of torch and the building of the module, alike for all contenders
     )
     cold_after_import_s: float | None = None
     started: Sequence[str] = ()  # programs that the warm processes of this package started
     decisions: Sequence[
         str
-    ] = ()  # what the cold process of this package recorded of its races and of what runs
+    ] = ()  # what the cold process of this package recorded of its measurements and of what runs
 
 
 class _ChildFailed(RuntimeError):
@@ -109,7 +109,7 @@ def check_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -
 
 
 def find_fallback(warm: Sequence[Mapping[str, Any]]) -> str:
-    """Whether a warm process of this package ran a baseline because something of ours failed, and
+    """Whether a warm process of this package ran a baseline because something of its own failed, and
     what; empty if not.
     """
     worst = max(warm, key=lambda run: int(run["counters"].get("fallbacks", 0)), default=None)
@@ -171,9 +171,8 @@ def compare_with_compile(rows: Sequence[Start]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure every contender on every model; 0 when all rows are "ok"."""
     args = _parser().parse_args(argv)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # an outer `timeout` must not leave a child on the GPU
+    # an outer `timeout` must not leave a child on the GPU
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     environment, rows = report.environment(), []
     print(json.dumps(environment), flush=True)
     deadline = time.monotonic() + args.total_limit_s
@@ -222,7 +221,7 @@ def _measure_model(args: argparse.Namespace, model: str, deadline: float) -> lis
         for index in range(1 + args.runs):
             begin = time.monotonic()
             if index > 1 and begin + 1.2 * round_s > deadline:
-                # fewer warm runs of everybody, rather than a last round that only some would finish
+                # fewer warm runs for all, rather than a last round that only some would finish
                 break
             turn = index % len(names)
             for contender in (*names[turn:], *names[:turn]):
@@ -301,32 +300,16 @@ def _run_process(
     limit_s: float,
 ) -> dict[str, Any]:
     """One fresh process; its last line of output. Raises _ChildFailed."""
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")])
-    )
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(scratch / "inductor")
-    environment["TRITON_CACHE_DIR"] = str(scratch / "triton")
-    command = [sys.executable, "-m", "benchmarks.start_child", *model_and_contender, state]
-    if args.offline and state == "warm" and model_and_contender[1].startswith("cudal1"):
-        command.append("--offline")
-        environment = _hide_programs(environment, scratch)
-    command += [
-        "--sizes",
-        args.sizes,
-        "--device",
-        args.device,
-        "--budget-s",
-        str(args.budget_s),
-        "--cache-dir",
-        str(scratch / "cudal1"),
-    ]
     if limit_s < 1:
         raise _ChildFailed(f"{state} process not started: the total limit was reached")
-    command += [
-        "--spawned",
-        repr(time.monotonic()),
-    ]  # one clock for all processes of a Linux machine
+    offline = args.offline and state == "warm" and model_and_contender[1].startswith("cudal1")
+    environment = _make_environment(scratch)
+    command = _make_command(args, model_and_contender, state, scratch)
+    if offline:
+        command.append("--offline")
+        environment = _hide_programs(environment, scratch)
+    # one clock for all processes of a Linux machine
+    command += ["--spawned", repr(time.monotonic())]
     process = subprocess.Popen(
         command,
         cwd=_ROOT,
@@ -348,6 +331,29 @@ def _run_process(
         )
     answer: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return answer
+
+
+def _make_command(
+    args: argparse.Namespace, model_and_contender: tuple[str, str], state: str, scratch: Path
+) -> list[str]:
+    options = {
+        "--sizes": args.sizes,
+        "--device": args.device,
+        "--budget-s": args.budget_s,
+        "--cache-dir": scratch / "cudal1",
+    }
+    words = [str(word) for option in options.items() for word in option]
+    return [sys.executable, "-m", "benchmarks.start_child", *model_and_contender, state, *words]
+
+
+def _make_environment(scratch: Path) -> dict[str, str]:
+    search_path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+    }
 
 
 def _find_error_line(errors: str) -> str:

@@ -1,9 +1,9 @@
-"""Modules bound to a known Program or runner, as `accelerate` leaves them after a search, without
-searching.
+"""Modules bound to a given Program or runner, as `accelerate` leaves them after a search, without a
+search.
 
-A call goes the very way of an accelerated module's: `nn.Module.__call__`, the dispatcher, the C++
-entry, the runner. Used to measure the cost of that way; it says nothing about what a search would
-choose.
+A call takes the same path as an accelerated module's: `nn.Module.__call__`, the dispatcher, the C++
+entry, the runner. It serves to measure the cost of that path and says nothing about what a search
+would choose.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def bind_to(
             [call_args[source] if isinstance(source, int) else source for source in sources]
         )[0]
 
+    # as `Swapped.direct`
     direct = DirectCall(
         lambda: getattr(runner, "direct", runner), sources, None, captured.conditions
-    )  # as `Swapped.direct`
+    )
     bound = Bound(
         slow,
         module_guard,

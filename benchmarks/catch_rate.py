@@ -1,15 +1,15 @@
 """What the judge catches, and what KernelBench's rule does:
 `python -m benchmarks.catch_rate --out FILE.json`.
 
-Every case of `tests/adversarial` and its honest twin is put to both. The judge:
-`judge.evaluate.source_evaluator` at the weakest profile that must catch the case, timed only where
-the case says that time shows it. KernelBench's rule as it is published: reference and candidate in
-one process, modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's,
-float32) and at 1e-2 (the one before); written anew here, and run in a confined child. It does not
-take Programs, so those cases have no answer from it.
+Every case of `tests/adversarial` and its honest twin is evaluated by both. The judge:
+`judge.evaluate.source_evaluator` at the weakest profile that must catch the case, timed only where the
+case says that time shows it. KernelBench's rule as published: reference and candidate in one process,
+modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's, float32) and at
+1e-2 (the one before); it is written here from its description, and runs in a confined child. The rule
+does not take Programs, so those cases have no answer from it.
 
-A file that is there already is continued. `--table` writes docs/judge.md from the committed
-results; `--check` only compares.
+A file that exists is continued. `--table` writes docs/judge.md from the committed results; `--check`
+only compares.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class _Task:
 
 
 def apply_kernelbench_rule(reference: str, candidate: str, device: torch.device) -> dict[str, Any]:
-    """Whether each tolerance of the rule accepts a candidate; and why neither did, where it was no
-    comparison that failed.
+    """Whether each tolerance of the rule accepts a candidate; and why neither did, where something
+    other than a comparison failed.
     """
     text = _RULE.format(
         tolerances=TOLERANCES, reference=reference, candidate=candidate, device=device.type
@@ -221,9 +221,8 @@ def _evaluate_tasks(
             try:
                 row = future.result()
             except BaseException:
-                pool.shutdown(
-                    wait=False, cancel_futures=True
-                )  # or all the others would be judged first, and nothing saved
+                # or all the others would be judged first, and nothing saved
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
             yield running[future], row
 

@@ -29,9 +29,8 @@ LIMIT = 2.0  # the precision contract: at most twice the error of the user's own
 # attention key's bias), two correct programs differ by their noise; the output is counted as void
 # and only has to stay within this multiple of eager's noise.
 VOID_LIMIT, VOID_ERROR = 10.0, 0.1
-_PART_ELEMENTS = (
-    1 << 26
-)  # elements in float64 at once: results of several GB would not fit a second and third time
+# elements in float64 at once: results of several GB would not fit a second and third time
+_PART_ELEMENTS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class Reference:
     exact: Outputs
     eager: Outputs
     eager_rms: Mapping[str, float]
-    effective: Mapping[str, int] = field(
-        default_factory=dict
-    )  # elements that eager's error rests on, per output
+    # elements that eager's error rests on, per output
+    effective: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def make_reference(exact: Outputs, eager_runs: Sequence[Outputs]) -> Reference:
 
 
 def compare(got: Outputs, ref: Reference) -> Comparison:
-    """Judge every output of `got`; a missing or additional one fails."""
+    """Compare every output of `got`; a missing or additional one fails."""
     if list(got) != list(ref.exact):
         return Comparison(False, None, f"outputs {list(got)}; expected {list(ref.exact)}")
     verdict = Comparison(True, None)

@@ -1,7 +1,7 @@
-"""What the package recorded of its races and of what runs, as plain values for a results file.
+"""What the package recorded of its measurements and of what runs, as plain values for a results file.
 
-For every contender of a whole graph a row then tells what it measured, or why it was not chosen. It
-measures and decides nothing.
+For every contender of a whole graph a row then says what it measured, or why it was not chosen. This
+module measures and decides nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ _SHOWN_EVENTS = {  # stage: what happened there; None: everything
     "run": None,
     "program": None,
 }
+# of a judgement: in its label, or of no use here
 _OMITTED_FACTS = (
     "techniques",
     "origin",
     "numbers",
     "schedule",
     "error_ratio",
-)  # of a judgement: in its label, or of no use here
+)
 _MAX_TEXT_CHARS = 500
 
 
 def collect_decisions(report: telemetry.Report) -> list[dict[str, Any]]:
-    """The events of races, judgements and swaps in order, `at_s` seconds after the first."""
+    """The events of measurements, verdicts and swaps in order, `at_s` seconds after the first."""
     begin = report.events[0].at if report.events else 0.0
     return [
         {

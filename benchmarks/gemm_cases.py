@@ -1,5 +1,5 @@
-"""Matrix products to measure: sizes, layouts and epilogues, as the island a search would see. Data
-only.
+"""Matrix products to measure: sizes, layouts and epilogues, as the fusion group that a search would see.
+Data only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Is the clock to be trusted: a kernel against itself many times, and the same kernel timed twice.
+"""Whether the clock can be trusted: a kernel against itself many times, and the same kernel timed twice.
 
-Two numbers come out. How often one of two equal sides is called faster (its lower bound reaches the
-margin of a swap), which must be under 1 % of all trials; and how far two measurements of one kernel
-above 50 us are apart, which must be under 2 %. A chain of small launches is timed too, and told
-apart: its microseconds are the host's, which may have other work. On a CPU that others use, only
-that it runs means anything. It times plain torch calls with the protocol of the judge; it judges no
+Two numbers are the result: how often one of two equal sides is called faster (its lower bound reaches
+the margin of a swap), which must be under 1 % of all trials; and by how much two measurements of one
+kernel above 50 us differ, which must be under 2 %. A chain of small launches is timed too and reported
+apart: its microseconds are the host's, which may have other work. On a CPU that others use, only the
+fact that it runs means anything. It times plain torch calls with the judge's protocol and judges no
 kernels.
 """
 
@@ -65,9 +65,8 @@ class RepeatabilityRow:
     unsteady: int = 0
     us: dict[str, list[float]] = field(default_factory=dict)
     speedups: list[float] = field(default_factory=list)
-    twice: dict[str, float] = field(
-        default_factory=dict
-    )  # |difference| of two measurements of the whole plan, by state
+    # |difference| of two measurements of the whole plan, by state
+    twice: dict[str, float] = field(default_factory=dict)
 
     def add(self, measurement: Measurement) -> None:
         """Count a trial."""
@@ -145,9 +144,8 @@ def run_trials(
         for kernel in kernels_to_run
     ]
     sides = [_WarmSampler(local, local.warm_up()) for local in pairs]
-    short = replace(
-        plan, side_us=plan.side_us / _SAMPLE_DIVISOR, margin=_MARGIN
-    )  # as the judge decides
+    # as the judge decides
+    short = replace(plan, side_us=plan.side_us / _SAMPLE_DIVISOR, margin=_MARGIN)
     for row, side in itertools.islice(itertools.cycle(zip(rows, sides, strict=True)), trials):
         row.add(measure(side, short))
     for row, side in zip(rows, sides, strict=True):

@@ -1,8 +1,8 @@
-"""What a results file holds besides its rows: the environment and the summary; how it is written
-and printed.
+"""What a results file holds besides its rows: the environment and the summary; how it is written and
+printed.
 
-A file is replaced in one step, so a killed run leaves a whole one. It measures nothing. It records
-no host name, user or path.
+A file is replaced in one step, so that a run that is killed leaves a complete one. This module measures
+nothing and records no host name, user or path.
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ def make_document(
 ) -> dict[str, Any]:
     """A results file as a value: environment first."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    words = [
-        Path(word).name if "/" in word else word for word in sys.argv[1:]
-    ]  # no path of a machine
+    # no path of a machine
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     command = " ".join(["python", "-m", f"benchmarks.bench_{kind}", *words])
     head = {"schema": SCHEMA, "kind": kind, "created": created, "command": command}
     return {**head, **more, "options": dict(options), "rows": list(rows)}

@@ -1,11 +1,10 @@
-"""The one shared runner: the same contenders are verified and then timed, on the same module and
-inputs.
+"""The shared runner: the same contenders are verified and then timed, on the same module and inputs.
 
-`compute_references` computes what is right (float64) and how wrong eager is; `start_contender` builds a contender on
-its own copy of the module and verifies it; `measure_contenders` times the contenders in interleaved rounds,
-verifies them once more and returns one row each. A contender that crashes or answers wrongly is a
-row with its reason, never left out. It does not choose models or contenders (`bench_*.py`), does
-not start processes, and does not decide what is fast enough.
+`compute_references` computes what is right (float64) and how wrong eager is; `start_contender` builds
+a contender on its own copy of the module and verifies it; `measure_contenders` times the contenders in
+interleaved rounds, verifies them once more and returns one row each. A contender that crashes or
+answers wrongly is a row with its reason, never left out. The runner chooses no models or contenders
+(`bench_*.py`), starts no processes, and does not decide what is fast enough.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ class Row:
     ] = ()  # why the package ran no choice of its own: it failed, or left a graph out
     decisions: Sequence[
         Mapping[str, Any]
-    ] = ()  # what the package recorded of its races: every contender and why it does not run
+    ] = ()  # what the package recorded: every contender and why it does not run
 
 
 @dataclass

@@ -1,13 +1,12 @@
-"""Put entries that a benchmark's searches have made into `kernels_cache/`, which comes with the
-package.
+"""Copy entries that the searches of a benchmark have made into `kernels_cache/`, which the package ships.
 
     python -m benchmarks.ship FOLDER... [--into kernels_cache]
 
-FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`.
-Taken is what holds machine code: choices of whole regions, and kernels of islands, which other
-models have too. What says that nothing beat the baselines is left: it would keep a newer version
-from searching. Of two entries of one region for one device model the newer one stays. Over 40 MiB
-nothing is written. A broken file ends it.
+FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`. Entries
+with machine code are copied: choices of whole regions, and kernels of fusion groups, which other models
+have too. Entries that say that nothing beat the baselines are not: they would keep a newer version from
+searching. Of two entries of one region for one device model the newer one stays. Above 40 MiB nothing
+is written. A broken file ends the command.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One contender's first answer in this process, for `bench_warm_start`: what a user's process
-imports, builds and calls, timed.
+"""One contender's first answer in this process, for `bench_warm_start`: what a user's process imports,
+builds and calls, timed.
 
-Run as `python -m benchmarks.start_child MODEL CONTENDER cold|warm ...`; the last line of its output
-is JSON. Until the clock has stopped it loads torch, the model and the contender, and nothing of the
-benchmarks that brings compilers or the judge with it. Verifying comes afterwards.
+Run as `python -m benchmarks.start_child MODEL CONTENDER cold|warm ...`; the last line of its output is
+JSON. Until the clock has stopped it imports torch, the model and the contender, and no module of the
+benchmarks that imports compilers or the judge. The answer is verified afterwards.
 """
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             torch.cuda.synchronize()
     answered = time.monotonic()
     began_programs, inductor = list(started), _read_inductor_counters()
-    counters, decisions = (
-        _read_telemetry() if args.contender.startswith("cudal1") else ({}, [])
-    )  # before anything else runs
+    # before anything else runs
+    counters, decisions = _read_telemetry() if args.contender.startswith("cudal1") else ({}, [])
     stages = {"import": imported - args.spawned, "build": built - imported, "load": loaded - built}
     stages |= {"prepare": prepared - loaded, "first_call": answered - prepared}
     answer = {
@@ -178,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         "--spawned",
         type=float,
         required=True,
-        help="time.monotonic() when the process was asked for",
+        help="time.monotonic() when the process was started",
     )
     parser.add_argument("--offline", action="store_true", help="whatever uses the network raises")
     return parser

@@ -13,20 +13,20 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.fleet_tables import tabulate_fleet
-from benchmarks.judge_tables import tabulate_judge
-from benchmarks.kernel_tables import tabulate_kernels
 from benchmarks.kernelbench.pages import render_markdown
 from benchmarks.kernelbench.rows import read_rows
 from benchmarks.kernelbench.statistics import BEST
 from benchmarks.kernelbench.tables import compute_headline, group_rows
-from benchmarks.model_tables import (
+from benchmarks.subject_tables.fleet_tables import tabulate_fleet
+from benchmarks.subject_tables.judge_tables import tabulate_judge
+from benchmarks.subject_tables.kernel_tables import tabulate_kernels
+from benchmarks.subject_tables.model_tables import (
     summarise_models,
     tabulate_models,
     tabulate_overhead,
     tabulate_starts,
 )
-from benchmarks.training_tables import tabulate_training
+from benchmarks.subject_tables.training_tables import tabulate_training
 
 __all__ = ["main", "render_index", "render_pages", "summarise"]
 

@@ -1,9 +1,9 @@
-"""Arms: the same search with some of its techniques left out, and whether what they gain
-multiplies.
+"""Arms of an ablation: the same search with some of its techniques left out, and whether the gains
+multiply.
 
 Families: "rewrites" of the graph, "kernels" of templates, "compile" (Inductor under a schedule),
-"graphs" (CUDA graphs). The arm "only kernels" has the kernels alone, on eager. An arm is a column
-like the package's own, paired with it in the same measurement.
+"graphs" (CUDA graphs). The arm "only kernels" has the kernels alone, on eager. An arm is a column like
+the package's own, paired with it in the same measurement.
 """
 
 from __future__ import annotations

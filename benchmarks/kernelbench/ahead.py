@@ -1,9 +1,8 @@
-"""Compiles ahead, on all cores and without a GPU, the kernels that searches of the tasks will ask
-for.
+"""Compiles ahead, on all cores and without a GPU, the kernels that searches of the tasks will need.
 
-Tasks are captured on fake tensors. What a search on the GPU captures is the same but for a few
-operators that PyTorch chooses by device (attention); what was not met here it compiles itself.
-Nothing is run or measured.
+Tasks are captured on fake tensors. A search on the GPU captures the same graphs but for a few operators
+that PyTorch chooses by device (attention); kernels that were not met here it compiles itself. Nothing
+is run or measured.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from torch_cudal1.search.space import list_fusion_groups
 
 __all__ = ["CompileSummary", "compile_ahead"]
 
-_NICENESS = 19  # whoever measures beside it comes first
+_NICENESS = 19  # a measurement on the same machine comes first
 _TF32_OP_CLASSES = {"default": ("conv",), "tf32": ("matmul", "conv"), "ieee": ()}
 
 
@@ -90,9 +89,8 @@ def compile_ahead(
         for build in as_completed(building):
             outcomes[build.result()] += 1
     finally:
-        pool.shutdown(
-            cancel_futures=True
-        )  # who is interrupted waits for what is being compiled, and for no more
+        # an interrupted run waits for what is being compiled, and for no more
+        pool.shutdown(cancel_futures=True)
     return CompileSummary(
         sum(outcomes.values()),
         outcomes["compiled"],
@@ -105,13 +103,13 @@ def compile_ahead(
 def _prepare_worker(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:
-        raise RuntimeError("whom this would compile for has ended")
+        raise RuntimeError("the parent process has ended")
     os.nice(_NICENESS)
     torch.set_num_threads(1)
 
 
 def _list_kernels(task: Task, sm: int, rights: tuple[str, ...]) -> list[str]:
-    """The island and the proposal of each kernel of a task, as JSON."""
+    """The fusion group and the proposal of each kernel of a task, as JSON."""
     regions = {group.region.key: group.region for group in list_fusion_groups(capture_task(task))}
     return [
         json.dumps([region.program.to_json(), proposal.to_json()])

@@ -1,9 +1,9 @@
 """What PyTorch itself offers, each in its best form: these are the denominators.
 
-`torch.compile` is called once more than needed before it is timed; a CUDA graph copies its inputs
-in and hands its own output out, as CUDA-L1's graph baseline and reduce-overhead do, so it pays for
-no copy of the result. None of them is told anything about the task. What a baseline answers is
-compared with eager's, roughly: one that computes something else is no denominator.
+`torch.compile` is called once more than needed before it is timed. A CUDA graph copies its inputs in and
+returns its own output, as CUDA-L1's graph baseline and reduce-overhead do, so it pays for no copy of
+the result. No baseline gets information about the task. A baseline's answer is compared with eager's
+with a wide tolerance: one that computes something else is no denominator.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def copy_tensors(result: Any) -> dict[str, Tensor]:
 
 
 def find_gross_error(outputs: Mapping[str, Tensor], eager: Mapping[str, Tensor]) -> str:
-    """Why these are not eager's results, roughly; "" if they are."""
+    """Why these are not eager's results within 1 %; "" if they are."""
     if list(outputs) != list(eager):
         return f"{list(outputs)}; eager has {list(eager)}"
     for name, tensor in outputs.items():

@@ -1,9 +1,9 @@
-"""One task in a process of its own: prepare, tune, measure all columns in turn, check the answers
-again, and tell the row.
+"""One task in a process of its own: prepare, tune, measure all columns in turn, check the answers again,
+and send the row.
 
 Whatever a column does is that column's result. What this process itself cannot survive (a crash, a
-hang, no memory) is seen from outside, by `crew`. Memory that is only needed for compiling is given
-back before the task queues for what measuring takes.
+hang, no memory) is seen from outside, by `task_pool`. Memory that is only needed for compiling is
+released before the task queues for what measuring takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from benchmarks import report
 from benchmarks.kernelbench import contenders, verify
 from benchmarks.kernelbench.baselines import STARTS, Call, copy_tensors, find_gross_error
 from benchmarks.kernelbench.job import COMPILE, EAGER, GRAPH, OURS, RELEASE, Job, set_precision
-from benchmarks.kernelbench.line import TaskChannel
 from benchmarks.kernelbench.loading import (
     Demand,
     TaskSource,
@@ -46,27 +45,24 @@ from benchmarks.kernelbench.measuring import (
     measure_columns,
 )
 from benchmarks.kernelbench.processes import STACK_SIGNAL, die_with_parent
+from benchmarks.kernelbench.task_channel import TaskChannel
 from torch_cudal1.device.gpu_lock import lock_seconds, lock_uses
 from torch_cudal1.judge import pool_scope
 
 __all__ = ["Bench", "main"]
 
-# Times what a call takes: for compiling beside a process of the judge's that starts; for a search
-# with its judge and all columns side by side (33 seen on an H200 for 0.3 GiB, fewer the larger a
-# call is). Of a large one both processes have three sets of what it is given and two of its
-# results, one has both in float64 too, and what lies between.
+# Memory as a multiple of what one call takes: for compiling while a process of the judge starts;
+# for a search with its judge and all columns (33 seen on an H200 for a call of 0.3 GiB, less the
+# larger a call is). Of a large call both processes hold three sets of inputs and two of results,
+# one of them holds both in float64 too, and the intermediate results.
 _COMPILING_FACTOR, _MEASURING_FACTOR = 3.0, 30.0
-_GIVEN, _MADE, _BETWEEN = 10, 6, 3
-_CONTEXTS_BYTES, _STORED_BYTES = (
-    3 << 30,
-    8 << 30,
-)  # of the processes of a task; what the judge keeps of earlier results at most
-_WAITING_BYTES = (
-    3 << 29
-)  # of the task's process and one of the judge's, which has been given nothing yet
-_LARGE_BYTES = (
-    4 << 30
-)  # a call of this size is not recorded into a CUDA graph before it must be: the graph keeps its memory
+_INPUT_COPIES, _RESULT_COPIES, _INTERMEDIATE_COPIES = 10, 6, 3
+# CUDA contexts of the processes of a task; earlier results that the judge keeps at most
+_CONTEXTS_BYTES, _STORED_BYTES = 3 << 30, 8 << 30
+# contexts of the task's process and of one of the judge's that holds no tensors yet
+_WAITING_BYTES = 3 << 29
+# a call of this size is recorded into a CUDA graph as late as possible: the graph keeps its memory
+_LARGE_BYTES = 4 << 30
 _INPUT_SETS, _INPUT_SETS_BYTES = 4, 2 << 30
 _WARM_CALLS = 3
 
@@ -87,9 +83,8 @@ class Bench:
     package_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
     shared_bytes: int = 0  # of the GPU, with a process of the judge's
-    helpers: ExitStack = field(
-        default_factory=ExitStack
-    )  # processes of the judge, while there is something to search
+    # processes of the judge, while there is something to search
+    helpers: ExitStack = field(default_factory=ExitStack)
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +98,7 @@ class Bench:
 
     @contextmanager
     def stage(self, name: str, column: str = "") -> Iterator[None]:
-        """Tell what is being done, for one column or for all, and remember how long it took."""
+        """Send what is being done, for one column or for all, and remember how long it took."""
         self.line.stage(name, column)
         begin = time.monotonic()
         try:
@@ -128,7 +123,7 @@ class Bench:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure the task of the specification; 0 when a row was told."""
+    """Measure the task of the specification; 0 when a row was sent."""
     parser = argparse.ArgumentParser(prog="benchmarks.kernelbench.child")
     parser.add_argument("--line", type=int, required=True)
     parser.add_argument("--spec", type=Path, required=True)
@@ -210,7 +205,9 @@ def _count_search_bytes(estimate: Demand) -> int:
     """Bytes that a search, its judge and all columns take, contexts left out."""
     intermediate_bytes = max(0, estimate.memory_bytes - estimate.least_bytes)
     large_call_bytes = (
-        _GIVEN * estimate.given_bytes + _MADE * estimate.made_bytes + _BETWEEN * intermediate_bytes
+        _INPUT_COPIES * estimate.given_bytes
+        + _RESULT_COPIES * estimate.result_bytes
+        + _INTERMEDIATE_COPIES * intermediate_bytes
     )
     return int(min(_MEASURING_FACTOR * estimate.memory_bytes, _STORED_BYTES + large_call_bytes))
 
@@ -254,7 +251,7 @@ def _report_progress(bench: Bench, column: str, step: str, fraction: float | Non
 def _check(bench: Bench, module: nn.Module) -> None:
     """Are the package's columns right; a wrong one is not timed, or its times do not count.
 
-    The reference is made anew each time: nothing of it takes memory while a search or a measurement
+    The reference is computed again each time: nothing of it takes memory while a search or a measurement
     runs.
     """
     names = [name for name in bench.package_columns if name in bench.calls]
@@ -290,7 +287,7 @@ def _check_one(bench: Bench, name: str, expected: verify.Expected) -> None:
 
 
 def _judge(bench: Bench) -> dict[str, Any] | None:
-    """The release's candidate, if it is a column: the judge's word."""
+    """The release's candidate, if it is a column: the judge's verdict."""
     if not bench.job.judged:
         return None
     candidate = bench.spec.get("candidate")
@@ -306,9 +303,7 @@ def _judge(bench: Bench) -> dict[str, Any] | None:
 
 
 def _warm(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Record graphs, fill caches, and put baselines out of the race that do not compute what eager
-    does.
-    """
+    """Record graphs, fill caches, and fail the baselines that do not compute what eager does."""
     with bench.stage("warm"):
         if GRAPH in bench.job.baselines and EAGER in bench.calls:
             graph_call = bench.attempt(GRAPH, lambda: STARTS[GRAPH](module, inputs))

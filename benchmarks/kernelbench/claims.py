@@ -1,8 +1,7 @@
-"""Which of several runs side by side does a task: whoever makes its file first. A claim ends with
-the process that made it.
+"""Which of several runs side by side does a task: the run that creates the task's file first. A claim
+ends with the process that made it.
 
-All tasks are dealt in one order that each run goes through, so that every GPU has work until the
-last task is taken.
+All runs go through all tasks in one order, so that every GPU has work until the last task is taken.
 """
 
 from __future__ import annotations
@@ -38,15 +37,14 @@ class Claims:
         except FileExistsError:
             if _is_claimed_by_other(path, own_pid=os.getpid()):
                 return False
-            os.replace(
-                temporary, path
-            )  # two that do this at once do the task twice, which costs time and nothing else
+            # two that do this at once do the task twice, which costs time and nothing else
+            os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         return True
 
     def release(self, task: Task) -> None:
-        """Somebody else may have it."""
+        """Another run may have it."""
         self._path(task).unlink(missing_ok=True)
 
     def _path(self, task: Task) -> Path:
@@ -69,7 +67,7 @@ def _is_claimed_by_other(path: Path, *, own_pid: int) -> bool:
         pid = int(path.read_text())
         os.kill(pid, 0)
     except PermissionError:
-        return True  # somebody else's
+        return True  # a process of another user
     except (OSError, ValueError):
         return False
     return pid != own_pid

@@ -1,9 +1,9 @@
-"""The columns that are compared with the baselines: the package, arms of it with techniques left
-out, a release's candidates.
+"""The columns that are compared with the baselines: the package, arms of it with techniques left out, a
+release's candidates.
 
-The package is asked through its public door, `cudal1.accelerate`, with a budget; every swap in it
-was judged. A candidate of a release is never run here: the package's judge says of it what it says
-of everybody's, in processes of its own.
+The package is used through its public function, `cudal1.accelerate`, with a budget; every swap in it
+was judged. A candidate of a release is never run in this process: the package's judge evaluates it as
+it evaluates every candidate, in processes of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ATTEMPT_KEYS = (
 
 @dataclass(frozen=True)
 class TunedModule:
-    """An accelerated copy of a task's module, and what is known about the search (JSON)."""
+    """An accelerated copy of a task's module, and facts about the search (JSON)."""
 
     call: Call
     facts: Mapping[str, Any]
@@ -138,38 +138,10 @@ def judge_candidate(reference: str, candidate: str, job: Job, cache: Path) -> di
 
 
 def _describe_search(module: nn.Module) -> dict[str, Any]:
-    """What runs, what was tried and why not the rest; failures of ours that made the module's own
-    forward run.
+    """What runs, what was tried and why the rest was not chosen; failures of the package that made
+    the module's own forward run.
     """
-    telemetry_report = telemetry.report()
-    facts: dict[str, Any] = {
-        "counters": dict(telemetry_report.counters),
-        "seconds": [
-            dict(event.facts)
-            for event in telemetry_report.events
-            if (event.stage, event.what) == ("search", "seconds")
-        ],
-        "races": [
-            dict(event.facts)
-            for event in telemetry_report.events
-            if (event.stage, event.what) == ("judge", "baselines")
-        ],
-        "heats": [
-            dict(event.facts)
-            for event in telemetry_report.events
-            if (event.stage, event.what) == ("judge", "heat")
-        ],
-        "validations": [
-            dict(event.facts)
-            for event in telemetry_report.events
-            if (event.stage, event.what) == ("judge", "validated")
-        ],
-        "fallbacks": [
-            str(event.facts.get("reason", ""))[:300]
-            for event in telemetry_report.events
-            if event.what == "fallback"
-        ],
-    }
+    facts = _collect_search_events(telemetry.report())
     try:
         explanation = cudal1.explain(module)
     except TypeError as error:
@@ -180,28 +152,44 @@ def _describe_search(module: nn.Module) -> dict[str, Any]:
             "tried": [],
             "note": str(error),
         }
-    swapped = [region for region in explanation.regions if region.swapped]
-    attempts = [
-        _shorten_attempt(attempt) for region in explanation.regions for attempt in region.tried
-    ][:_MAX_ATTEMPTS]
+    regions = explanation.regions
+    swapped = [region for region in regions if region.swapped]
+    attempts = [_shorten_attempt(attempt) for region in regions for attempt in region.tried]
+    undone = [explanation.undone] if explanation.undone else []
     return facts | {
         "swapped": bool(swapped) and not explanation.undone,
-        "runs": [region.runs for region in explanation.regions],
+        "runs": [region.runs for region in regions],
         "techniques": sorted({technique for region in swapped for technique in region.techniques}),
-        "schedules": sorted({region.schedule for region in explanation.regions}),
-        "tried": attempts,
-        "note": "; ".join(
-            [
-                *explanation.left_out,
-                *([explanation.undone] if explanation.undone else []),
-                *explanation.gate,
-            ]
-        )[:600],
+        "schedules": sorted({region.schedule for region in regions}),
+        "tried": attempts[:_MAX_ATTEMPTS],
+        "note": "; ".join([*explanation.left_out, *undone, *explanation.gate])[:600],
+    }
+
+
+def _collect_search_events(report: telemetry.Report) -> dict[str, Any]:
+    def list_facts(stage: str, event_name: str) -> list[dict[str, Any]]:
+        return [
+            dict(event.facts)
+            for event in report.events
+            if (event.stage, event.what) == (stage, event_name)
+        ]
+
+    return {
+        "counters": dict(report.counters),
+        "seconds": list_facts("search", "seconds"),
+        "races": list_facts("judge", "baselines"),
+        "heats": list_facts("judge", "heat"),
+        "validations": list_facts("judge", "validated"),
+        "fallbacks": [
+            str(event.facts.get("reason", ""))[:300]
+            for event in report.events
+            if event.what == "fallback"
+        ],
     }
 
 
 def _shorten_attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """A candidate's fate without its evidence, which is in the cache."""
+    """An attempted candidate without its evidence, which is in the cache."""
     shown = {
         name: attempt[name] for name in _ATTEMPT_KEYS if attempt.get(name) not in (None, "", [])
     }

@@ -1,8 +1,8 @@
-"""What is asked of every task of a run: profile, rights, columns. Two rows with another job are
-never put into one table.
+"""What every task of a run is measured with: profile, precision, columns. Rows of different jobs never
+share a table.
 
 A job says nothing about the machine or the version of the package: each row carries those, and the
-report tells them apart.
+report keeps them apart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A task's text as a module with inputs on a device, and how much memory it will take. Only in a
-task's own process.
+"""A task's text as a module with inputs on a device, and how much memory it will take. Only in a task's
+own process.
 
-It runs the task's source, which whoever started the benchmark chose; candidates of others are never
-loaded here (the judge's processes do that). Tensors are made on the device itself: inputs of
-several GB would take longer on the CPU than the task.
+It runs the task's source, which the user of the benchmark chose; candidates of others are never loaded
+here (the judge's processes do that). Tensors are made on the device itself: inputs of several GB would
+take longer on the CPU than the task.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class _Outputs(TorchDispatchMode):
 
 @contextmanager
 def _fix_seed(seed: int) -> Iterator[None]:
-    """Random numbers of the body come from `seed`; generators go on from there, nobody else uses
-    them.
+    """Random numbers of the body come from `seed`; generators continue from there, which no other
+    code of the process depends on.
     """
     torch.manual_seed(seed)
     yield

@@ -1,11 +1,10 @@
 """All columns of a task against each other: interleaved rounds with the package's one timing
 implementation, then ratios.
 
-A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers
-of one round are pairs. Medians and 95 % intervals are `judge.benchmark.statistics`'. Host time
-(until a call returns) and device time (between events) are looked at apart. The candidate of a
-release is not timed here: the ratio that the judge measured is carried over to the times of this
-row.
+A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers of
+one round are pairs. Medians and 95 % intervals come from `judge.benchmark.statistics`. Host time (until
+a call returns) and device time (between events) are measured separately. The candidate of a release is
+not timed here: the ratio that the judge measured is applied to the times of this row.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import torch
 
 from benchmarks.kernelbench.baselines import Call
 from benchmarks.kernelbench.job import RELEASE, Job
-from benchmarks.kernelbench.line import TaskChannel
 from benchmarks.kernelbench.loading import Demand
 from benchmarks.kernelbench.statistics import BEST
+from benchmarks.kernelbench.task_channel import TaskChannel
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.gpu_lock import lock_gpu
 from torch_cudal1.device.gpu_state import read_gpu_state
@@ -33,23 +32,19 @@ from torch_cudal1.judge.benchmark.timing import device_time_us, host_time_us, in
 
 __all__ = ["Measured", "compute_lower_bound_us", "compute_ratios", "is_drained", "measure_columns"]
 
-_CLOCK_CALLS, _SETTLE_S = (
-    3,
-    0.05,
-)  # the columns have been called before; the clocks of the GPU rise while they take turns
+# the columns have been called before; the clocks of the GPU rise while they take turns
+_CLOCK_CALLS, _SETTLE_S = 3, 0.05
 _MAX_LOCK_WAIT_S = 600.0
 _MAX_DRAIN_S, _PROBE_WINDOW_S = 20.0, 0.05
-_SLOW_PROBE_S, _MAX_SLOW_SHARE = (
-    5e-4,
-    0.2,
-)  # an empty GPU answers far sooner; processes on one take turns of milliseconds
+# an empty GPU answers far sooner; processes on one take turns of milliseconds
+_SLOW_PROBE_S, _MAX_SLOW_SHARE = 5e-4, 0.2
 _MAX_WINDOW_ROUNDS = 100_000
 
 
 @dataclass(frozen=True)
 class Measured:
     """`samples`: microseconds a call, one a round; `times`: what a column's cell says; `state`: of
-    the GPU, before and after, and whether anybody else had it.
+    the GPU, before and after, and whether another process used it.
     """
 
     samples: Mapping[str, Sequence[float]]
@@ -64,7 +59,7 @@ def measure_columns(
     line: TaskChannel,
     fail: Callable[[str, str], None],
 ) -> Measured:
-    """Time every column while nobody else of this run works. A column that raises is failed and
+    """Time every column while no other task of this run works. A column that raises is failed and
     left out of all rounds.
     """
     device = torch.device(job.device)
@@ -93,7 +88,7 @@ def measure_columns(
 
 
 def is_drained(probe: Callable[[], object], limit_s: float = _MAX_DRAIN_S) -> bool:
-    """Wait until nobody else's kernels run on the GPU: who is stopped leaves it what was launched.
+    """Wait until no other process's kernels run on the GPU: a stopped one leaves what it launched.
     False if that took too long.
 
     `probe`: a launch that does nothing, waited for; with kernels of another process there most of

@@ -1,10 +1,9 @@
-"""Which candidates the search would try for each task, from shapes alone: needs no GPU and runs
-nothing.
+"""Which candidates the search would try for each task, from shapes alone: needs no GPU and runs nothing.
 
-`find_coverage` tells the kinds of candidates, `plan_products` the kernels for products. A task is captured on fake
-tensors and looked at as if it were on a GPU. `us` are bounds by which candidates are ordered, not
-measurements; `plain` is what the products take at cuBLAS's measured fp32 rate. A product that no
-kernel serves says why.
+`find_coverage` lists the kinds of candidates, `plan_products` the kernels for products. A task is
+captured on fake tensors and treated as if it were on a GPU. The microseconds are bounds by which
+candidates are ordered, not measurements; `plain_us` is what the products take at cuBLAS's measured fp32
+rate. A product that no kernel serves has the reason.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def format_plan(planned: Sequence[ProductPlan]) -> str:
 @dataclass(frozen=True)
 class Coverage:
     """What a search has for a task beyond baselines: techniques of a rewrite that pays, families of
-    kernels by count of islands.
+    kernels by count of fusion groups.
 
     `left`: why nothing, where there is nothing.
     """
@@ -145,7 +144,7 @@ def find_coverage(task: Task, *, sm: int = 90, rights: Sequence[str] = ("conv",)
         ""
         if rewrites or families
         else "; ".join(partition(region, products=True).reasons_left_out)
-        or "no kernel for its islands"
+        or "no kernel for its fusion groups"
     )
     return replace(empty, rewrites=rewrites, families=tuple(sorted(families.items())), left=reason)
 
@@ -217,7 +216,7 @@ def _move_to_cuda(value: Any) -> Any:
 
 
 def _list_product_groups(region: Region) -> Iterator[list[FusionGroup]]:
-    """Islands around matrix products, equal ones together."""
+    """Fusion groups around matrix products, equal ones together."""
     groups_by_key: dict[str, list[FusionGroup]] = {}
     for group in partition(region, products=True).groups:
         steps = group.region.program.steps

@@ -1,5 +1,4 @@
-"""Stops, continues and ends a process with everything it started, whatever sessions those made for
-themselves. Linux only.
+"""Stops, continues and ends a process with everything it started, in whatever session. Linux only.
 
 Only descendants of processes that the caller started are ever touched.
 """
@@ -90,8 +89,8 @@ def locate_process(process: Process, log: Path) -> str:
     """What a task's process is doing, its innermost frame and the package's; "" where it does not
     say.
 
-    The process writes its frames into `log` when it is sent `STACK_SIGNAL`. One that has not asked for
-    that signal ends by it.
+    The process writes its frames into `log` when it is sent `STACK_SIGNAL`. A process without a
+    handler for that signal ends by it.
     """
     before = log.stat().st_size
     _send_signal(process.pid, STACK_SIGNAL)

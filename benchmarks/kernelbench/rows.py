@@ -1,8 +1,8 @@
-"""The file of results: one JSON object a task, appended as soon as it is known, read back to go on
-and to report.
+"""The file of results: one JSON object a task, appended as soon as it is known, read back to continue a
+run and to report.
 
-A row is of a task (its source's digest), a job and an environment. Going on, a row counts only
-where all of task, job and GPU are the same. It holds no path, host name or user.
+A row belongs to a task (its source's digest), a job and an environment. When a run continues, a row
+counts only where task, job and GPU are all the same. A row holds no path, host name or user.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Processes of tasks without the wait: one imports everything that a task needs, and every task's
-process is forked from it.
+"""Processes of tasks without the wait for imports: one process imports everything that a task needs, and
+every task's process is forked from it.
 
-The template runs nothing itself and never touches a device, so what is forked is as good as new;
-the start of an interpreter, its imports and the probe of the sandbox, some seconds each, are paid
-once a run. `Template` is the run's end, `python -m benchmarks.kernelbench.template FD DEVICE` the
-other. Where a forked process cannot use the device there is no template, and why.
+The template runs nothing itself and never touches a device, so a forked process is like a new one; the
+start of an interpreter, its imports and the probe of the sandbox, some seconds each, are paid once a
+run. `Template` is the run's end, `python -m benchmarks.kernelbench.template FD DEVICE` the other. Where
+a forked process cannot use the device, `Template` raises NoTemplate with the reason.
 """
 
 from __future__ import annotations

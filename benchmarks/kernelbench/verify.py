@@ -1,9 +1,9 @@
-"""Is what the package answers right: against a float64 run of the task on inputs that nobody has
+"""Whether the package's answer is right: against a float64 run of the task on inputs that no search has
 seen, as everywhere in benchmarks.
 
 Where a task cannot be run in float64 (it makes float32 tensors itself, or is too large for it), the
-answer is compared with eager's, which is said in the row. Every call starts from the same random
-state, so that tasks that draw numbers are comparable.
+answer is compared with eager's, and the row says so. Every call starts from the same random state, so
+that tasks that draw numbers are comparable.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from torch_cudal1.judge.reference.tf32_policy import Tf32OperandRounding
 
 __all__ = ["CheckOutcome", "Expected", "check_column", "compute_expected"]
 
-_EAGER_RUNS, _LARGE_BYTES = (
-    2,
-    1 << 30,
-)  # of large results one run: their error is that of many elements already
+# of large results one run: their error is that of many elements already
+_EAGER_RUNS, _LARGE_BYTES = 2, 1 << 30
 _SEED = 7
 
 
@@ -72,7 +70,7 @@ def compute_expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
             return Expected(inputs, runs[0], None, "the float64 run has other outputs")
         if rights := contract_for(
             Settings()
-        ).rights:  # everyone has them, whatever use cuDNN makes of them here
+        ).rights:  # all columns have them, whether or not cuDNN uses them here
             with Tf32OperandRounding(rights):
                 runs.append(_run_seeded(module, inputs))
         return Expected(inputs, runs[0], make_reference(exact, runs))
@@ -88,8 +86,8 @@ def compute_expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
 def check_column(call: Call, expected: Expected, *, swapped: bool = True) -> CheckOutcome:
     """Call it on the fresh inputs and compare. Raises what the call raises.
 
-    Where nothing was swapped in, one of PyTorch's own ways runs and is looked at like every
-    baseline: within the rights that everyone has, cuDNN may take TF32 for a layout of Inductor's
+    Where nothing was swapped in, one of PyTorch's baselines runs and is compared as a baseline is:
+    within the precision that all columns have, cuDNN may take TF32 for a layout of Inductor's
     where it did not for eager's.
     """
     outputs = _run_seeded(call, expected.inputs)
@@ -97,9 +95,8 @@ def check_column(call: Call, expected: Expected, *, swapped: bool = True) -> Che
         return CheckOutcome("eager", find_gross_error(outputs, expected.eager), why=expected.why)
     if not swapped and not find_gross_error(outputs, expected.eager):
         return CheckOutcome("eager", "", why="nothing was swapped in")
-    verdict = compare(
-        outputs, expected.exact
-    )  # where eager itself keeps no digits, being unlike it says nothing
+    # where eager itself keeps no digits, being unlike it says nothing
+    verdict = compare(outputs, expected.exact)
     return CheckOutcome("float64", verdict.reason, verdict.error_ratio)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-__all__ = ["seated"]
+__all__ = ["patch_evaluator"]
 
 
-def seated(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> list[Any]:
+def patch_evaluator(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> list[Any]:
     """The list of its answers, from which each judgement takes the first."""
     answers: list[Any] = []
 

@@ -46,6 +46,6 @@ def test_an_answer_that_is_not_what_was_put_is_no_time(tmp_path):
     cache = LocalCache(tmp_path)
     (key,) = bench_cache.write_entries(tmp_path, 1, 2, random.Random(0))
     assert len(list(bench_cache.time_lookups(cache, [key], there=True))) == 1
-    for there, asked in ((False, key), (True, "ab" * 32)):
+    for there, key_looked_up in ((False, key), (True, "ab" * 32)):
         with pytest.raises(ValueError, match="look-up"):
-            list(bench_cache.time_lookups(cache, [asked], there=there))
+            list(bench_cache.time_lookups(cache, [key_looked_up], there=there))

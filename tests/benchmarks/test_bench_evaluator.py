@@ -27,13 +27,19 @@ from torch_cudal1.judge.reference.source_reference import SourceCandidate
 def test_programs_are_different_and_every_fourth_is_another_computation(
     device: str, result: str
 ) -> None:
-    found = list(islice(generate_programs(result, device, 64), 80))
-    assert len({one.source for one in found}) == len({one.program for one in found}) == 80
-    for one in found:
-        ast.parse(one.source)
-        assert all(check.passed for check in check_source_contract(SourceCandidate(one.source)))
-    wrong = [one.source.split("  # ")[0] for one in found[3::4]]
-    right = [one.source.split("  # ")[0] for index, one in enumerate(found) if index % 4 != 3]
+    programs = list(islice(generate_programs(result, device, 64), 80))
+    assert (
+        len({program.source for program in programs})
+        == len({program.program for program in programs})
+        == 80
+    )
+    for program in programs:
+        ast.parse(program.source)
+        assert all(check.passed for check in check_source_contract(SourceCandidate(program.source)))
+    wrong = [program.source.split("  # ")[0] for program in programs[3::4]]
+    right = [
+        program.source.split("  # ")[0] for index, program in enumerate(programs) if index % 4 != 3
+    ]
     assert not set(wrong) & set(right)
 
 
@@ -48,10 +54,10 @@ def test_the_chain_keeps_nan_on_a_gpu(tmp_path: Path) -> None:
     chain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chain)
     types = {"x": "*fp32", "y": "*fp32", "width": "i32", "BLOCK": "constexpr"}
-    made = triton.compile(
+    compiled = triton.compile(
         ASTSource(chain.kernel, types, {"BLOCK": 64}), target=GPUTarget("cuda", 90, 32)
     )
-    maxima = re.findall(r"max[.a-zA-Z]*[.]f32", made.asm["ptx"])
+    maxima = re.findall(r"max[.a-zA-Z]*[.]f32", compiled.asm["ptx"])
     assert maxima
     assert set(maxima) == {"max.NaN.f32"}
 
@@ -74,20 +80,20 @@ def test_the_rate_counts_when_all_processes_are_up(
 def test_a_run_is_written_when_it_is_known_and_not_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[int] = []
+    measured_lanes: list[int] = []
 
-    def measured(
+    def run_batches(
         terms: object, lanes: int, budget_s: float, shape: tuple[int, int]
     ) -> EvaluatorRun:
-        done.append(lanes)
+        measured_lanes.append(lanes)
         return EvaluatorRun(lanes, "own", 10, 2.0, 1.0, 5.0, {"ok": 10})
 
-    monkeypatch.setattr(bench_evaluator, "run_batches", measured)
+    monkeypatch.setattr(bench_evaluator, "run_batches", run_batches)
     out = tmp_path / "evaluator.json"
     options = ["--device", "cpu", "--trusts", "own", "--out", str(out)]
     assert main([*options, "--lanes", "2"]) == 0
     assert main([*options, "--lanes", "2,4"]) == 0
-    assert done == [2, 4]
+    assert measured_lanes == [2, 4]
     assert [row["lanes"] for row in json.loads(out.read_text())["rows"]] == [2, 4]
     assert main([*options, "--lanes", "2", "--device", "cuda"]) == 1  # the goal of a GPU was missed
 
@@ -98,6 +104,6 @@ def test_where_nothing_is_right_no_rate_is_claimed(
     monkeypatch.setattr(
         bench_evaluator,
         "run_batches",
-        lambda *given: EvaluatorRun(2, "own", 8, 2.0, 1.0, 5.0, {"run": 8}, {}, ["why"]),
+        lambda *arguments: EvaluatorRun(2, "own", 8, 2.0, 1.0, 5.0, {"run": 8}, {}, ["why"]),
     )
     assert main(["--device", "cpu", "--out", str(tmp_path / "e.json")]) == 1

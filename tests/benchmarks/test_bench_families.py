@@ -13,22 +13,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import bench_families
-from benchmarks.bench_families import Options, explain_missing_kernel, measure_case
-from benchmarks.family_cases import CASES, FamilyCase, FunctionModule, make_chunked_scan
-from benchmarks.kernelbench.planning import _on_cuda
+from benchmarks.bench_families import Options, measure_case
+from benchmarks.family_cases import CASES, FamilyCase, FunctionModule
 from benchmarks.report import load
 from benchmarks.tables import render_pages
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.capture import trace
-from torch_cudal1.graph.functional_module import FunctionalModule
-from torch_cudal1.graph.fusion.partition import partition
-from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.program import Aten, Program
-from torch_cudal1.ir.records import Region
-from torch_cudal1.kernels import Proposal, propose
+from torch_cudal1.kernels import Proposal
 
 SMALL = FamilyCase(
     "softmax",
@@ -43,26 +36,6 @@ NONE = FamilyCase(
     "pooling", "a view", lambda: FunctionModule(lambda x: x.flip(0)), lambda: (torch.rand(8, 64),)
 )
 CHOICES = (Proposal("softmax", {"rows": 1}), Proposal("softmax", {"rows": 2}))
-
-
-def captured_for_cuda(case: FamilyCase) -> Region:
-    """The case's region without memory, as if its tensors were on a GPU."""
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        flat = FunctionalModule(case.module(), case.inputs(), {})
-        (graph,) = trace(flat, flat.tensors).graphs
-        region = lower(graph.module, static=graph.static, kind=graph.kind, name=case.name).region
-    return replace(region, program=_on_cuda(region.program))
-
-
-def test_every_case_has_a_proposal_on_an_h200_or_a_reason() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-    reasons = {}
-    # what the CPU captures a fused attention as is the CPU's own, which no kernel is for
-    for case in (case for case in CASES if not case.name.startswith("fused")):
-        parts = partition(captured_for_cuda(case), products=case.products)
-        if not any(propose(island.region.program, 90, most=1) for island in parts.groups):
-            reasons[case.name] = explain_missing_kernel(parts)
-    assert reasons == {"average pool 2-D": "a window of (11, 11) over torch.float32"}
 
 
 def options(end: float = 60.0) -> Options:
@@ -89,7 +62,7 @@ def pretend(brief: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return built
 
 
-def flat_instead(program: Program, proposal: Proposal) -> Program:
+def replace_by_halves(program: Program, proposal: Proposal) -> Program:
     """A wrong answer of the right form: every value a half."""
     return replace(
         program,
@@ -121,7 +94,7 @@ def test_the_copy_is_of_every_input_and_result_once(pretend: dict[str, Any]) -> 
 
 
 def test_a_wrong_kernel_has_a_reason_and_no_figures_of_its_own(pretend: dict[str, Any]) -> None:
-    pretend["of"] = flat_instead
+    pretend["of"] = replace_by_halves
     row = measure_case(SMALL, options())
     assert row["status"] == "wrong"
     assert "x eager's" in row["reason"]
@@ -143,7 +116,7 @@ def test_what_does_not_compile_is_a_row_with_the_reason(pretend: dict[str, Any])
 
 def test_a_right_proposal_is_taken_where_another_is_wrong(pretend: dict[str, Any]) -> None:
     pretend["of"] = lambda program, proposal: (
-        program if proposal == CHOICES[1] else flat_instead(program, proposal)
+        program if proposal == CHOICES[1] else replace_by_halves(program, proposal)
     )
     row = measure_case(SMALL, options())
     assert (row["status"], row["configs"]) == ("ok", [{"rows": 2}])
@@ -155,8 +128,8 @@ def test_a_kernel_that_turns_wrong_while_it_is_timed_loses_its_figures(
 ) -> None:
     right, answers = bench_families.compare, []
 
-    def later(got: Any, wanted: Any) -> Any:
-        verdict = right(got, wanted)
+    def later(got: Any, expected: Any) -> Any:
+        verdict = right(got, expected)
         answers.append(
             verdict if len(answers) < len(CHOICES) else replace(verdict, passed=False, reason="no")
         )
@@ -182,15 +155,15 @@ def test_every_case_is_a_row_of_the_file_and_of_the_table(
     shutil.copytree(Path(bench_families.__file__).parent / "results", results)
     out = results / "h200-families.json"
     assert bench_families.main(["--device", "cpu", "--rounds", "14", "--out", str(out)]) == 1
-    found = load(out)
-    assert found["kind"] == "families"
-    assert [row["status"] for row in found["rows"]] == ["ok", "no kernel", "failed"]
-    assert found["rows"][1]["reason"].startswith("no island: aten.flip.default")
-    assert "eager" in found["rows"][1]["us"]
-    told, table = capsys.readouterr().out, "\n".join(render_pages(results).values())
+    document = load(out)
+    assert document["kind"] == "families"
+    assert [row["status"] for row in document["rows"]] == ["ok", "no kernel", "failed"]
+    assert document["rows"][1]["reason"].startswith("no fusion group: aten.flip.default")
+    assert "eager" in document["rows"][1]["us"]
+    printed, table = capsys.readouterr().out, "\n".join(render_pages(results).values())
     section = table[table.index("`benchmarks/results/h200-families.json`") :]
     for case in (SMALL, NONE, broken):
-        assert case.name in told
+        assert case.name in printed
         assert f"| {case.family}: {case.name} |" in section
 
 
@@ -211,16 +184,3 @@ def test_on_the_cpu_a_case_is_a_row_that_says_why_there_is_no_kernel(brief: None
     row = measure_case(SMALL, options())
     assert row["status"] == "no kernel"
     assert "cpu" in row["reason"]
-
-
-def test_a_scan_in_chunks_is_the_recurrence() -> None:
-    torch.manual_seed(0)
-    batch, positions, heads, size, states = 2, 12, 3, 5, 4
-    wide = (batch, positions, heads)
-    x, b, c = (torch.randn(*wide, width, dtype=torch.float64) for width in (size, states, states))
-    a = -torch.rand(wide, dtype=torch.float64)
-    state, expected = torch.zeros(batch, heads, states, size, dtype=torch.float64), []
-    for t in range(positions):
-        state = a[:, t].exp()[..., None, None] * state + b[:, t, :, :, None] * x[:, t, :, None, :]
-        expected.append(torch.einsum("bhn,bhnp->bhp", c[:, t], state))
-    torch.testing.assert_close(make_chunked_scan(4)(x, a, b, c), torch.stack(expected, 1))

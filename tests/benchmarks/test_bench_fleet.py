@@ -21,9 +21,9 @@ ONE = WarmupRun(1, 2, "ok", seconds=10.0, tasks_per_s=0.2, task_seconds=(4.0, 4.
 
 @pytest.mark.parametrize(("rate", "reached"), [(0.68, True), (0.67, False)])
 def test_the_goal_is_a_ratio_of_throughputs(rate: float, reached: bool) -> None:
-    found = compare_with_goal([WarmupRun(4, 8, "ok", seconds=8 / rate, tasks_per_s=rate), ONE])
-    assert found["throughput_over_one"] == {1: 1.0, 4: pytest.approx(rate / 0.2)}
-    assert found["reached"] == {4: reached}
+    summary = compare_with_goal([WarmupRun(4, 8, "ok", seconds=8 / rate, tasks_per_s=rate), ONE])
+    assert summary["throughput_over_one"] == {1: 1.0, 4: pytest.approx(rate / 0.2)}
+    assert summary["reached"] == {4: reached}
 
 
 def test_without_a_run_of_one_worker_nothing_is_claimed() -> None:
@@ -70,7 +70,7 @@ def test_a_run_that_does_not_fit_and_one_that_fails_are_rows_that_say_so(
     assert (row["status"], row["tasks_per_s"]) == ("failed", None)
 
 
-@pytest.mark.parametrize(("built", "reason"), [(0, "0 candidates were judged"), (2, "")])
+@pytest.mark.parametrize(("built", "reason"), [(0, "0 candidates were validated"), (2, "")])
 def test_a_run_that_only_raced_baselines_shows_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: int, reason: str
 ) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import bench_judge
 from benchmarks.bench_judge import Layer, Source
-from tests.benchmarks.evaluators import seated
+from tests.benchmarks.evaluators import patch_evaluator
 
 LAYER = Layer("relu", nn.ReLU, (4, 8))
 PASSED = SimpleNamespace(passed=True, failure=None)
@@ -22,18 +22,18 @@ REFUSED = SimpleNamespace(passed=False, failure="numerics")
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Programs are judged by a stand-in, which answers what is in the list."""
     answers: list[Any] = []
-    monkeypatch.setattr(bench_judge, "rank_baselines", lambda *given: "ranking")
+    monkeypatch.setattr(bench_judge, "rank_baselines", lambda *arguments: "ranking")
     monkeypatch.setattr(
         bench_judge,
         "evaluate_candidate",
-        lambda *given: SimpleNamespace(verdict=answers.pop(0), timing=None),
+        lambda *arguments: SimpleNamespace(verdict=answers.pop(0), timing=None),
     )
     return answers
 
 
 @pytest.fixture
 def evaluator(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    return seated(monkeypatch, bench_judge)
+    return patch_evaluator(monkeypatch, bench_judge)
 
 
 def test_a_layer_is_judged_once_and_again(judged: list[Any]) -> None:
@@ -80,8 +80,8 @@ def test_the_exit_code_tells_whether_the_goal_is_reached(
         "next_s": 1.0,
         "shared_s": 1.0,
     }
-    monkeypatch.setattr(bench_judge, "measure_programs", lambda *given: [row])
-    monkeypatch.setattr(bench_judge, "measure_sources", lambda *given: [])
+    monkeypatch.setattr(bench_judge, "measure_programs", lambda *arguments: [row])
+    monkeypatch.setattr(bench_judge, "measure_sources", lambda *arguments: [])
     out = tmp_path / "judge.json"
     assert bench_judge.main(["--device", "cpu", "--out", str(out)]) == code
     saved = json.loads(out.read_text())

@@ -66,8 +66,8 @@ def test_a_models_process_writes_the_rows_of_every_phase(
     monkeypatch.setattr(bench_models, "make_contenders", _few)
     run_model(_args(tmp_path, "--child", "lstm"))
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    found = [(row["phase"], row["contender"], row["status"]) for row in rows]
-    assert sorted(found) == [
+    outcomes = [(row["phase"], row["contender"], row["status"]) for row in rows]
+    assert sorted(outcomes) == [
         ("inference", "cudal1 backend", "failed"),
         ("inference", "eager", "ok"),
         ("train", "cudal1 backend", "failed"),
@@ -148,11 +148,11 @@ def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.M
     import cudal1
 
     def few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]:
-        left = Contender(
+        contender = Contender(
             "cudal1.accelerate",
             lambda module, inputs: cudal1.accelerate(module, inputs, on_miss="baseline"),
         )
-        return [Contender("eager", lambda module, _: module, baseline=True)], [left]
+        return [Contender("eager", lambda module, _: module, baseline=True)], [contender]
 
     monkeypatch.setattr(bench_models, "make_contenders", few)
     run_model(_args(tmp_path, "--child", "lstm", "--phases", "inference"))
@@ -160,10 +160,12 @@ def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.M
         row["contender"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]
     }
     assert rows["eager"]["decisions"] == []
-    told = rows["cudal1.accelerate"]["decisions"]
-    assert [one["runs"] for one in told if one["stage"] == "explain" and "runs" in one] == [
-        "the module's own forward"
-    ]
+    decisions = rows["cudal1.accelerate"]["decisions"]
+    assert [
+        decision["runs"]
+        for decision in decisions
+        if decision["stage"] == "explain" and "runs" in decision
+    ] == ["the module's own forward"]
 
 
 def test_a_graph_that_is_left_out_is_told_like_a_failure() -> None:

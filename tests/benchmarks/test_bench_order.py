@@ -35,9 +35,9 @@ def test_on_committed_products_the_model_orders_shapes_it_has_not_seen_better_th
 
 def test_without_a_model_what_is_chosen_is_the_familys_order() -> None:
     for table in load_product_tables(RESULTS, exact=False)[:2]:
-        found = compute_curves(table, Refusal("nothing"))
-        assert found["chosen"] == found["family"]
-        assert not math.isnan(found["family"][0])
+        curves = compute_curves(table, Refusal("nothing"))
+        assert curves["chosen"] == curves["family"]
+        assert not math.isnan(curves["family"][0])
 
 
 def test_shares_grow_and_end_with_the_best() -> None:
@@ -55,8 +55,8 @@ def test_the_committed_means_are_those_of_the_committed_rows() -> None:
 
 def test_on_committed_programs_the_model_finds_in_four_what_random_orders_do_not() -> None:
     after = {
-        one["strategy"]: one["mean_share_after"]["4"]
-        for one in COMMITTED["means"]
-        if one["kind"] == "programs"
+        mean["strategy"]: mean["mean_share_after"]["4"]
+        for mean in COMMITTED["means"]
+        if mean["kind"] == "programs"
     }
     assert after["chosen"] > after["family"] + 0.1

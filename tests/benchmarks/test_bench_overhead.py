@@ -9,14 +9,11 @@ import time
 import weakref
 from pathlib import Path
 
-import pytest
 import torch
 
-from benchmarks import bound
 from benchmarks.bench_overhead import (
     OverheadRow,
     Relu,
-    ThreeOperators,
     _make_holding_call,
     main,
     measure,
@@ -24,21 +21,6 @@ from benchmarks.bench_overhead import (
     summarise_rows,
 )
 from benchmarks.report import load
-from torch_cudal1.core import native
-
-
-@pytest.mark.skipif(native.extension() is None, reason="the quick way needs the C++ extension")
-@pytest.mark.parametrize("schedule", ["eager", "python"])
-def test_a_bound_module_answers_through_the_quick_way(schedule):
-    module, x = ThreeOperators(8), torch.randn(3, 8)
-    with torch.inference_mode():
-        plain = module(x)
-        bound.bind_module(module, (x,), schedule)
-        for _ in range(3):
-            assert torch.equal(module(x), plain)
-        assert module._compiled_call_impl._table.served == 2  # the first call fills the table
-        module.w = torch.nn.Parameter(torch.zeros(8, 8))  # and what is bound no longer holds
-        assert not torch.equal(module(x), plain)
 
 
 def test_a_time_is_that_of_the_call():
@@ -52,13 +34,13 @@ def test_a_time_is_that_of_the_call():
 
 def test_a_group_takes_turns_batch_by_batch():
     order = []
-    one, other = measure(
+    first, second = measure(
         [lambda: order.append("a"), lambda: order.append("b")],
         8,
         lambda: order.append("|"),
         batch=3,
     )
-    assert len(one) == len(other) == 3
+    assert len(first) == len(second) == 3
     assert "".join(order).lstrip("ab") == "|aaa|bbb|aaa|bbb|aa|bb|"
 
 
@@ -94,16 +76,16 @@ def test_a_contender_that_fails_while_it_is_measured_is_a_row_too():
 
 
 def test_who_holds_results_has_as_many_at_a_time():
-    made = []
+    results = []
 
     def call() -> torch.Tensor:
-        made.append(torch.zeros(2))
-        return made[-1]
+        results.append(torch.zeros(2))
+        return results[-1]
 
-    held, _ = _make_holding_call((call, torch.zeros(2)), 2)
-    seen = [weakref.ref(held()) for _ in range(4)]
-    made.clear()
-    assert [one() is not None for one in seen] == [False, False, True, True]
+    call_and_hold, _ = _make_holding_call((call, torch.zeros(2)), 2)
+    references = [weakref.ref(call_and_hold()) for _ in range(4)]
+    results.clear()
+    assert [reference() is not None for reference in references] == [False, False, True, True]
 
 
 def test_conclusions_come_from_the_rows():
@@ -113,21 +95,21 @@ def test_conclusions_come_from_the_rows():
         OverheadRow("accelerated: three operators", 3.0, 2.0),
     ]
     assert summarise_rows(rows) == {"further_launch_us": 1.0}
-    found = summarise_rows([*rows, OverheadRow("eager: nn.Module, three operators", 6.0, 5.0)])
-    assert (found["three_operators_over_eager"], found["three_operators_over_eager_p10"]) == (
+    summary = summarise_rows([*rows, OverheadRow("eager: nn.Module, three operators", 6.0, 5.0)])
+    assert (summary["three_operators_over_eager"], summary["three_operators_over_eager_p10"]) == (
         0.5,
         0.4,
     )
 
 
 def test_the_executor_on_the_cpu_costs_no_more_than_eager_in_the_committed_results():
-    found = load(
+    document = load(
         Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu-overhead.json"
     )
-    assert found["environment"]["extension"] == "used"
-    assert found["summary"] == summarise_rows([OverheadRow(**row) for row in found["rows"]])
-    assert found["summary"]["three_operators_over_eager"] <= 1.0
-    assert found["summary"]["three_operators_over_eager_p10"] <= 1.0
+    assert document["environment"]["extension"] == "used"
+    assert document["summary"] == summarise_rows([OverheadRow(**row) for row in document["rows"]])
+    assert document["summary"]["three_operators_over_eager"] <= 1.0
+    assert document["summary"]["three_operators_over_eager_p10"] <= 1.0
 
 
 def test_it_runs_on_the_cpu_and_writes_its_results(tmp_path, capsys):

@@ -17,7 +17,7 @@ def test_every_size_has_a_row_and_the_machine_s_huge_pages_are_told(
 ) -> None:
     out = tmp_path / "pages.json"
     assert bench_pages.main(["--mib", "1,2", "--budget-s", "0.2", "--out", str(out)]) == 0
-    found = load(out)
-    assert [(row["mib"], row["status"]) for row in found["rows"]] == [(1, "ok"), (2, "ok")]
-    assert all(row["low"] <= row["speedup"] <= row["high"] for row in found["rows"])
-    assert found["transparent_hugepage"] in capsys.readouterr().out
+    document = load(out)
+    assert [(row["mib"], row["status"]) for row in document["rows"]] == [(1, "ok"), (2, "ok")]
+    assert all(row["low"] <= row["speedup"] <= row["high"] for row in document["rows"])
+    assert document["transparent_hugepage"] in capsys.readouterr().out

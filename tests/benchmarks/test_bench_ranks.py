@@ -14,7 +14,7 @@ from benchmarks.bench_ranks import compare_ranks, main
 from benchmarks.report import load
 
 
-def seen(**changed: Any) -> dict[str, Any]:
+def make_report(**changed: Any) -> dict[str, Any]:
     agreement = {"leader": 0, "runs": "cudal1", "digests": ["d1"], "ranks": [0, 1]}
     first = {
         "agreements": [agreement],
@@ -28,7 +28,7 @@ def seen(**changed: Any) -> dict[str, Any]:
 
 
 def test_one_search_and_the_same_digests_everywhere_are_agreement() -> None:
-    row = compare_ranks(2, "gloo", "data_parallel", [seen(searched=2), seen()])
+    row = compare_ranks(2, "gloo", "data_parallel", [make_report(searched=2), make_report()])
     assert (row.status, row.reason) == ("ok", "")
     assert (row.digests, row.runs, row.searched) == (["d1"], ["cudal1"], [2, 0])
 
@@ -52,13 +52,15 @@ def test_one_search_and_the_same_digests_everywhere_are_agreement() -> None:
     ],
 )
 def test_whatever_one_rank_does_otherwise_fails_the_row(other: dict[str, Any], reason: str) -> None:
-    row = compare_ranks(2, "gloo", "data_parallel", [seen(searched=2), seen(**other)])
+    row = compare_ranks(2, "gloo", "data_parallel", [make_report(searched=2), make_report(**other)])
     assert (row.status, row.reason) == ("failed", reason)
 
 
 def test_ranks_that_never_met_have_not_agreed() -> None:
     assert (
-        compare_ranks(2, "gloo", "s", [seen(agreements=[]), seen(agreements=[])]).reason
+        compare_ranks(
+            2, "gloo", "s", [make_report(agreements=[]), make_report(agreements=[])]
+        ).reason
         == "nothing was agreed upon"
     )
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_same_source
-from tests.benchmarks.evaluators import seated
+from tests.benchmarks.evaluators import patch_evaluator
 from torch_cudal1.ir.records import Accepted, CheckResult, Rejected, Timing, Verdict
 
 PASSED = Verdict((CheckResult("numerics", True, 1.0, 2.0),))
 
 
-def judged(low: float, *, accepted: bool = False, baseline: str = "eager") -> Any:
+def make_evaluation(low: float, *, accepted: bool = False, baseline: str = "eager") -> Any:
     timing = Timing(PASSED, baseline, 100.0, 100.0, low, low, low, 14)
     decision = Accepted(timing) if accepted else Rejected("not faster", "timing", {}, timing)
     baselines = SimpleNamespace(medians_us={"eager": 100.0, "inductor": 80.0})
@@ -31,19 +31,19 @@ def judged(low: float, *, accepted: bool = False, baseline: str = "eager") -> An
 
 @pytest.fixture
 def evaluator(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    return seated(monkeypatch, bench_same_source)
+    return patch_evaluator(monkeypatch, bench_same_source)
 
 
 def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(
     evaluator: list[Any], tmp_path: Path
 ) -> None:
     evaluator += [
-        judged(1.0),
-        judged(1.1, accepted=True),
-        judged(0.9),
-        judged(1.0),
-        judged(1.0),
-        judged(1.0),
+        make_evaluation(1.0),
+        make_evaluation(1.1, accepted=True),
+        make_evaluation(0.9),
+        make_evaluation(1.0),
+        make_evaluation(1.0),
+        make_evaluation(1.0),
     ]
     out = tmp_path / "same.json"
     assert (
@@ -59,7 +59,7 @@ def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(
 
 
 def test_speed_is_told_over_eager_whatever_won(evaluator: list[Any]) -> None:
-    evaluator += [judged(0.8, baseline="inductor")]
+    evaluator += [make_evaluation(0.8, baseline="inductor")]
     *_, row = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1
     )
@@ -67,7 +67,7 @@ def test_speed_is_told_over_eager_whatever_won(evaluator: list[Any]) -> None:
 
 
 def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(evaluator: list[Any]) -> None:
-    evaluator += [judged(1.0), judged(0.9), judged(1.1)]
+    evaluator += [make_evaluation(1.0), make_evaluation(0.9), make_evaluation(1.1)]
     first, second = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 3, 2
     )
@@ -80,7 +80,7 @@ def test_a_refusal_is_a_failed_row(evaluator: list[Any]) -> None:
     refused = SimpleNamespace(
         timing=None, baselines=None, verdict=SimpleNamespace(failure="numerics")
     )
-    evaluator += [judged(1.0), refused]
+    evaluator += [make_evaluation(1.0), refused]
     *_, row = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 5, 1
     )

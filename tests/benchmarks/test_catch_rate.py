@@ -42,14 +42,14 @@ CPU = torch.device("cpu")
     ],
 )
 def test_the_rule_is_allclose_on_random_inputs(result: str, accepted: list[bool]) -> None:
-    found = catch_rate.apply_kernelbench_rule(
+    answer = catch_rate.apply_kernelbench_rule(
         REFERENCE, CANDIDATE.replace("self.linear(x)", result), CPU
     )
-    assert found["accepted"] == accepted
-    assert ("no_such_name" in found["reason"]) == (result == "no_such_name")
+    assert answer["accepted"] == accepted
+    assert ("no_such_name" in answer["reason"]) == (result == "no_such_name")
 
 
-def row(case: str, side: str, refused: bool, accepted: list[bool] | None) -> dict[str, Any]:
+def make_row(case: str, side: str, refused: bool, accepted: list[bool] | None) -> dict[str, Any]:
     judge = {
         "refused": refused,
         "detector": "numerics" if refused else "",
@@ -66,11 +66,11 @@ def row(case: str, side: str, refused: bool, accepted: list[bool] | None) -> dic
 
 
 ROWS = [
-    row("state/a", "cheat", True, [True, True]),
-    row("state/a", "honest", False, [True, True]),
-    row("state/b", "cheat", False, [False, True]),
-    row("state/b", "honest", True, [True, True]),
-    row("memory/c", "cheat", True, None),
+    make_row("state/a", "cheat", True, [True, True]),
+    make_row("state/a", "honest", False, [True, True]),
+    make_row("state/b", "cheat", False, [False, True]),
+    make_row("state/b", "honest", True, [True, True]),
+    make_row("memory/c", "cheat", True, None),
 ]
 ENVIRONMENT = {"gpu": "", "cpu": "a CPU", "torch": "2.13.0"}
 
@@ -88,24 +88,26 @@ def test_the_table_counts_and_names_what_went_wrong() -> None:
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    evaluated_cases: list[str] = []
 
-    def judged(tasks: Any, args: argparse.Namespace) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def evaluate_tasks(
+        tasks: Any, args: argparse.Namespace
+    ) -> Iterator[tuple[Any, dict[str, Any]]]:
         for task in tasks:
-            asked.append(task.case)
-            made = row(task.case, task.side, task.side == "cheat", [True, True])
-            yield task, {**made, "sha256": task.sha256}
+            evaluated_cases.append(task.case)
+            case_row = make_row(task.case, task.side, task.side == "cheat", [True, True])
+            yield task, {**case_row, "sha256": task.sha256}
 
-    monkeypatch.setattr(catch_rate, "_evaluate_tasks", judged)
+    monkeypatch.setattr(catch_rate, "_evaluate_tasks", evaluate_tasks)
     command = ["--out", str(tmp_path / "out.json")]
     assert catch_rate.main([*command, "--only", "numerics/"]) == 0
-    before = len(asked)
+    before = len(evaluated_cases)
     assert before > 0
     assert catch_rate.main([*command, "--only", "numerics/"]) == 0
-    assert len(asked) == before
+    assert len(evaluated_cases) == before
     assert len(load(tmp_path / "out.json")["rows"]) == before
     assert catch_rate.main([*command, "--only", "caching/"]) == 0  # adds to what is there
-    assert len(load(tmp_path / "out.json")["rows"]) == len(asked) > before
+    assert len(load(tmp_path / "out.json")["rows"]) == len(evaluated_cases) > before
 
 
 def test_the_page_holds_what_was_measured() -> None:

@@ -25,25 +25,29 @@ def test_races_are_told_in_order_and_long_reasons_keep_their_ends() -> None:
     )
     telemetry.record("judge", "timed", "key", details="not told")
     telemetry.record("judge", "in_place", runs="inductor", speedup=0.9, low=0.8, high=float("inf"))
-    race, gate = collect_decisions(telemetry.report())
-    assert (race["what"], race["best"], race["medians_us"]) == (
+    baselines, end_to_end = collect_decisions(telemetry.report())
+    assert (baselines["what"], baselines["best"], baselines["medians_us"]) == (
         "baselines",
         "eager",
         {"eager": 3.0},
     )
-    reason = race["failures"]["inductor"]
+    reason = baselines["failures"]["inductor"]
     assert reason.startswith("InductorError")
     assert reason.endswith("no GPU backend")
     assert len(reason) < 600
-    assert (gate["stage"], gate["runs"], gate["high"]) == ("judge", "inductor", "inf")
-    json.dumps([race, gate], allow_nan=False)
+    assert (end_to_end["stage"], end_to_end["runs"], end_to_end["high"]) == (
+        "judge",
+        "inductor",
+        "inf",
+    )
+    json.dumps([baselines, end_to_end], allow_nan=False)
 
 
 def test_a_region_names_baselines_and_candidates() -> None:
-    raced = (
+    baselines = (
         {"label": "eager+graph", "decision": "runs", "reason": "2.0 us, the fastest baseline"},
     )
-    tried = (
+    attempts = (
         {
             "label": "gemm -> eager",
             "decision": "rejected",
@@ -59,13 +63,16 @@ def test_a_region_names_baselines_and_candidates() -> None:
         granularity="whole",
         runs="eager+graph",
         origin="baseline",
-        raced=raced,
-        tried=tried,
+        raced=baselines,
+        tried=attempts,
     )
-    told, whole = describe_explanation(
+    region_event, call_event = describe_explanation(
         Explanation(target="Net", device="cuda", regions=(region,), gate=("end to end 1.1x",))
     )
-    assert told["runs"] == "eager+graph"
-    assert [one["label"] for one in told["contenders"]] == ["eager+graph", "gemm -> eager"]
-    assert "techniques" not in told["contenders"][1]
-    assert whole == {"stage": "explain", "what": "whole call", "gate": ["end to end 1.1x"]}
+    assert region_event["runs"] == "eager+graph"
+    assert [contender["label"] for contender in region_event["contenders"]] == [
+        "eager+graph",
+        "gemm -> eager",
+    ]
+    assert "techniques" not in region_event["contenders"][1]
+    assert call_event == {"stage": "explain", "what": "whole call", "gate": ["end to end 1.1x"]}

@@ -59,16 +59,16 @@ def run(
 
 
 def test_lanes_parts_and_phases(checkout: Path) -> None:
-    done = run(checkout, "# a comment\n0 tells:a,b tells:c\n1 tells:d\n--\nall after\n")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = run(checkout, "# a comment\n0 tells:a,b tells:c\n1 tells:d\n--\nall after\n")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     out = checkout / "out"
-    told = {path.name: path.read_text().strip() for path in out.glob("tells-*.txt")}
-    assert told == {
+    outputs = {path.name: path.read_text().strip() for path in out.glob("tells-*.txt")}
+    assert outputs == {
         "tells-a,b.txt": "0 cudal1 a,b",
         "tells-c.txt": "0 cudal1 c",
         "tells-d.txt": "1 cudal1 d",
     }
-    assert set(told) <= set((out / "seen.txt").read_text().split()), (
+    assert set(outputs) <= set((out / "seen.txt").read_text().split()), (
         "the second phase began before the first had ended"
     )
     with tarfile.open(checkout / "all.tgz") as archive:
@@ -76,9 +76,9 @@ def test_lanes_parts_and_phases(checkout: Path) -> None:
 
 
 def test_a_part_that_fails_stops_nothing_and_is_told(checkout: Path) -> None:
-    done = run(checkout, "0 fails tells:a\n")
-    assert done.returncode == 1
-    assert "fails ended with 3" in done.stdout
+    completed = run(checkout, "0 fails tells:a\n")
+    assert completed.returncode == 1
+    assert "fails ended with 3" in completed.stdout
     assert (checkout / "out" / "tells-a.txt").exists()
 
 
@@ -86,15 +86,15 @@ def test_a_part_that_fails_stops_nothing_and_is_told(checkout: Path) -> None:
     ("plan", "word"), [("0 nothing\n", "'nothing' is no file"), ("2 tells:a\n", "lane '2'")]
 )
 def test_nothing_is_run_of_a_broken_plan(checkout: Path, plan: str, word: str) -> None:
-    done = run(checkout, f"0 tells:a\n{plan}")
-    assert done.returncode == 2
-    assert word in done.stdout
+    completed = run(checkout, f"0 tells:a\n{plan}")
+    assert completed.returncode == 2
+    assert word in completed.stdout
     assert not list((checkout / "out").glob("tells*"))
 
 
 def test_nothing_is_run_where_the_set_up_does_not_work(checkout: Path) -> None:
-    done = run(checkout, "0 tells:a\n", python="broken-python")
-    assert done.returncode == 1
+    completed = run(checkout, "0 tells:a\n", python="broken-python")
+    assert completed.returncode == 1
     assert not list((checkout / "out").glob("tells*"))
 
 

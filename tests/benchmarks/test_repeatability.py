@@ -21,14 +21,14 @@ from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
 FAST = TIMING_PLANS["fast"]
 
 
-def measurement(ratio: float) -> Measurement:
+def make_measurement(ratio: float) -> Measurement:
     return Measurement(FAST, {"hot": summarise([(100.0 * ratio, 100.0)] * 56)}, (1.0, 1.0), 1, 0.1)
 
 
-def rows(ratios: list[float], twice: float) -> list[RepeatabilityRow]:
+def make_rows(ratios: list[float], twice: float) -> list[RepeatabilityRow]:
     row = RepeatabilityRow("kernel", twice={"hot": twice})
     for ratio in ratios:
-        row.add(measurement(ratio))
+        row.add(make_measurement(ratio))
     return [row]
 
 
@@ -46,31 +46,36 @@ def rows(ratios: list[float], twice: float) -> list[RepeatabilityRow]:
 def test_under_one_percent_called_faster_and_under_two_percent_apart(
     ratios: list[float], twice: float, passed: bool
 ) -> None:
-    assert summarise_rows(rows(ratios, twice), judged=True)["passed"] is passed
-    assert summarise_rows(rows(ratios, twice), judged=False)["passed"] is None
+    assert summarise_rows(make_rows(ratios, twice), judged=True)["passed"] is passed
+    assert summarise_rows(make_rows(ratios, twice), judged=False)["passed"] is None
 
 
 def test_a_row_tells_the_spread_of_its_trials() -> None:
-    (row,) = rows([1.0, 1.1], 0.0)
-    told = row.to_json()
-    assert (told["trials"], told["faster"], told["above_one"], told["unsteady"]) == (2, 1, 1, 0)
-    assert told["most_apart"]["hot"] == pytest.approx(0.05)
-    assert told["most_log_speedup"] == pytest.approx(0.0953, abs=1e-4)
+    (row,) = make_rows([1.0, 1.1], 0.0)
+    values = row.to_json()
+    assert (values["trials"], values["faster"], values["above_one"], values["unsteady"]) == (
+        2,
+        1,
+        1,
+        0,
+    )
+    assert values["most_apart"]["hot"] == pytest.approx(0.05)
+    assert values["most_log_speedup"] == pytest.approx(0.0953, abs=1e-4)
 
 
 def test_each_side_has_inputs_of_its_own() -> None:
-    made: list[int] = []
+    addresses: list[int] = []
 
     def make(device: torch.device):  # type: ignore[no-untyped-def]
         x = torch.ones(64, device=device)
-        made.append(x.data_ptr())
+        addresses.append(x.data_ptr())
         return lambda: x + x
 
     (row,) = run_trials(
         torch.device("cpu"), 2, replace(FAST, side_us=800.0, rounds=1), [Kernel("add", make)]
     )
     assert row.trials == 2
-    assert len(set(made)) == 2
+    assert len(set(addresses)) == 2
     assert len(row.us["hot"]) == 2
 
 

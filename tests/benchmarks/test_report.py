@@ -23,7 +23,7 @@ from benchmarks.runner import Row, make_failed_row
 OURS = "cudal1.accelerate"
 
 
-def _row(model: str, eager: float, compiled: float, contender: str = OURS) -> Row:
+def _make_row(model: str, eager: float, compiled: float, contender: str = OURS) -> Row:
     ratios = [
         {"speedup": x, "low": x - 0.01, "high": x + 0.01, "steady": 1.0} for x in (eager, compiled)
     ]
@@ -41,38 +41,38 @@ def _row(model: str, eager: float, compiled: float, contender: str = OURS) -> Ro
 
 
 ROWS = [
-    _row("faster", 2.0, 1.5),
-    _row("slower_than_compile", 1.4, 0.9),
-    _row("even", 1.0, 1.2),
+    _make_row("faster", 2.0, 1.5),
+    _make_row("slower_than_compile", 1.4, 0.9),
+    _make_row("even", 1.0, 1.2),
     make_failed_row("crashed", "inference", OURS, "time limit of 90 s"),
     Row("bad", "train", OURS, "wrong", reason="output: error"),
-    _row("another", 9.0, 9.0, "eager"),
+    _make_row("another", 9.0, 9.0, "eager"),
 ]
 
 
 def test_the_summary_is_against_the_better_baseline() -> None:
-    found = summarise(ROWS, OURS)
-    assert (found["cases"], found["measured"]) == (5, 3)
-    assert found["geomean"] == pytest.approx(math.prod([1.5, 0.9, 1.0]) ** (1 / 3))
-    assert found["geomean_clamped"] == pytest.approx(1.5 ** (1 / 3))
-    assert found["slower"] == ["slower_than_compile/inference"]
-    assert found["slower_beyond_noise"] == ["slower_than_compile/inference"]
-    assert found["unsteady"] == []
-    assert found["won"] == ["faster/inference"]
+    summary = summarise(ROWS, OURS)
+    assert (summary["cases"], summary["measured"]) == (5, 3)
+    assert summary["geomean"] == pytest.approx(math.prod([1.5, 0.9, 1.0]) ** (1 / 3))
+    assert summary["geomean_clamped"] == pytest.approx(1.5 ** (1 / 3))
+    assert summary["slower"] == ["slower_than_compile/inference"]
+    assert summary["slower_beyond_noise"] == ["slower_than_compile/inference"]
+    assert summary["unsteady"] == []
+    assert summary["won"] == ["faster/inference"]
 
 
 def test_failures_and_wrong_answers_are_named_and_enter_no_mean() -> None:
-    found = summarise(ROWS, OURS)
-    assert (found["failed"], found["wrong"]) == (["crashed/inference"], ["bad/train"])
+    summary = summarise(ROWS, OURS)
+    assert (summary["failed"], summary["wrong"]) == (["crashed/inference"], ["bad/train"])
     assert summarise([ROWS[3]], OURS)["geomean"] is None
 
 
 def test_noise_is_told_apart_from_a_regression() -> None:
     noisy = {"speedup": 0.9, "low": 0.5, "high": 1.3, "steady": 0.0}
     row = Row("noisy", "train", OURS, "ok", vs_eager=noisy, fallbacks=["judge: timed out"])
-    found = summarise([row], OURS)
-    assert (found["slower"], found["slower_beyond_noise"]) == (["noisy/train"], [])
-    assert found["unsteady"] == found["fell_back"] == ["noisy/train"]
+    summary = summarise([row], OURS)
+    assert (summary["slower"], summary["slower_beyond_noise"]) == (["noisy/train"], [])
+    assert summary["unsteady"] == summary["fell_back"] == ["noisy/train"]
     assert "not served: judge: timed out" in format_table([row])
 
 

@@ -20,27 +20,27 @@ from torch_cudal1.store.trust.trust_policy import SHIPPED
 WITH_KERNEL = Candidate(KERNEL, "eager", "builtin", ("gemm",))
 
 
-def filled(folder: Path, *entries: Entry) -> Path:
+def fill_cache(folder: Path, *entries: Entry) -> Path:
     for entry in entries:
         LocalCache(folder).put(entry)
     return folder
 
 
-def entry(number: int, **changes: Any) -> Entry:
+def make_kernel_entry(number: int, **changes: Any) -> Entry:
     return make_entry(region_key=f"{number:02x}" * 32, **{"choice": WITH_KERNEL, **changes})
 
 
 def test_kernels_are_taken_and_what_holds_none_is_left(tmp_path: Path) -> None:
-    baseline = entry(
+    baseline = make_kernel_entry(
         2,
         choice=Candidate(
             replace(KERNEL, steps=(), outputs=(0,), payloads={}), "inductor", "baseline"
         ),
     )
-    source = filled(tmp_path / "searched", entry(1), baseline, make_entry())
+    source = fill_cache(tmp_path / "searched", make_kernel_entry(1), baseline, make_entry())
     into = tmp_path / "shipped"
     assert ship.ship([source], into)[:2] == (1, 1)
-    assert [held.content.region_key for held in held_in(into)] == ["01" * 32]
+    assert [cache_file.content.region_key for cache_file in list_entries(into)] == ["01" * 32]
     assert not list(into.rglob("*.lock"))
     assert ship.ship([source], into)[:2] == (0, 1)
 
@@ -48,19 +48,22 @@ def test_kernels_are_taken_and_what_holds_none_is_left(tmp_path: Path) -> None:
 def test_the_newer_of_two_stays(tmp_path: Path) -> None:
     into = tmp_path / "shipped"
     old, new = (
-        entry(1, created=f"202{year}-01-01T00:00:00+00:00", package=str(year)) for year in (5, 6)
+        make_kernel_entry(1, created=f"202{year}-01-01T00:00:00+00:00", package=str(year))
+        for year in (5, 6)
     )
-    ship.ship([filled(tmp_path / "a", new), filled(tmp_path / "b", old)], into)
+    ship.ship([fill_cache(tmp_path / "a", new), fill_cache(tmp_path / "b", old)], into)
     assert ship.ship([tmp_path / "b"], into)[0] == 0
-    (held,) = held_in(into)
-    assert held.content.package == "6"
+    (cache_file,) = list_entries(into)
+    assert cache_file.content.package == "6"
 
 
 def test_more_than_40_mib_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     large = replace(KERNEL, payloads={"k": torch.zeros(1 << 20, dtype=torch.uint8)})
-    source = filled(tmp_path / "searched", entry(1, choice=replace(WITH_KERNEL, program=large)))
+    source = fill_cache(
+        tmp_path / "searched", make_kernel_entry(1, choice=replace(WITH_KERNEL, program=large))
+    )
     monkeypatch.setattr(ship, "MAX_SHIPPED_BYTES", 1 << 20)
     assert ship.main([str(source), "--into", str(tmp_path / "shipped")]) == 1
     assert "at most 1 may" in capsys.readouterr().err
@@ -70,7 +73,7 @@ def test_more_than_40_mib_is_refused_and_nothing_is_written(
 def test_a_broken_file_and_a_folder_that_is_no_cache_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = filled(tmp_path / "searched", entry(1))
+    source = fill_cache(tmp_path / "searched", make_kernel_entry(1))
     (path,) = source.rglob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     assert ship.main([str(source), "--into", str(tmp_path / "shipped")]) == 1
@@ -79,27 +82,29 @@ def test_a_broken_file_and_a_folder_that_is_no_cache_are_named(
     assert "is no cache folder" in capsys.readouterr().err
 
 
-def held_in(folder: Path) -> tuple[CacheFile, ...]:
+def list_entries(folder: Path) -> tuple[CacheFile, ...]:
     return take_inventory(LocalCache(folder)).entries
 
 
 def test_what_the_package_holds_can_be_read_and_is_for_hopper() -> None:
-    found = take_inventory(LocalCache(SHIPPED))
-    assert found.broken == ()
-    assert found.records == ()
-    assert len(found.entries) > 100
-    assert sum(held.size_bytes for held in found.entries) <= ship.MAX_SHIPPED_BYTES
-    for held in found.entries:
-        assert isinstance(held.content, Entry)
-        assert held.content.target.family == "cuda-sm_90"
-        assert held.content.choice.program.launches, held.relative_path
-        judged = held.content.evidence
-        assert judged["granularity"] == "island" or judged["timing"]["low"] >= 1.05, (
-            held.relative_path
+    inventory = take_inventory(LocalCache(SHIPPED))
+    assert inventory.broken == ()
+    assert inventory.records == ()
+    assert len(inventory.entries) > 100
+    assert sum(cache_file.size_bytes for cache_file in inventory.entries) <= ship.MAX_SHIPPED_BYTES
+    for cache_file in inventory.entries:
+        assert isinstance(cache_file.content, Entry)
+        assert cache_file.content.target.family == "cuda-sm_90"
+        assert cache_file.content.choice.program.launches, cache_file.relative_path
+        evidence = cache_file.content.evidence
+        assert evidence["granularity"] == "island" or evidence["timing"]["low"] >= 1.05, (
+            cache_file.relative_path
         )
-        assert judged["granularity"] == "island" or len(judged["checks"]) > 20, held.relative_path
-        assert all(check["passed"] for check in judged["checks"]), held.relative_path
-    others = {
+        assert evidence["granularity"] == "island" or len(evidence["checks"]) > 20, (
+            cache_file.relative_path
+        )
+        assert all(check["passed"] for check in evidence["checks"]), cache_file.relative_path
+    other_files = {
         path for path in SHIPPED.rglob("*") if path.is_file() and path.suffix != ".safetensors"
     }
-    assert others == {SHIPPED / "README.md"}
+    assert other_files == {SHIPPED / "README.md"}

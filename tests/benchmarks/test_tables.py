@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.report import load
 from benchmarks.tables import main, render_pages, summarise
-from tests.benchmarks.kernelbench.test_tables import row as measured
+from tests.benchmarks.kernelbench.test_tables import make_row as measured
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
@@ -39,16 +39,16 @@ NAMED_BY = {
 def test_no_row_is_left_out():
     text = "\n".join(render_pages(RESULTS).values())
     for path in RESULTS.glob("*.json"):
-        found = load(path)
-        assert found["command"] in text
+        document = load(path)
+        assert document["command"] in text
         section = text[text.index(f"`benchmarks/results/{path.name}`") :]
-        for row in found["rows"]:
-            words = [word for name in NAMED_BY[found["kind"]] for word in words_of(row[name])]
+        for row in document["rows"]:
+            words = [word for name in NAMED_BY[document["kind"]] for word in list_words(row[name])]
             assert any(all(word in line for word in words) for line in section.splitlines())
 
 
-def words_of(value: object) -> list[str]:
-    return [str(one) for one in (value.values() if isinstance(value, dict) else [value])]
+def list_words(value: object) -> list[str]:
+    return [str(item) for item in (value.values() if isinstance(value, dict) else [value])]
 
 
 def test_kernelbench_has_a_headline_only_where_every_task_was_measured(tmp_path: Path):
@@ -61,12 +61,12 @@ def test_kernelbench_has_a_headline_only_where_every_task_was_measured(tmp_path:
         {"schema": 1, "kind": "kernelbench", **measured(f"1/{number}", 2.0, of=2)}
         for number in (1, 2)
     ]
-    for one, tasks in zip(rows, ("1", "2"), strict=True):
-        one["task"]["sha256"] = tasks
+    for row, tasks in zip(rows, ("1", "2"), strict=True):
+        row["task"]["sha256"] = tasks
     out.write_text(json.dumps(rows[0]) + "\n")
     assert "| 1/1 Task <1/1> |" in render_pages(results)["kernelbench-today.md"]
     assert "vs the best |" not in summarise(results).replace("| vs the better |", "")
-    out.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (line,) = [line for line in summarise(results).splitlines() if line.startswith("| KernelBench")]
     assert line.endswith("| 2 | 2.00x | 2.00x | 2.50x |")
     assert "TF32 in convolutions only (PyTorch's default), for everyone" in line

@@ -11,8 +11,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.kernelbench.line import TaskChannel
 from benchmarks.kernelbench.processes import die_with_parent
+from benchmarks.kernelbench.task_channel import TaskChannel
 
 
 def main() -> None:
@@ -30,12 +30,12 @@ def main() -> None:
             file.write(f"{time.monotonic()} {text}\n")
 
     def row(**columns: str) -> dict[str, object]:
-        told = {
+        column_values = {
             name.replace("_", "."): {"status": status, "reason": ""}
             for name, status in columns.items()
         }
         return {
-            "columns": told,
+            "columns": column_values,
             "best": "eager",
             "against": {},
             "ours": {},

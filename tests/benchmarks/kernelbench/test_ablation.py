@@ -39,12 +39,12 @@ def test_an_arm_keeps_one_family_or_leaves_one_out() -> None:
 def test_gains_that_multiply_have_a_share_of_one_and_those_that_overlap_less() -> None:
     full = row("1/1", 6.0, rewrites=2.0, kernels=3.0, compile=1.0, graphs=1.0)
     overlap = row("1/2", 2.0, rewrites=2.0, kernels=2.0, compile=1.0, graphs=0.5)
-    found = compute_products([full, overlap, row("1/3", 9.0, rewrites=3.0)])
-    assert [(one.key, one.product, one.share) for one in found] == [
+    task_products = compute_products([full, overlap, row("1/3", 9.0, rewrites=3.0)])
+    assert [(product.key, product.product, product.share) for product in task_products] == [
         ("1/1", 6.0, 1.0),
         ("1/2", 4.0, 0.5),
     ]
-    means = summarise_products(found)
+    means = summarise_products(task_products)
     assert means["only rewrites"] == pytest.approx(2.0)
     assert means["product"] == pytest.approx(24**0.5)
     assert means["together over product"] == pytest.approx(0.5**0.5)

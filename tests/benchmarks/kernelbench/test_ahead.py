@@ -40,15 +40,19 @@ def test_what_a_search_will_ask_for_is_there(
     folder.mkdir()
     (folder / "1_Softmax.py").write_text(SOFTMAX)
     (folder / "2_Broken.py").write_text("raise OSError('no such thing')")
-    asked = ["compile", str(tmp_path), "--work", str(tmp_path / "work"), "--processes", "1"]
+    command = ["compile", str(tmp_path), "--work", str(tmp_path / "work"), "--processes", "1"]
     region = list_fusion_groups(capture_task(Task(1, 1, "Softmax", SOFTMAX, "today")))[0].region
-    wanted = list_proposals(region, 90, ())
-    for compiled in (len(wanted), 0):
-        assert main(asked) == 0
-        found = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert (found["kernels"], found["compiled"], found["refused"]) == (len(wanted), compiled, 0)
-        assert found["left_out"] == {"1/2": "OSError: no such thing"}
-    for proposal in wanted:
-        one = build_cache.find_build(tmp_path / "work" / "cudal1", region.program, proposal, 90)
-        assert isinstance(one, Candidate)
-        assert one.program.launches
+    proposals = list_proposals(region, 90, ())
+    for compiled in (len(proposals), 0):
+        assert main(command) == 0
+        summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (summary["kernels"], summary["compiled"], summary["refused"]) == (
+            len(proposals),
+            compiled,
+            0,
+        )
+        assert summary["left_out"] == {"1/2": "OSError: no such thing"}
+    for proposal in proposals:
+        build = build_cache.find_build(tmp_path / "work" / "cudal1", region.program, proposal, 90)
+        assert isinstance(build, Candidate)
+        assert build.program.launches

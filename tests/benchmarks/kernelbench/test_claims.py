@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.kernelbench.claims import Claims, order_tasks
 from benchmarks.kernelbench.tasks import Task
-from tests.benchmarks.kernelbench.test_crew import GOOD, run, task
+from tests.benchmarks.kernelbench.test_task_pool import GOOD, make_task, run_tasks
 
 _OTHER = """
 import sys
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def test_a_task_is_taken_once_while_its_taker_lives(tmp_path: Path) -> None:
-    claims, one = Claims(tmp_path), task(1, GOOD)
+    claims, first_task = Claims(tmp_path), make_task(1, GOOD)
     other = subprocess.Popen(
         [sys.executable, "-c", _OTHER, str(tmp_path), GOOD],
         stdin=subprocess.PIPE,
@@ -34,41 +34,41 @@ def test_a_task_is_taken_once_while_its_taker_lives(tmp_path: Path) -> None:
     assert other.stdout is not None
     assert other.stdin is not None
     assert other.stdout.readline() == "True\n"
-    assert not claims.take(one)
-    assert claims.take(task(2, GOOD))
+    assert not claims.take(first_task)
+    assert claims.take(make_task(2, GOOD))
     other.stdin.close()
     other.wait()
     other.stdout.close()
-    assert claims.take(one)
-    claims.release(one)
+    assert claims.take(first_task)
+    claims.release(first_task)
     assert [path.suffix for path in tmp_path.iterdir()] == [".claim"]
 
 
 def test_what_another_run_has_taken_is_neither_done_nor_left(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    assert claims.take(task(1, GOOD))
-    (taken,) = claims.folder.iterdir()
-    taken.write_text(str(os.getppid()))  # which lives
-    found, left = run(tmp_path, GOOD, GOOD, claims=claims)
-    assert (sorted(found), left) == (["1/2"], 0)
+    assert claims.take(make_task(1, GOOD))
+    (claim,) = claims.folder.iterdir()
+    claim.write_text(str(os.getppid()))  # which lives
+    rows, remaining = run_tasks(tmp_path, GOOD, GOOD, claims=claims)
+    assert (sorted(rows), remaining) == (["1/2"], 0)
 
 
 def test_a_task_that_is_tried_again_is_still_this_runs(tmp_path: Path) -> None:
     dies = "line.stage('tune')\nif spec['job']['ours']: os._exit(9)\nline.row(row(eager='ok'))"
-    found, left = run(tmp_path, dies, claims=Claims(tmp_path / "claims"))
+    rows, remaining = run_tasks(tmp_path, dies, claims=Claims(tmp_path / "claims"))
     assert (
-        left,
-        found["1/1"]["columns"]["eager"]["status"],
-        found["1/1"]["columns"]["cudal1"]["status"],
+        remaining,
+        rows["1/1"]["columns"]["eager"]["status"],
+        rows["1/1"]["columns"]["cudal1"]["status"],
     ) == (0, "ok", "failed")
 
 
 def test_what_a_run_did_not_finish_is_free_again(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    found, left = run(
+    rows, remaining = run_tasks(
         tmp_path, "(folder / 'began').touch(); time.sleep(600)", claims=claims, budget_s=4.0
     )
-    assert (found, left) == ({}, 1)
+    assert (rows, remaining) == ({}, 1)
     assert list((tmp_path / "claims").iterdir()) == []
 
 
@@ -80,9 +80,9 @@ def test_every_run_deals_all_tasks_in_one_order_with_the_levels_mixed() -> None:
     ]
     order = order_tasks(tasks)
     assert order == order_tasks(tasks[::-1])
-    assert {one.key for one in order} == {one.key for one in tasks}
-    assert all(one.level == 3 or index for index, one in enumerate(order) if one.level == 3)
-    assert max(index for index, one in enumerate(order) if one.level == 3) < max(
-        index for index, one in enumerate(order)
+    assert {task.key for task in order} == {task.key for task in tasks}
+    assert all(task.level == 3 or index for index, task in enumerate(order) if task.level == 3)
+    assert max(index for index, task in enumerate(order) if task.level == 3) < max(
+        index for index, task in enumerate(order)
     )
-    assert len({one.level for one in order[:15]}) == 3
+    assert len({task.level for task in order[:15]}) == 3

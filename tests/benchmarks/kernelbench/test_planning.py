@@ -35,37 +35,38 @@ def get_init_inputs():
 """
 
 
-def task(source: str = LINEAR) -> Task:
+def make_task(source: str = LINEAR) -> Task:
     return Task(2, 7, "Two_layers", source, "today")
 
 
 def test_products_are_found_with_what_follows_them_and_several_kernels_each() -> None:
-    first, second = planning.plan_products(task())
+    first, second = planning.plan_products(make_task())
+    # a copy and a detach are no border
     assert (first.sizes, first.tail) == (
         "2048 x 4096 x 1024",
         ("mul", "add", "relu"),
-    )  # a copy and a detach are no border
+    )
     assert (second.sizes, second.tail) == ("2048 x 4096 x 4096", ())
-    for one in (first, second):
-        methods = {label.split()[0] for label, _ in one.proposals}
+    for plan in (first, second):
+        methods = {label.split()[0] for label, _ in plan.proposals}
         assert {"packed-f16x3", "packed-stream"} <= methods
-        assert one.proposals[0][1] < one.plain_us
+        assert plan.proposals[0][1] < plan.plain_us
 
 
 def test_what_another_architecture_has_no_kernel_for_is_not_proposed() -> None:
     assert all(
         not label.startswith("packed")
-        for one in planning.plan_products(task(), sm=80)
-        for label, _ in one.proposals
+        for plan in planning.plan_products(make_task(), sm=80)
+        for label, _ in plan.proposals
     )
 
 
 def test_a_task_that_cannot_be_captured_says_why() -> None:
-    (one,) = planning.plan_products(
-        task(LINEAR.replace("torch.relu(", "(1 / len(str(x.item()))) * ("))
+    (plan,) = planning.plan_products(
+        make_task(LINEAR.replace("torch.relu(", "(1 / len(str(x.item()))) * ("))
     )
-    assert one.reason.startswith("not captured")
-    assert "not captured" in planning.format_plan([one])
+    assert plan.reason.startswith("not captured")
+    assert "not captured" in planning.format_plan([plan])
 
 
 SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace(
@@ -74,7 +75,7 @@ SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace(
 
 
 @pytest.mark.parametrize(
-    ("source", "families", "left"),
+    ("source", "families", "reason"),
     [
         (LINEAR, {"gemm", "elementwise"}, ""),
         (
@@ -87,14 +88,14 @@ SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace(
     ids=["products", "nothing", "not captured"],
 )
 def test_coverage_tells_what_there_is_or_why_nothing(
-    source: str, families: set[str], left: str
+    source: str, families: set[str], reason: str
 ) -> None:
-    found = planning.find_coverage(task(source))
-    assert {name for name, _ in found.families} == families
-    assert found.left.startswith(left)
-    assert bool(found.left) == bool(left)
-    assert planning.format_coverage([found]).endswith(
-        f"{int(bool(left))} of 1 have nothing beyond baselines"
+    coverage = planning.find_coverage(make_task(source))
+    assert {name for name, _ in coverage.families} == families
+    assert coverage.left.startswith(reason)
+    assert bool(coverage.left) == bool(reason)
+    assert planning.format_coverage([coverage]).endswith(
+        f"{int(bool(reason))} of 1 have nothing beyond baselines"
     )
 
 
@@ -103,4 +104,4 @@ def test_the_command_line_prints_a_plan(tmp_path: Path, capsys: pytest.CaptureFi
     folder.mkdir()
     (folder / "7_Two_layers.py").write_text(LINEAR)
     assert main(["plan", str(tmp_path), "--json"]) == 0
-    assert [one["task"] for one in json.loads(capsys.readouterr().out)] == ["2/7", "2/7"]
+    assert [plan["task"] for plan in json.loads(capsys.readouterr().out)] == ["2/7", "2/7"]

@@ -18,7 +18,7 @@ from benchmarks.kernelbench.statistics import (
 )
 
 
-def row(
+def make_row(
     key: str,
     speeds: dict[str, float] | None,
     *,
@@ -30,7 +30,7 @@ def row(
     columns = {name: {"status": "ok", "us": 10.0} for name in ("eager", "torch.compile")} | {
         "cudal1": {"status": status}
     }
-    found = (
+    ratios_by_column = (
         {}
         if speeds is None
         else {
@@ -43,22 +43,22 @@ def row(
     return {
         "task": task,
         "columns": columns,
-        "against": found,
+        "against": ratios_by_column,
         "ours": {"tune_s": tune_s},
         "best": "eager",
     }
 
 
 def test_the_statistics_are_those_of_the_papers_tables() -> None:
-    found = summarise(
+    summary = summarise(
         [Ratio(f"1/{n}", 1, speed, speed, True) for n, speed in enumerate((0.5, 1.0, 2.0, 4.0), 1)]
     )
-    assert (found.mean, found.most) == (1.875, 4.0)
-    assert (found.p25, found.p50, found.p75) == (0.875, 1.5, 2.5)
-    assert (found.tasks, found.success, found.counted) == (4, 4, 2)
-    assert found.geomean == pytest.approx(math.sqrt(2))
-    assert found.clamped == pytest.approx(8 ** (1 / 4))
-    assert found.slower == ("1/1",)
+    assert (summary.mean, summary.most) == (1.875, 4.0)
+    assert (summary.p25, summary.p50, summary.p75) == (0.875, 1.5, 2.5)
+    assert (summary.tasks, summary.success, summary.counted) == (4, 4, 2)
+    assert summary.geomean == pytest.approx(math.sqrt(2))
+    assert summary.clamped == pytest.approx(8 ** (1 / 4))
+    assert summary.slower == ("1/1",)
 
 
 def test_quartiles_are_those_of_the_published_file_of_scores() -> None:
@@ -72,58 +72,58 @@ def test_quartiles_are_those_of_the_published_file_of_scores() -> None:
 
 @pytest.mark.parametrize("status", ["failed", "wrong", "refused", "withdrawn"])
 def test_what_has_no_right_answer_counts_as_one_and_is_never_dropped(status: str) -> None:
-    rows = [row("1/1", {"best": 4.0}), row("1/2", None, status=status)]
-    found = summarise(compute_ratios(rows, "cudal1"))
-    assert (found.tasks, found.success, found.mean, found.geomean) == (2, 1, 2.5, 2.0)
-    assert found.failed == ("1/2",)
-    assert found.clamped == 2.0
+    rows = [make_row("1/1", {"best": 4.0}), make_row("1/2", None, status=status)]
+    summary = summarise(compute_ratios(rows, "cudal1"))
+    assert (summary.tasks, summary.success, summary.mean, summary.geomean) == (2, 1, 2.5, 2.0)
+    assert summary.failed == ("1/2",)
+    assert summary.clamped == 2.0
 
 
 def test_a_wrong_answer_keeps_no_speed_even_if_it_was_timed() -> None:
     assert [
-        r.speedup for r in compute_ratios([row("1/1", {"best": 9.0}, status="wrong")], "cudal1")
+        r.speedup
+        for r in compute_ratios([make_row("1/1", {"best": 9.0}, status="wrong")], "cudal1")
     ] == [1.0]
 
 
 def test_a_task_whose_process_died_counts_as_one_against_every_baseline() -> None:
-    died = {**row("1/2", None), "columns": {}, "best": None}
+    died = {**make_row("1/2", None), "columns": {}, "best": None}
     for base in ("best", "eager", "torch.compile"):
         assert [r.speedup for r in compute_ratios([died], "cudal1", base)] == [1.0]
 
 
 def test_a_baseline_that_does_not_run_is_no_denominator_for_that_task_alone() -> None:
-    rows = [row("1/1", {"best": 2.0, "CUDA graph": 3.0}), row("1/2", {"best": 2.0})]
+    rows = [make_row("1/1", {"best": 2.0, "CUDA graph": 3.0}), make_row("1/2", {"best": 2.0})]
     assert [r.key for r in compute_ratios(rows, "cudal1", "CUDA graph")] == ["1/1"]
     assert [r.key for r in compute_ratios(rows, "cudal1")] == ["1/1", "1/2"]
-    lost = row("1/3", None, status="failed")
-    assert (
-        compute_ratios([lost], "cudal1", "CUDA graph") == []
-    )  # nor does a failure get a ratio to what is not there
+    lost = make_row("1/3", None, status="failed")
+    # nor does a failure get a ratio to what is not there
+    assert compute_ratios([lost], "cudal1", "CUDA graph") == []
 
 
 def test_a_regression_beyond_noise_is_one_whose_whole_interval_is_below() -> None:
-    found = summarise(
+    summary = summarise(
         [
             Ratio("1/1", 1, 0.97, 1.02, True),
             Ratio("1/2", 1, 0.9, 0.95, True),
             Ratio("1/3", 1, 0.98, 0.98, True),
         ]
     )
-    assert found.slower == ("1/1", "1/2")
-    assert found.slower_beyond_noise == ("1/2",)
+    assert summary.slower == ("1/1", "1/2")
+    assert summary.slower_beyond_noise == ("1/2",)
 
 
 def test_fast_p_is_a_share_of_all_tasks_and_failures_are_never_fast() -> None:
-    found = [
+    ratios = [
         Ratio("1/1", 1, 2.0, 2.0, True),
         Ratio("1/2", 1, 1.0, 1.0, False),
         Ratio("1/3", 1, 0.9, 0.9, True),
     ]
-    assert compute_fast_p(found, (0.5, 1.0, 2.0)) == [(0.5, 2 / 3), (1.0, 1 / 3), (2.0, 0.0)]
+    assert compute_fast_p(ratios, (0.5, 1.0, 2.0)) == [(0.5, 2 / 3), (1.0, 1 / 3), (2.0, 0.0)]
 
 
 def test_before_its_search_has_ended_a_task_counts_as_one() -> None:
-    rows = [row("1/1", {"best": 4.0}, tune_s=10.0), row("1/2", {"best": 0.5}, tune_s=2.0)]
+    rows = [make_row("1/1", {"best": 4.0}, tune_s=10.0), make_row("1/2", {"best": 0.5}, tune_s=2.0)]
     assert compute_tuning_curve(rows, "cudal1") == [
         (0.0, 1.0),
         (2.0, 1.0),

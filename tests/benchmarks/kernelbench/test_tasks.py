@@ -36,7 +36,7 @@ def get_init_inputs():
 """
 
 
-def checkout(folder: Path, *names: str) -> Path:
+def write_checkout(folder: Path, *names: str) -> Path:
     for name in names:
         path = folder / "KernelBench" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,16 +44,16 @@ def checkout(folder: Path, *names: str) -> Path:
     return folder
 
 
-def release(path: Path, *lines: tuple[int, str, str | None]) -> Path:
-    told = [
+def write_release(path: Path, *lines: tuple[int, str, str | None]) -> Path:
+    line_values = [
         {"level_id": level, "task_id": task, "ref_code": SOURCE, "custom_code": code}
         for level, task, code in lines
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in told))
+    path.write_text("".join(json.dumps(line) + "\n" for line in line_values))
     return path
 
 
-def keys(tasks: list[Task]) -> list[str]:
+def list_keys(tasks: list[Task]) -> list[str]:
     return [task.key for task in tasks]
 
 
@@ -66,14 +66,14 @@ def test_a_checkouts_tasks_come_by_level_and_number(tmp_path: Path) -> None:
         "changelog/notes.py",
         "level1/README.py",
     )
-    found = read_tasks(str(checkout(tmp_path, *names)))
-    assert keys(found) == ["1/2", "1/10", "2/10"]  # level 4 is no part of the benchmark
-    assert (found[0].name, found[0].sizes, found[0].source) == ("A", "today", SOURCE)
-    assert read_tasks(str(tmp_path / "KernelBench")) == found
+    tasks = read_tasks(str(write_checkout(tmp_path, *names)))
+    assert list_keys(tasks) == ["1/2", "1/10", "2/10"]  # level 4 is no part of the benchmark
+    assert (tasks[0].name, tasks[0].sizes, tasks[0].source) == ("A", "today", SOURCE)
+    assert read_tasks(str(tmp_path / "KernelBench")) == tasks
 
 
 def test_a_release_files_references_are_tasks_of_their_own_sizes(tmp_path: Path) -> None:
-    path = release(tmp_path / "h100.json", (2, "3", "code"), (1, "7", None), (1, "5", "None"))
+    path = write_release(tmp_path / "h100.json", (2, "3", "code"), (1, "7", None), (1, "5", "None"))
     assert [(task.key, task.sizes) for task in read_tasks(str(path))] == [
         ("1/5", "release"),
         ("1/7", "release"),
@@ -94,11 +94,11 @@ def test_a_release_file_that_is_none_is_an_error(
     tmp_path: Path, lines: tuple[tuple[int, str, str]], message: str
 ) -> None:
     with pytest.raises(TaskError, match=message):
-        read_tasks(str(release(tmp_path / "r.json", *lines)))
+        read_tasks(str(write_release(tmp_path / "r.json", *lines)))
 
 
 def test_a_damaged_line_is_not_passed_over(tmp_path: Path) -> None:
-    path = release(tmp_path / "r.json", (1, "1", "a"))
+    path = write_release(tmp_path / "r.json", (1, "1", "a"))
     path.write_text(path.read_text() + "{")
     with pytest.raises(TaskError, match="line 2"):
         read_tasks(str(path))
@@ -112,17 +112,17 @@ def test_a_folder_without_tasks_says_what_was_expected(tmp_path: Path) -> None:
 
 
 def test_a_data_set_of_the_hub_has_a_split_for_each_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def load_dataset(name: str, split: str) -> list[dict[str, object]]:
-        asked.append((name, split))
+        requests.append((name, split))
         return [{"problem_id": 3, "name": "3_Thing", "code": SOURCE}]
 
     fake = ModuleType("datasets")
     fake.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    assert keys(read_tasks("hf:somebody/KernelBench")) == ["1/3", "2/3", "3/3"]
-    assert asked == [("somebody/KernelBench", f"level_{level}") for level in (1, 2, 3)]
+    assert list_keys(read_tasks("hf:somebody/KernelBench")) == ["1/3", "2/3", "3/3"]
+    assert requests == [("somebody/KernelBench", f"level_{level}") for level in (1, 2, 3)]
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(TaskError, match="needs the package datasets"):
         read_tasks("hf:somebody/KernelBench")
@@ -131,13 +131,21 @@ def test_a_data_set_of_the_hub_has_a_split_for_each_level(monkeypatch: pytest.Mo
 def test_shards_are_disjoint_and_together_everything(tmp_path: Path) -> None:
     tasks = read_tasks(
         str(
-            checkout(tmp_path, *(f"level{level}/{n}_T.py" for level in (1, 2) for n in range(1, 6)))
+            write_checkout(
+                tmp_path, *(f"level{level}/{n}_T.py" for level in (1, 2) for n in range(1, 6))
+            )
         )
     )
-    parts = [keys(select_tasks(tasks, Choice(shard=(at, 3)))) for at in range(3)]
-    assert sorted(key for part in parts for key in part) == sorted(keys(tasks))
-    assert keys(select_tasks(tasks, Choice(levels=(2,)))) == ["2/1", "2/2", "2/3", "2/4", "2/5"]
-    assert keys(select_tasks(tasks, Choice(only=("2/4", "1/1")))) == ["1/1", "2/4"]
+    parts = [list_keys(select_tasks(tasks, Choice(shard=(at, 3)))) for at in range(3)]
+    assert sorted(key for part in parts for key in part) == sorted(list_keys(tasks))
+    assert list_keys(select_tasks(tasks, Choice(levels=(2,)))) == [
+        "2/1",
+        "2/2",
+        "2/3",
+        "2/4",
+        "2/5",
+    ]
+    assert list_keys(select_tasks(tasks, Choice(only=("2/4", "1/1")))) == ["1/1", "2/4"]
 
 
 @pytest.mark.parametrize(
@@ -145,15 +153,15 @@ def test_shards_are_disjoint_and_together_everything(tmp_path: Path) -> None:
 )
 def test_a_choice_that_leaves_nothing_is_an_error(tmp_path: Path, choice: Choice) -> None:
     with pytest.raises(TaskError):
-        select_tasks(read_tasks(str(checkout(tmp_path, "level1/1_T.py"))), choice)
+        select_tasks(read_tasks(str(write_checkout(tmp_path, "level1/1_T.py"))), choice)
 
 
 def test_cutting_down_divides_sizes_and_marks_the_task_for_ever() -> None:
     task = Task(1, 1, "T", SOURCE, "today")
     small = shrink_task(task, 16)
-    made: dict[str, object] = {}
-    exec(small.source, made)
-    assert (made["batch_size"], made["features"], made["groups"]) == (4, 512, 8)
+    names: dict[str, object] = {}
+    exec(small.source, names)
+    assert (names["batch_size"], names["features"], names["groups"]) == (4, 512, 8)
     assert small.scale == 16
     assert "* 1000" in small.source  # what a forward computes is not a size
     assert small.digest != task.digest

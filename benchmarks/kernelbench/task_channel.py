@@ -1,9 +1,8 @@
-"""The line between the run and a task's process: one JSON object a message, over a pipe that the
-task's own prints cannot reach.
+"""The pipe between a run and a task's process: one JSON object a message, out of reach of what the task's
+own code prints.
 
-A task tells its stage and its results, and asks for three things: memory ("may I have so many bytes
-of the GPU"), quiet ("let nobody else work while I measure") and its end. It knows nothing of the
-other tasks.
+A task sends its stage and its row, and asks for two things: memory (so many bytes of the GPU) and quiet
+(no other task works while it measures). It knows nothing of the other tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["TaskChannel", "receive", "send"]
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
-    """Send one object. Raises OSError when nobody listens any more."""
+    """Send one object. Raises OSError when the other end is closed."""
     connection.send_bytes(json.dumps(message, allow_nan=False).encode())
 
 

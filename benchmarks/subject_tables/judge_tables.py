@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import load
-from benchmarks.table_text import make_heading
+from benchmarks.subject_tables.table_text import make_heading
 
 __all__ = ["tabulate_judge"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import load
-from benchmarks.table_text import format_interval, make_heading
+from benchmarks.subject_tables.table_text import format_interval, make_heading
 
 __all__ = ["summarise_models", "tabulate_models", "tabulate_overhead", "tabulate_starts"]
 
@@ -21,7 +21,7 @@ _MODEL_FILES = (
     "h200-bert-kernels.json",
     "h200-inference-2.json",
 )
-_NEWER_FILES = "-models-*.json"  # a file for each lane of a run
+_NEWER_FILES = "-models-*.json"  # one file for each GPU of a run
 _START_FILES = (
     "h200-warm-start.json",
     "h200-warm-start-offline.json",

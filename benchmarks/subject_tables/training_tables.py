@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import load
-from benchmarks.table_text import make_heading
+from benchmarks.subject_tables.table_text import make_heading
 from torch_cudal1.judge.pool.measured import Outcome
 from torch_cudal1.training.landscape.landscape_file import read_landscape
 from torch_cudal1.training.landscape.rows import LandscapeRow
@@ -25,7 +25,7 @@ __all__ = [
     "tabulate_training",
 ]
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _PLANS = _ROOT / "benchmarks" / "training"
 
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "wrong", "compile", "run", "hack", "unstable")
@@ -51,7 +51,7 @@ def tabulate_training(results: Path) -> list[str]:
 
 
 def tabulate_evaluator(document: Mapping[str, Any]) -> list[str]:
-    """Runs of `bench_evaluator`: what a program takes in its lane, waiting for the GPU apart. Spare
+    """Runs of `bench_evaluator`: the seconds of a program in its lane, without waiting for the GPU. Spare
     processes are still started during the batches after the first; the last one has none of that.
     """
     lines = [
@@ -153,9 +153,8 @@ def _tabulate_arms(rows: Sequence[Mapping[str, Any]], ceilings: Mapping[str, flo
     ]
     for row in rows:
         best = " | ".join(f"{row['best'][name]:.3f}" for name in names)
-        written = (
-            "-" if row.get("programs") is None else f"{row['programs']:.1f}"
-        )  # older files do not say
+        # older files do not say
+        written = "-" if row.get("programs") is None else f"{row['programs']:.1f}"
         lines.append(
             f"| {row['name']} | {row['seeds']} | {row['success']:.3f} | {row['speedup']:.3f} | {best} | {written} |"
         )
