@@ -80,6 +80,7 @@ def test_python_s_clocks_do_not_reach_the_one_that_is_used(monkeypatch: pytest.M
 
 def test_without_the_extension_it_is_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "extension", lambda: None)
+    monkeypatch.setattr(native, "status", lambda: (False, "it is left out here"))
     clock_of.cache_clear()
     try:
         assert isinstance(clock_of(CPU), clock._PythonClock)

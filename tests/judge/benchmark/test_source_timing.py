@@ -64,19 +64,17 @@ def test_both_sides_of_a_benchmark_on_a_gpu_launch_from_one_core(
         lambda thread, cores: (pinned_cores.append(cores), pin_thread(thread, cores)),
     )
     with SourceEvaluator(SourceEvaluationConfig(Settings(), Contract(), CPU)) as evaluator:
-        timing = evaluator.evaluate(REFERENCE, HONEST).timing
-        assert timing is not None
-        assert timing.details["one_core"] is False
+        evaluation = evaluator.evaluate(REFERENCE, HONEST)
+        assert evaluation.timing is not None, evaluation.verdict.failure
+        assert evaluation.timing.details["one_core"] is False
         assert not pinned_cores
         monkeypatch.setattr(
             source_timing,
             "_one_core",
             lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)),
         )
-        timing = evaluator.evaluate(
-            REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)")
-        ).timing
-    assert timing is not None
-    assert timing.details["one_core"] is True
+        evaluation = evaluator.evaluate(REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)"))
+    assert evaluation.timing is not None, evaluation.verdict.failure
+    assert evaluation.timing.details["one_core"] is True
     assert {len(cores) for cores in pinned_cores} == {1, len(os.sched_getaffinity(0))}
     assert pinned_cores[-1] == os.sched_getaffinity(0)

@@ -50,7 +50,7 @@ def is_excused(
     def run(moved_inputs: Sequence[torch.Tensor]) -> Any:
         return SimpleNamespace(outputs=[eager(*moved_inputs)])
 
-    sample = SimpleNamespace(inputs=inputs, reference=run(inputs), eager=run)
+    sample = SimpleNamespace(inputs=inputs, expected=run(inputs), eager=run)
     trial = SimpleNamespace(device=torch.device("cpu"), contract=Contract())
     wrong = mask_mismatches(result, [sample.expected.outputs[0]])
     assert bool(wrong.any())

@@ -1,4 +1,4 @@
-"""A heat times what runs and is about right, beside eager, and says why the rest has no time."""
+"""A prescreen times what runs and is about right, beside eager, and says why the rest has no time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_cudal1.ir.program import Aten
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.evaluate import prescreen as heating
 from torch_cudal1.judge.evaluate.prescreen import prescreen
-from torch_cudal1.judge.sandbox.child import CandidateFailure
+from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
 REGION = linear_relu()
 PRODUCT = (op("aten.t.default", V(1), out=3), op("aten.addmm.default", V(2), V(0), V(3), out=4))
@@ -40,6 +40,25 @@ def test_right_candidates_are_timed_and_the_others_have_a_reason() -> None:
     assert "RuntimeError" in result.failures[3]
     assert result.one_pass_us is not None
     assert 0 < result.to_beat_us <= result.eager_us
+
+
+def test_medians_are_those_of_the_samples_of_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds are scripted, so that other work on the machine changes none of them."""
+    samples = {"eager": [9.0, 8.0, 70.0], "one pass": [5.0], "0": [4.0, 4.5, 30.0], "2": [19.0]}
+    call = Child.call
+
+    def call_with_scripted_times(child: Child, verb: str, **message: Any) -> Any:
+        if verb != "bench":
+            return call(child, verb, **message)
+        assert sorted(message["slots"]) == sorted(samples)
+        return {"samples": samples}
+
+    monkeypatch.setattr(Child, "call", call_with_scripted_times)
+    config = judge.EvaluationConfig(Settings(), Contract(), torch.device("cpu"))
+    result = prescreen(REGION, [candidate(SAME), candidate(WRONG), candidate(SAME)], config)
+    assert result.medians_us == {0: 4.5, 2: 19.0}
+    assert (result.eager_us, result.one_pass_us) == (9.0, 5.0)
+    assert result.to_beat_us == pytest.approx(1.1 * 5.0)
 
 
 def test_where_inductor_is_left_out_it_need_not_be_beaten() -> None:

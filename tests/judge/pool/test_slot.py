@@ -25,7 +25,7 @@ from torch_cudal1.judge.benchmark.quick import PreparedBenchmark, prepare_benchm
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.checks.numerics import NUMERICS
-from torch_cudal1.judge.pool.evaluator import MeasurementMemory
+from torch_cudal1.judge.pool.judge_evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.slot import Slot
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child

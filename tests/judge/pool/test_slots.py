@@ -17,7 +17,7 @@ import torch
 from tests.judge.pool.scripted_slot import make_settings
 from tests.training.sources import TASK, program, source
 from torch_cudal1.core.settings import process_environment
-from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
+from torch_cudal1.judge.pool.judge_evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.slot import Iteration, OutOfDeviceMemory
 from torch_cudal1.judge.pool.slots import MeasurementRequest, SharedContextFault, SlotPool

@@ -7,7 +7,7 @@ import torch
 
 from torch_cudal1.judge.wire.redzone_patterns import REDZONE_BYTES, SOLID, redzone_digest
 from torch_cudal1.judge.wire.tensor_bits import same_bits
-from torch_cudal1.judge.worker.redzones import Redzones
+from torch_cudal1.judge.worker.redzone_tensors import Redzones
 
 
 @pytest.mark.parametrize("seed", [5, 123_456, SOLID])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.judge.pool.scripted_slot import make_score
 from tests.training.sources import TASK, program, source
-from torch_cudal1.judge.pool.evaluator import MeasurementMemory
+from torch_cudal1.judge.pool.judge_evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.measured import Measured
 
 
