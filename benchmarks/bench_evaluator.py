@@ -1,14 +1,14 @@
-"""How many new programs a second the training evaluator judges in the `train` profile, and which steps
-take the time.
+"""How many new programs a second the training evaluator judges in the `train` profile, and which
+steps take the time.
 
 Programs are Triton kernels (plain PyTorch on a CPU) for two tasks, all different, a quarter of them
-wrong; none is measured twice. A run is a number of lanes (programs judged side by side) and a trust:
-"foreign" is a process for each program, as for a language model's programs; "own" uses processes
-again, as for programs that templates render. The rate counts from the end of the second batch, when
-all processes are up: each lane starts its process during the first batch and its spare one during the
-second. Lanes of trust "own" share the GPU through an MPS server where the machine has one, unless
---no-mps is given. A run in whose first batch no program is right ends the benchmark: its figures
-would mean nothing.
+wrong; none is measured twice. A run is a number of lanes (programs judged side by side) and a
+trust: "foreign" is a process for each program, as for a language model's programs; "own" uses
+processes again, as for programs that templates render. The rate counts from the end of the second
+batch, when all processes are up: each lane starts its process during the first batch and its spare
+one during the second. Lanes of trust "own" share the GPU through an MPS server where the machine
+has one, unless --no-mps is given. A run in whose first batch no program is right ends the
+benchmark: its figures would mean nothing.
 """
 
 from __future__ import annotations

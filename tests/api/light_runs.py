@@ -17,8 +17,8 @@ from tests.store.conftest import make_entry
 from torch_cudal1.api.fleet import local
 from torch_cudal1.api.fleet.local import LocalPool, cpu_slots
 from torch_cudal1.api.fleet.pool import PoolReport, run_tasks
-from torch_cudal1.api.fleet.task import WarmupOrder, WarmupTask
 from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_task import WarmupOrder, WarmupTask
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.store.cache.local_cache import LocalCache
 
@@ -35,34 +35,37 @@ def plant_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmupOrder:
     return WarmupOrder(Settings(cache_dir=tmp_path / "cache"))
 
 
-def begun(order: WarmupOrder) -> Counter[str]:
+def count_begun(order: WarmupOrder) -> Counter[str]:
     path = order.settings.cache_dir.parent / "begun"
     return Counter(path.read_text().split()) if path.exists() else Counter()
 
 
-def run(
+def run_warmup(
     order: WarmupOrder,
     *targets: str,
     workers: int = 2,
-    told: list[tuple[str, float | None]] | None = None,
+    reports: list[tuple[str, float | None]] | None = None,
 ) -> PoolReport:
     tasks = [WarmupTask(target) for target in targets]
     crew = LocalPool(order, cpu_slots(workers, sorted(os.sched_getaffinity(0))))
-    said = told if told is not None else []
+    progress = reports if reports is not None else []
     return run_tasks(
-        tasks, crew, journal_for(order, tasks), lambda what, fraction: said.append((what, fraction))
+        tasks,
+        crew,
+        journal_for(order, tasks),
+        lambda activity, fraction: progress.append((activity, fraction)),
     )
 
 
-def journals(order: WarmupOrder) -> list[Path]:
+def list_journals(order: WarmupOrder) -> list[Path]:
     return list((order.settings.cache_dir / "warmup").glob("*.jsonl"))
 
 
-def lines(order: WarmupOrder) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in journals(order))
+def count_lines(order: WarmupOrder) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in list_journals(order))
 
 
-def started(order: WarmupOrder, *targets: str) -> multiprocessing.process.BaseProcess:
+def start_warmup(order: WarmupOrder, *targets: str) -> multiprocessing.process.BaseProcess:
     """The same run in a process of its own, with one worker."""
 
     def work() -> None:
@@ -70,7 +73,7 @@ def started(order: WarmupOrder, *targets: str) -> multiprocessing.process.BasePr
             signal.SIGINT, signal.default_int_handler
         )  # as in a shell; a test runner may have another one
         try:
-            run(order, *targets, workers=1)
+            run_warmup(order, *targets, workers=1)
         except KeyboardInterrupt:
             os._exit(130)
 
@@ -78,19 +81,19 @@ def started(order: WarmupOrder, *targets: str) -> multiprocessing.process.BasePr
     process.start()
     deadline = time.monotonic() + HANGS_S
     while time.monotonic() < deadline and (
-        targets[-1] not in begun(order) or lines(order) < len(targets) - 1
+        targets[-1] not in count_begun(order) or count_lines(order) < len(targets) - 1
     ):
         time.sleep(0.01)
     return process
 
 
-def workers_of(folder: str) -> list[int]:
+def list_workers(folder: str) -> list[int]:
     """Light workers that were started for a test's folder and still run."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command = (entry / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        found += [int(entry.name)] if light.__file__ in command and folder in command else []
-    return found
+        pids += [int(entry.name)] if light.__file__ in command and folder in command else []
+    return pids

@@ -18,8 +18,8 @@ from torch_cudal1.api.fleet import cluster
 from torch_cudal1.api.fleet.cluster import RayPool, run_on_cluster, store_files
 from torch_cudal1.api.fleet.fleet_worker import run_task
 from torch_cudal1.api.fleet.pool import run_tasks
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings

@@ -16,8 +16,8 @@ from torch_cudal1.api.fleet import local
 from torch_cudal1.api.fleet.fleet_worker import run_task
 from torch_cudal1.api.fleet.local import LocalPool, cpu_slots
 from torch_cudal1.api.fleet.pool import run_tasks
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.recording.recorder import identity_of
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.call_signature import describe
@@ -37,7 +37,7 @@ def hangs():
 """
 
 
-def planted(tmp_path: Path) -> tuple[Path, WarmupOrder]:
+def plant_target(tmp_path: Path) -> tuple[Path, WarmupOrder]:
     """A target file, and an order whose cache has the decisions for `make` and `other`."""
     file = tmp_path / "model.py"
     file.write_text(SOURCE)
@@ -60,11 +60,13 @@ def comparable(answer: WarmupAnswer) -> tuple[object, ...]:
 
 
 def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
-    file, order = planted(tmp_path)
+    file, order = plant_target(tmp_path)
     tasks = [WarmupTask(f"{file}:{name}") for name in ("make", "bad", "other")]
-    here = [run_task(order, task, lambda what, fraction: None) for task in tasks]
+    here = [run_task(order, task, lambda activity, fraction: None) for task in tasks]
     crew = LocalPool(order, cpu_slots(1, sorted(os.sched_getaffinity(0))))
-    there = run_tasks(tasks, crew, journal_for(order, tasks), lambda what, fraction: None).answers
+    there = run_tasks(
+        tasks, crew, journal_for(order, tasks), lambda activity, fraction: None
+    ).answers
     assert [comparable(answer) for answer in there if answer.result] == [
         comparable(answer) for answer in here if answer.result
     ]
@@ -76,35 +78,35 @@ def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
 
 
 def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> None:
-    file, order = planted(tmp_path)
+    file, order = plant_target(tmp_path)
     (loaded,) = load(f"{file}:make")
     with torch.no_grad():
         plant(loaded.module, (torch.ones(7, 3),), tmp_path / "cache")
     mode = Mode(grad=False, training=False)
 
-    def seen(form: object) -> str:
+    def make_signature(form: object) -> str:
         return signature_of(
             CallRecord(
                 "module", "Linear", identity_of(loaded.module), canonical_json(form), mode, 12
             )
         )
 
-    recorded = seen(describe(((torch.ones(7, 3),), {})))
-    own, other = (
-        run_task(order, WarmupTask(f"{file}:make", signature), lambda what, fraction: None)
+    recorded = make_signature(describe(((torch.ones(7, 3),), {})))
+    example, other = (
+        run_task(order, WarmupTask(f"{file}:make", signature), lambda activity, fraction: None)
         for signature in ("", recorded)
     )
-    assert own.keys != other.keys
+    assert example.keys != other.keys
     assert other.result is not None
     assert (other.result.error, other.result.reused) == (None, 1)
-    for bad, told in (
-        (seen({"u": [{"u": [{"s": 0}]}, {"d": {}}]}), "cannot be made"),
+    for bad, reason in (
+        (make_signature({"u": [{"u": [{"s": 0}]}, {"d": {}}]}), "cannot be made"),
         ("[", "no line of a recording"),
     ):
         assert (
-            told
+            reason
             in run_task(
-                order, WarmupTask(f"{file}:make", bad), lambda what, fraction: None
+                order, WarmupTask(f"{file}:make", bad), lambda activity, fraction: None
             ).unusable
         )
     assert (
@@ -112,13 +114,13 @@ def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> Non
         in run_task(
             order,
             WarmupTask(f"{file}:other", recorded.replace("Linear", "Conv")),
-            lambda what, fraction: None,
+            lambda activity, fraction: None,
         ).unusable
     )
 
 
 def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
-    file, order = planted(tmp_path)
+    file, order = plant_target(tmp_path)
     reading, writing = os.pipe()
     log = tmp_path / "log"
     with open(log, "wb") as out:

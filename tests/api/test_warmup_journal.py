@@ -11,10 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.api import light
-from tests.api.light_runs import HANGS_S, begun, journals, plant_order, run, started, workers_of
+from tests.api.light_runs import (
+    HANGS_S,
+    count_begun,
+    list_journals,
+    list_workers,
+    plant_order,
+    run_warmup,
+    start_warmup,
+)
 from tests.store.conftest import CONTRACT, HERE
-from torch_cudal1.api.fleet.task import WarmupOrder, WarmupTask
 from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_task import WarmupOrder, WarmupTask
 from torch_cudal1.store.cache.cache_paths import entry_path
 
 
@@ -25,46 +33,53 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmupOrder:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_a_warm_up_that_ended_early_goes_on_where_it_was(order: WarmupOrder, number: int) -> None:
-    process = started(order, "do:0", "do2:0", "do3:900")
+    process = start_warmup(order, "do:0", "do2:0", "do3:900")
     assert process.pid is not None
     os.kill(process.pid, number)
     process.join(HANGS_S)
     assert process.exitcode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     folder, deadline = str(order.settings.cache_dir.parent), time.monotonic() + HANGS_S
-    while (left := workers_of(folder)) and time.monotonic() < deadline:
+    while (pids := list_workers(folder)) and time.monotonic() < deadline:
         for pid in (
-            left if number == signal.SIGKILL else ()
+            pids if number == signal.SIGKILL else ()
         ):  # a real worker sees the end of stdin; this one sleeps
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    assert left == []
-    (journal,) = journals(order)
+    assert pids == []
+    (journal,) = list_journals(order)
     assert len(journal.read_text().splitlines()) == 2
     with open(journal, "ab") as file:
         file.write(b'{"task": "torn')
     tasks = [WarmupTask(target) for target in ("do:0", "do2:0", "do3:900")]
-    known = journal_for(order, tasks).find_finished(tasks)
-    assert [task.target for task in known] == ["do:0", "do2:0"]
-    assert all(answer.resumed for answer in known.values())
+    finished = journal_for(order, tasks).find_finished(tasks)
+    assert [task.target for task in finished] == ["do:0", "do2:0"]
+    assert all(answer.resumed for answer in finished.values())
 
 
 def test_finished_tasks_are_not_done_again_until_all_are_finished(order: WarmupOrder) -> None:
     targets = ("do:0", "fail", "do2:0")
-    assert [answer.is_finished for answer in run(order, *targets).answers] == [True, False, True]
-    again = run(order, *targets)
+    assert [answer.is_finished for answer in run_warmup(order, *targets).answers] == [
+        True,
+        False,
+        True,
+    ]
+    again = run_warmup(order, *targets)
     assert [answer.resumed for answer in again.answers] == [True, False, True]
-    assert begun(order) == {"do:0": 1, "fail": 2, "do2:0": 1}
+    assert count_begun(order) == {"do:0": 1, "fail": 2, "do2:0": 1}
     assert again.answers[0].result is not None
-    assert again.answers[0].result.explanation == run(order, "do:0").answers[0].result.explanation  # type: ignore[union-attr]
+    assert (
+        again.answers[0].result.explanation
+        == run_warmup(order, "do:0").answers[0].result.explanation
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("how", ["gone", "broken"])
 def test_a_finished_task_whose_entry_is_lost_is_done_again(order: WarmupOrder, how: str) -> None:
-    run(order, "do:0", "fail")
+    run_warmup(order, "do:0", "fail")
     path = entry_path(order.settings.cache_dir, light.KEY, HERE, CONTRACT)
     path.unlink() if how == "gone" else path.write_bytes(path.read_bytes()[:-1])
-    run(order, "do:0", "fail")
-    assert begun(order)["do:0"] == 2
+    run_warmup(order, "do:0", "fail")
+    assert count_begun(order)["do:0"] == 2
 
 
 def test_an_edited_target_and_another_order_are_other_tasks(
@@ -89,17 +104,17 @@ def test_a_journal_that_cannot_be_written_is_told_once_and_nothing_else_is_lost(
     order: WarmupOrder,
 ) -> None:
     (order.settings.cache_dir / "warmup").write_text("a file where the folder should be")
-    done = run(order, "do:0", "do2:0", "fail")
-    assert [answer.is_finished for answer in done.answers] == [True, True, False]
-    (problem,) = done.problems
+    report = run_warmup(order, "do:0", "do2:0", "fail")
+    assert [answer.is_finished for answer in report.answers] == [True, True, False]
+    (problem,) = report.problems
     assert "cannot be written" in problem
 
 
 def test_a_torn_line_does_not_swallow_the_next(order: WarmupOrder) -> None:
-    run(order, "do:0", "fail")
-    (path,) = journals(order)
+    run_warmup(order, "do:0", "fail")
+    (path,) = list_journals(order)
     path.write_bytes(b'{"torn": ')
-    run(order, "do:0", "fail")
+    run_warmup(order, "do:0", "fail")
     assert [json.loads(line)["answer"]["target"] for line in path.read_text().splitlines()[1:]] == [
         "do:0"
     ]

@@ -14,7 +14,7 @@ import torch
 
 from tests.training import loopback as acts
 from tests.training.loopback import Loopback, loopback, status
-from tests.training.scripted import Scripted
+from tests.training.scripted import ScriptedBenchmark
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import generate
 from torch_cudal1.cli.commands.generate import tasks_of
@@ -27,7 +27,7 @@ from torch_cudal1.judge.benchmark.protocol import Measurement
 from torch_cudal1.judge.benchmark.quick import PreparedBenchmark
 from torch_cudal1.judge.benchmark.statistics import summarise
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
-from torch_cudal1.judge.pool import evaluator
+from torch_cudal1.judge.pool import judge_evaluator
 from torch_cudal1.judge.pool.slot import Slot
 from torch_cudal1.judge.reference.trial import Trial
 
@@ -51,12 +51,14 @@ def answer(result: str) -> str:
     return f"## Analysis\n\nSorting is not needed.\n\n## Code\n\n```python{PROGRAM.format(result=result)}```\n"
 
 
-def timed(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> PreparedBenchmark:
+def make_benchmark(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> PreparedBenchmark:
     """A clock on which every right program is 1.5 times as fast: how quiet this machine is, is not
     the test's business.
     """
-    found = Measurement(plan, {"hot": summarise([(150.0, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
-    return Scripted(lambda: BenchmarkResult(found, tuple(check_stability(found)), {}))
+    measurement = Measurement(plan, {"hot": summarise([(150.0, 100.0)] * 42)}, (1.0, 1.0), 1, 0.1)
+    return ScriptedBenchmark(
+        lambda: BenchmarkResult(measurement, tuple(check_stability(measurement)), {})
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,7 +71,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator, "Slot", lambda terms: Slot(terms, timed))
+    monkeypatch.setattr(judge_evaluator, "Slot", lambda terms: Slot(terms, make_benchmark))
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ class Shelf:
     offered: list[PublishedTask]
     takes: bool
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         pass
 
     def __enter__(self) -> Shelf:
@@ -105,14 +107,14 @@ class Shelf:
 
 @pytest.fixture
 def shelf(monkeypatch: pytest.MonkeyPatch) -> type[Shelf]:
-    made = type("OneShelf", (Shelf,), {"offered": [], "takes": True})
-    monkeypatch.setattr(generate, "Adoption", made)
-    return made
+    shelf_class = type("OneShelf", (Shelf,), {"offered": [], "takes": True})
+    monkeypatch.setattr(generate, "Adoption", shelf_class)
+    return shelf_class
 
 
-def called(server: Loopback, target: Path, *more: str) -> int:
+def run_generate(server: Loopback, target: Path, *more: str) -> int:
     folder = target.parent
-    given = [
+    arguments = [
         "--llm",
         server.url,
         "--device",
@@ -123,7 +125,7 @@ def called(server: Loopback, target: Path, *more: str) -> int:
         str(folder / "run"),
         "--quiet",
     ]
-    return main(["generate", str(target), *given, *more])
+    return main(["generate", str(target), *arguments, *more])
 
 
 @pytest.mark.usefixtures("_clock")
@@ -134,19 +136,19 @@ def test_right_programs_are_judged_and_the_best_is_handed_to_the_plugin(
     with loopback(
         status(429, headers={"Retry-After": "0"}), acts.junk, answer=lambda prompt: next(texts)
     ) as server:
-        code = called(server, target, "--rounds", "2", "--samples", "2", "--json")
+        code = run_generate(server, target, "--rounds", "2", "--samples", "2", "--json")
         (row,) = json.loads(capsys.readouterr().out)
         assert code == 0
         assert row["outcomes"] == {"ok": 2, "wrong": 1, "undecodable": 1}
         assert row["stored"]
-        assert [one.candidate for one in shelf.offered] == [row["best"]["program"]]
+        assert [offer.candidate for offer in shelf.offered] == [row["best"]["program"]]
         assert "sort" not in row["best"]["program"]
         assert shelf.offered[0].reference == REFERENCE
-        asked = len(server.seen)
+        requests_before = len(server.seen)
         assert (
-            called(server, target, "--rounds", "2", "--samples", "2") == 0
+            run_generate(server, target, "--rounds", "2", "--samples", "2") == 0
         )  # it is done: nobody is asked again
-        assert len(server.seen) == asked
+        assert len(server.seen) == requests_before
 
 
 @pytest.mark.usefixtures("_clock")
@@ -156,7 +158,7 @@ def test_where_nothing_wins_the_code_is_4_and_all_of_the_best_were_tried(
     shelf.takes = False
     texts = iter([answer("x.amax(1)"), answer("x.max(1).values")])
     with loopback(answer=lambda prompt: next(texts)) as server:
-        assert called(server, target, "--rounds", "1", "--samples", "2") == 4
+        assert run_generate(server, target, "--rounds", "1", "--samples", "2") == 4
     assert len(shelf.offered) == 2
 
 
@@ -164,12 +166,12 @@ def test_a_server_that_is_down_is_1_and_told(
     target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with loopback(status(401, body=b"no such key")) as server:
-        assert called(server, target, "--rounds", "1", "--samples", "1") == 1
+        assert run_generate(server, target, "--rounds", "1", "--samples", "1") == 1
     assert "no such key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "reason"),
     [
         (["--money", "3"], "--price-prompt"),
         (["--llm", "no-such-folder"], "the URL of a server, or a folder"),
@@ -177,11 +179,11 @@ def test_a_server_that_is_down_is_1_and_told(
     ],
 )
 def test_what_cannot_be_asked_is_2_and_says_what_to_give(
-    target: Path, more: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    target: Path, more: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with loopback() as server:
-        assert called(server, target, *more) == 2
-    assert told in capsys.readouterr().err
+        assert run_generate(server, target, *more) == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_targets_are_files_folders_and_releases_and_are_never_run(tmp_path: Path) -> None:
@@ -216,20 +218,20 @@ def test_a_real_model_with_random_weights_writes_nothing_of_use_and_all_of_it_is
         target.parent / "model", words, TinySpec(hidden=32, layers=1, heads=2, context=1024)
     )
     model = LanguageModel.load(folder, max_new_tokens=8)
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def complete(prompt: str) -> str:
-        asked.append(prompt)
-        return model.sample([prompt], count=1, temperature=1.0, seed=len(asked))[0][0]
+        prompts.append(prompt)
+        return model.sample([prompt], count=1, temperature=1.0, seed=len(prompts))[0][0]
 
     sizes = ["--rounds", "2", "--samples", "2", "--max-tokens", "8", "--json"]
     with loopback(answer=complete) as server:
         more = ["--llm", str(folder)] if through == "folder" else []
-        assert called(server, target, *sizes, *more) == 4
+        assert run_generate(server, target, *sizes, *more) == 4
     (row,) = json.loads(capsys.readouterr().out)
     assert row["outcomes"] == {"undecodable": 4}
     assert row["spent"]["tokens"] > 400
-    assert len(asked) == (0 if through == "folder" else 4)
+    assert len(prompts) == (0 if through == "folder" else 4)
     written = [
         json.loads(line)
         for line in (target.parent / "run")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_cudal1.api.fleet.task import WarmupOrder
+from torch_cudal1.api.fleet.warmup_task import WarmupOrder
 from torch_cudal1.cli.commands import inductor_ahead
 from torch_cudal1.cli.commands.inductor_ahead import collect
 from torch_cudal1.core.settings import Settings
@@ -48,7 +48,7 @@ def say(keys: Sequence[str]) -> str:
 
 
 @pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
+def artifacts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """What is stored: keys, and the target whose start compiled it."""
     stored: list[tuple[list[str], str]] = []
 
@@ -72,13 +72,13 @@ def collect_from(
 
 
 def test_each_target_starts_in_a_process_with_an_empty_cache_of_inductors(
-    stored: list[tuple[list[str], str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    artifacts: list[tuple[list[str], str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     starts, problems = collect_from(
         monkeypatch, tmp_path, {"a": (say(KEYS), "", 0), "b": (say(KEYS[:1]), "", 0)}
     )
     assert problems == {}
-    assert stored == [(KEYS, "a"), (KEYS[:1], "b")]
+    assert artifacts == [(KEYS, "a"), (KEYS[:1], "b")]
     folders = {environment["TORCHINDUCTOR_CACHE_DIR"] for environment in starts.environments}
     assert len(folders) == 2
     assert not any(Path(folder).exists() for folder in folders)
@@ -102,14 +102,14 @@ def test_each_target_starts_in_a_process_with_an_empty_cache_of_inductors(
 def test_a_start_that_fails_is_a_reason_and_costs_no_other_target(
     outcome: Any,
     reason: str,
-    stored: list[tuple[list[str], str]],
+    artifacts: list[tuple[list[str], str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     _, problems = collect_from(monkeypatch, tmp_path, {"a": outcome, "b": (say(KEYS), "", 0)})
     assert list(problems) == ["a"]
     assert reason in problems["a"]
-    assert stored == [(KEYS, "b")]
+    assert artifacts == [(KEYS, "b")]
 
 
 def test_what_cannot_be_stored_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

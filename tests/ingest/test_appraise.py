@@ -13,7 +13,7 @@ import pytest
 from tests.training.world import TASKS, SyntheticCodec, SyntheticEvaluator
 from torch_cudal1.ingest.llm.appraise import Appraiser, NamedCompletion
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.judge.pool.evaluator import MeasurementMemory
+from torch_cudal1.judge.pool.judge_evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 TASK = TASKS[0]

@@ -17,7 +17,7 @@ import torch
 
 from tests.entries import add_one_to_output, plant
 from tests.signing import allow, make_signer
-from torch_cudal1.api.fleet.task import WarmupOrder
+from torch_cudal1.api.fleet.warmup_task import WarmupOrder
 from torch_cudal1.api.targets import load
 from torch_cudal1.cli.commands.inductor_ahead import collect
 from torch_cudal1.core.settings import Settings

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.landscape_cases import CODEC, TASK, CountingEvaluator
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
+from torch_cudal1.judge.pool.judge_evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Measured
 from torch_cudal1.training.landscape.__main__ import main
 from torch_cudal1.training.landscape.landscape_file import (

@@ -11,7 +11,7 @@ from tests.training.landscape_cases import CODEC, CPU, RIGHT, TASK, CountingEval
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
+from torch_cudal1.judge.pool.judge_evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.training.ksl.grammar import HACKS

@@ -28,7 +28,7 @@ from torch_cudal1.ingest.llm.policy import LanguageModel
 from torch_cudal1.ingest.llm.records import Evaluator, Exemplar, Policy
 from torch_cudal1.ingest.llm.text_codec import TextCodec
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
+from torch_cudal1.judge.pool.judge_evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.score import ScoreRule

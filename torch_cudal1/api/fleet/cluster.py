@@ -18,7 +18,7 @@ from typing import Any
 
 from torch_cudal1.api.fleet.fleet_worker import run_task
 from torch_cudal1.api.fleet.pool import Progress, WorkerDiedError
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Entry

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, call_record_of
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask, call_record_of
 from torch_cudal1.api.recording.replay import in_mode, list_recorded_calls
 from torch_cudal1.api.targets import LoadedTarget, load, try_call
 from torch_cudal1.api.warmup import warm

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from torch_cudal1.api.fleet.pool import Progress, WorkerDiedError
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import process_environment, select_environment
 

@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupTask
 from torch_cudal1.api.fleet.warmup_journal import WarmupJournal
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupTask
 from torch_cudal1.core.errors import Cudal1Error
 
 __all__ = ["PoolReport", "Progress", "WorkerDiedError", "WorkerPool", "run_tasks"]

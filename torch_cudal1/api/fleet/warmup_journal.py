@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.target import triton_version

@@ -15,8 +15,8 @@ import torch
 from torch_cudal1.api.fleet.cluster import RayPool
 from torch_cudal1.api.fleet.local import LocalPool, cpu_slots, gpu_slots
 from torch_cudal1.api.fleet.pool import WorkerPool, run_tasks
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
 from torch_cudal1.api.recording.replay import list_recorded_calls, read_recording
 from torch_cudal1.api.targets import LoadedTarget, load
 from torch_cudal1.api.warmup import WarmupResult

@@ -44,7 +44,7 @@ from torch_cudal1.ingest.llm.selectors import selector
 from torch_cudal1.ingest.llm.text_codec import TextCodec
 from torch_cudal1.ingest.published.adopt import Adoption, AdoptionOutcome
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
-from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
+from torch_cudal1.judge.pool.judge_evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.store.context import TuneContext, make_context

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import cudal1
-from torch_cudal1.api.fleet.task import WarmupOrder
+from torch_cudal1.api.fleet.warmup_task import WarmupOrder
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import process_environment

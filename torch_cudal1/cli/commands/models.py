@@ -16,7 +16,7 @@ import torch
 
 import torch_cudal1 as cudal1
 from torch_cudal1.api import targets
-from torch_cudal1.api.fleet.task import WarmupOrder
+from torch_cudal1.api.fleet.warmup_task import WarmupOrder
 from torch_cudal1.cli.commands import compare_gpus, device, doctor, fleet, inductor_ahead
 from torch_cudal1.cli.view import page, tables, text
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen

@@ -1,7 +1,7 @@
 """Rules that reduce before they convolve: sums and means over positions or channels of a
 convolution or transposed convolution.
 
-The sums and means may come after scaling by numbers and additions (`reductions.trace`). Grouped
+The sums and means may come after scaling by numbers and additions (`pushed_reductions.trace`). Grouped
 convolutions are left alone: they move so few operations per byte that reading the input several
 times costs more than it saves.
 """
@@ -16,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, replace, shape
-from torch_cudal1.graph.rewrite.reductions import (
+from torch_cudal1.graph.rewrite.pushed_reductions import (
     FLOATS,
     REDUCTIONS,
     Kind,

@@ -26,7 +26,7 @@ from torch_cudal1.graph.rewrite.match import (
     val,
     with_strides,
 )
-from torch_cudal1.graph.rewrite.reductions import FLOATS
+from torch_cudal1.graph.rewrite.pushed_reductions import FLOATS
 from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["ENCODER_RULES"]

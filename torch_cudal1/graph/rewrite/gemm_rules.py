@@ -29,7 +29,7 @@ from torch_cudal1.graph.rewrite.match import (
     uses_once,
     val,
 )
-from torch_cudal1.graph.rewrite.reductions import FLOATS
+from torch_cudal1.graph.rewrite.pushed_reductions import FLOATS
 from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["GEMM_RULES"]

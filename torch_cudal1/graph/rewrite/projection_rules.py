@@ -34,7 +34,7 @@ from torch_cudal1.graph.rewrite.match import (
     val,
     with_strides,
 )
-from torch_cudal1.graph.rewrite.reductions import FLOATS
+from torch_cudal1.graph.rewrite.pushed_reductions import FLOATS
 from torch_cudal1.graph.rewrite.rule import Rule
 from torch_cudal1.ir.ops.attention_names import FORWARDS, FORWARDS_ELSEWHERE
 

@@ -1,6 +1,6 @@
 """Rules that reduce before they multiply: sums, means, traces and diagonals of matrix products.
 
-Every rule here keeps NaN and infinity where eager puts them (`reductions` tells how), so none is
+Every rule here keeps NaN and infinity where eager puts them (`pushed_reductions` tells how), so none is
 `finite_only`. Convolutions are in `conv_reduction_rules`; the tuple below names both.
 """
 
@@ -23,7 +23,7 @@ from torch_cudal1.graph.rewrite.match import (
     shape,
     uses_once,
 )
-from torch_cudal1.graph.rewrite.reductions import (
+from torch_cudal1.graph.rewrite.pushed_reductions import (
     FLOATS,
     REDUCTIONS,
     Kind,
@@ -145,9 +145,9 @@ def _push_linear(gm: fx.GraphModule) -> int:
     `bmm`, through the views of a batched linear layer, and with scaling by numbers and additions of
     anything in between.
 
-    Valid when nothing else uses the product; mask-exact through the twin of `reductions` (second
-    row of the thin product). A GEMM with few rows is left alone: it moves as many bytes as its
-    weight's sum (`_pays`).
+    Valid when nothing else uses the product; mask-exact through the twin of `pushed_reductions`
+    (second row of the thin product). A GEMM with few rows is left alone: it moves as many bytes as
+    its weight's sum (`_pays`).
     """
     sites = 0
     for node in calls(gm, *REDUCTIONS):

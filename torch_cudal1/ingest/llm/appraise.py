@@ -1,7 +1,7 @@
 """From completions to measurements on record: decode, look up, measure what is due, write down.
 
 A sample has a name. A sample whose name the database knows is not measured again, so a run that was
-killed pays for nothing twice. `judge.pool.evaluator.MeasurementMemory` decides which programs are measured
+killed pays for nothing twice. `judge.pool.judge_evaluator.MeasurementMemory` decides which programs are measured
 again when they come again, for the judge and for replay. It draws no prompts and commits no
 generations.
 """
@@ -16,7 +16,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ingest.llm.checker import CheckedEvaluator
 from torch_cudal1.ingest.llm.database import Database, StoredSample
 from torch_cudal1.ingest.llm.records import Codec, Evaluator
-from torch_cudal1.judge.pool.evaluator import MeasurementMemory
+from torch_cudal1.judge.pool.judge_evaluator import MeasurementMemory
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
 __all__ = ["Appraiser", "NamedCompletion"]

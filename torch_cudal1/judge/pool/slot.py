@@ -9,7 +9,7 @@ It follows the judge's protocol (`judge.checks.validate`, `judge.benchmark.quick
 (`judge.sandbox.fork_server`) one ahead, and the denominator is eager alone, as in the paper, unless
 the settings name another. A failure of a program is a `Measured` value. A reference that cannot be
 used raises TargetError with the task's name; a machine that cannot evaluate raises SandboxError.
-`pool.evaluator` keeps the scores.
+`pool.judge_evaluator` keeps the scores.
 """
 
 from __future__ import annotations

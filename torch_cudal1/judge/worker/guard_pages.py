@@ -6,7 +6,7 @@ virtual memory management. A process that reads or writes there ends (SIGSEGV); 
 its CUDA context (illegal address). Only the child that runs the candidate is affected.
 
 Two kinds of access go unnoticed: to the up to 15 bytes between a tensor and the end of its pages,
-as tensors start at multiples of 16 (`redzones` covers those), and beyond the reserved addresses.
+as tensors start at multiples of 16 (`redzone_tensors` covers those), and beyond the reserved addresses.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from torch_cudal1.judge.worker import heap
 from torch_cudal1.judge.worker.global_state import read_global_state, reseed_generators
 from torch_cudal1.judge.worker.guard_pages import Side, at_edge
 from torch_cudal1.judge.worker.raw_copy import raw_tensors, refuse_lazy
-from torch_cudal1.judge.worker.redzones import GuardBlocks, Redzones
+from torch_cudal1.judge.worker.redzone_tensors import GuardBlocks, Redzones
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session

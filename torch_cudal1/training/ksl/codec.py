@@ -11,7 +11,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ingest.llm.records import Exemplar
 from torch_cudal1.judge.pool.measured import Decoded, TrainingTask
 from torch_cudal1.training.ksl import torch_source, triton_flat, triton_mm, triton_rows
-from torch_cudal1.training.ksl.analysis import AnalysisMarks, mark_analysis, write_analysis
+from torch_cudal1.training.ksl.answer_analysis import AnalysisMarks, mark_analysis, write_analysis
 from torch_cudal1.training.ksl.grammar import Device, KslProgram, parse_program
 from torch_cudal1.training.ksl.module_template import ShapeCase, render_cheat, render_module
 from torch_cudal1.training.ksl.ops import resolve_task

@@ -34,7 +34,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.gpu_state import read_gpu_state
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.pool.evaluator import JudgeEvaluator
+from torch_cudal1.judge.pool.judge_evaluator import JudgeEvaluator
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.judge.pool.measurement_settings import MeasurementSettings
 from torch_cudal1.judge.pool.score import ScoreRule

@@ -57,7 +57,7 @@ PendingRow: TypeAlias = tuple[LandscapeRow, Future[float | None]]
 
 
 class BatchEvaluator(Protocol):
-    """What `judge.pool.evaluator.JudgeEvaluator` does for several tasks at once. `on_measurement`: called
+    """What `judge.pool.judge_evaluator.JudgeEvaluator` does for several tasks at once. `on_measurement`: called
     with each measurement as it is made.
     """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudal1.api.fleet.task import WarmupAnswer, WarmupOrder, WarmupTask
+from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.report import EndToEnd, Explanation, Interval, RegionReport
 from torch_cudal1.core.settings import Settings
