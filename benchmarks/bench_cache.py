@@ -3,11 +3,12 @@ read-only folder such as the package ships.
 
     python -m benchmarks.bench_cache [--entries 100000] [--out cache.json]
 
-Entries are files as a search leaves them (each with its lock file): small regions of a few steps, and
-one region of a whole model. Keys are looked up in random order, so that neither the folder's order
-nor the previous answer helps; every answer is compared with the entry that was written. Files are in
-the page cache, as on a machine that has just unpacked them; a cold disk adds its own time. New
-processes are started with `python`: their time runs from torch being imported to the first entry.
+Entries are files as a search leaves them (each with its lock file): small regions of a few steps,
+and one region of a whole model. Keys are looked up in random order, so that neither the folder's
+order nor the previous answer helps; every answer is compared with the entry that was written. Files
+are in the page cache, as on a machine that has just unpacked them; a cold disk adds its own time.
+New processes are started with `python`: their time runs from torch being imported to the first
+entry.
 """
 
 from __future__ import annotations

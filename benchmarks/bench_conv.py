@@ -4,9 +4,9 @@ error against float64.
     python -m benchmarks.bench_conv [--processes 16] [--per-case 4] [--only NAME] [--budget-s 120] [--out conv.json]
 
 Candidates are compiled first, by many processes at once, then timed on the device one after the
-other. PyTorch is timed before them with its default flags, which let cuDNN use TF32. Errors are those
-of the first image, rms in units of the result's rms. `floor_us`, a lower bound: input and output
-moved once at 4.2 TB/s. The benchmark validates nothing: the checks of a swap are in
+other. PyTorch is timed before them with its default flags, which let cuDNN use TF32. Errors are
+those of the first image, rms in units of the result's rms. `floor_us`, a lower bound: input and
+output moved once at 4.2 TB/s. The benchmark validates nothing: the checks of a swap are in
 `torch_cudal1/judge`.
 """
 

@@ -285,8 +285,8 @@ def _is_meant_right(measurement: Measured) -> bool:
 
 
 def _count_right(outcomes: Mapping[str, int]) -> int:
-    """How many programs computed what they should, those too whose time could not be measured on a busy
-    machine.
+    """How many programs computed what they should, those too whose time could not be measured on a
+    busy machine.
     """
     return outcomes.get("ok", 0) + outcomes.get("unstable", 0)
 

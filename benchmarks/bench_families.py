@@ -4,11 +4,11 @@ torch.compile and a copy.
     python -m benchmarks.bench_families [--only NAME] [--per-case 4] [--budget-s 240] [--device cuda] [--out families.json]
 
 Of each case up to `--per-case` proposals are built here, checked against float64 and timed. The
-fastest right one is then timed in turns with eager, torch.compile and a copy of the same bytes: what
-the case's graph reads and writes at least, once each. The kernel runs in the case's whole graph, whose
-other steps are PyTorch's. Times are wall time of single calls on a cold L2 cache, host work included.
-A case without a kernel, with a wrong one or an error is a row with the reason. The benchmark accepts
-no kernel for use: that is the task of `torch_cudal1/judge`.
+fastest right one is then timed in turns with eager, torch.compile and a copy of the same bytes:
+what the case's graph reads and writes at least, once each. The kernel runs in the case's whole
+graph, whose other steps are PyTorch's. Times are wall time of single calls on a cold L2 cache, host
+work included. A case without a kernel, with a wrong one or an error is a row with the reason. The
+benchmark accepts no kernel for use: that is the task of `torch_cudal1/judge`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from benchmarks.compare import Comparison, Reference, compare, make_reference
 from benchmarks.family_cases import CASES, FamilyCase
 from benchmarks.timing import Run, collect_samples
 from torch_cudal1.core.errors import Cudal1Error, NotLowerableError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
 from torch_cudal1.graph.fusion.partition import Partition, partition, splice
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.benchmark.timing import device_time_us
-from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.registry import trace
 from torch_cudal1.runtime.executor import prepare
@@ -119,10 +120,10 @@ def _name_outputs(outputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
     }
 
 
-def compute_reference(captured: CapturedCase, device: torch.device) -> Reference | Infeasible:
+def compute_reference(captured: CapturedCase, device: torch.device) -> Reference | Refusal:
     """Float64's results, and eager's with their errors."""
     exact = exact_outputs(captured.program, captured.tensors, device)
-    if isinstance(exact, Infeasible):
+    if isinstance(exact, Refusal):
         return exact
     eager = prepare(captured.program, device)
     return make_reference(
@@ -262,7 +263,7 @@ def measure_case(case: FamilyCase, options: Options) -> Row:
             captured = capture_case(case, options.device)
             row["bytes"] = captured.traffic_bytes
             expected_outputs = compute_reference(captured, options.device)
-            if isinstance(expected_outputs, Infeasible):
+            if isinstance(expected_outputs, Refusal):
                 return row | {
                     "status": "failed",
                     "reason": f"no result in float64: {expected_outputs.reason}",

@@ -1,13 +1,13 @@
-"""`cudal1 warmup` with 1, 2 and 4 workers: tasks finished per second by the command itself, start of the
-workers included.
+"""`cudal1 warmup` with 1, 2 and 4 workers: tasks finished per second by the command itself, start
+of the workers included.
 
 Each run has the same number of tasks for each worker, all of them different and none in a cache: a
-machine that scales perfectly takes as long for four workers as for one. Inductor's and Triton's caches
-are empty for every run. A run is a failed row if one of its tasks failed, or if it validated fewer
-candidates than it had tasks. Workers of GPUs (`--devices gpu`) get equal shares of the cores, as the
-command gives them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that GPUs with
-their cores are compared, not cores. The first run of a machine that has just started reads from a cold
-disk: run the benchmark once before the run that counts.
+machine that scales perfectly takes as long for four workers as for one. Inductor's and Triton's
+caches are empty for every run. A run is a failed row if one of its tasks failed, or if it validated
+fewer candidates than it had tasks. Workers of GPUs (`--devices gpu`) get equal shares of the cores,
+as the command gives them; `--cores-per-device` gives runs with fewer GPUs fewer cores too, so that
+GPUs with their cores are compared, not cores. The first run of a machine that has just started
+reads from a cold disk: run the benchmark once before the run that counts.
 """
 
 from __future__ import annotations

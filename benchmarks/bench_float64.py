@@ -1,11 +1,11 @@
-"""Seconds of the judge's float64 references for transposed convolutions: by the judge's own steps, and
-by PyTorch's float64 kernels.
+"""Seconds of the judge's float64 references for transposed convolutions: by the judge's own steps,
+and by PyTorch's float64 kernels.
 
     python -m benchmarks.bench_float64 [--device cpu] [--scale 8] [--out float64.json]
 
 Both are timed in turns of random order, medians of `--rounds` (3) after a first call of each; both
-answers are compared. A shape that does not run is a row with its reason. `--scale` divides channels,
-for machines without a GPU.
+answers are compared. A shape that does not run is a row with its reason. `--scale` divides
+channels, for machines without a GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from pathlib import Path
 import torch
 
 from benchmarks import report
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.judge.benchmark.clock import synchronise
-from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import exact_outputs
 
 __all__ = ["CASES", "TransposedConvCase", "main", "measure_case"]
 
@@ -82,7 +83,7 @@ def measure_case(case: TransposedConvCase, device: torch.device, rounds: int) ->
 
     def judge() -> torch.Tensor:
         exact = exact_outputs(program, [x, weight], device)
-        assert not isinstance(exact, Infeasible), exact.reason
+        assert not isinstance(exact, Refusal), exact.reason
         assert exact[0] is not None
         return exact[0]
 

@@ -4,12 +4,13 @@ against float64.
     python -m benchmarks.bench_gemm [--budget-s 240] [--processes 16] [--per-case 8] [--only NAME] [--out gemm.json]
 
 Candidates are compiled first, by many processes at once. Another process measures them, one case
-after the other, and writes each result to a journal before it goes on: a candidate that hangs or kills
-that process is a row with the reason, and a new process measures the others (`gemm_supervisor`). A
-second run with the same --out measures what is missing. A candidate is timed on the device with a
-cold L2 cache; the best ones of each case are then timed against cuBLAS in interleaved pairs, host work
-included. Errors are those of rows 0-255 of the first matrix, in units of the rms of the result: rms
-and worst. The benchmark accepts no kernel for use: that is the task of `torch_cudal1/judge`.
+after the other, and writes each result to a journal before it goes on: a candidate that hangs or
+kills that process is a row with the reason, and a new process measures the others
+(`gemm_supervisor`). A second run with the same --out measures what is missing. A candidate is timed
+on the device with a cold L2 cache; the best ones of each case are then timed against cuBLAS in
+interleaved pairs, host work included. Errors are those of rows 0-255 of the first matrix, in units
+of the rms of the result: rms and worst. The benchmark accepts no kernel for use: that is the task
+of `torch_cudal1/judge`.
 """
 
 from __future__ import annotations
@@ -170,7 +171,9 @@ class GemmMeasurer:
         }
 
     def errors(self, got: torch.Tensor) -> dict[str, Any]:
-        """Of the compared rows, against float64; and whether NaN and infinity are at the same places."""
+        """Of the compared rows, against float64; and whether NaN and infinity are at the same
+        places.
+        """
         part = (got[0] if self.case.batch else got)[:_CHECKED_ROWS]
         relative_error = (part.double() - self.exact).abs() / self.scale
         finite = self.exact.isfinite()

@@ -1,5 +1,5 @@
-"""Host microseconds that the guards of a call cost: Dynamo's guards, and the records that `accelerate`
-compares instead.
+"""Host microseconds that the guards of a call cost: Dynamo's guards, and the records that
+`accelerate` compares instead.
 
     python -m benchmarks.bench_guards [--calls 2000] [--out guards.json]
 

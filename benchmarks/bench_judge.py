@@ -4,10 +4,11 @@
 
 A Program candidate is a layer's own region, evaluated in a worker process that stays alive, as in a
 search. A source candidate is the reference itself under another name, in a process of its own; the
-start of that process, the reading of the reference and the timing of the baselines are shared by all
-candidates of the reference and reported apart. The first candidate also pays for the results of eager
-and of float64, which later ones find cached. A refused candidate is a failed row: a cheap refusal must
-not pass for speed. A candidate need not be accepted, for it is as fast as its baseline.
+start of that process, the reading of the reference and the timing of the baselines are shared by
+all candidates of the reference and reported apart. The first candidate also pays for the results of
+eager and of float64, which later ones find cached. A refused candidate is a failed row: a cheap
+refusal must not pass for speed. A candidate need not be accepted, for it is as fast as its
+baseline.
 """
 
 from __future__ import annotations

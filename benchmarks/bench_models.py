@@ -1,9 +1,10 @@
 """Whole models: inference and one training step under eager, torch.compile and this package.
 
 `python -m benchmarks.bench_models -h` shows the options. Each model runs in its own process under a
-time limit, so that a crash or a hang costs only the rows that this model lacks; rows are written after
-every phase. Inductor's caches are filled beforehand, for all models at once, because compile time is
-not measured here (`bench_warm_start.py` measures it). `report.summarise` says what counts as a win.
+time limit, so that a crash or a hang costs only the rows that this model lacks; rows are written
+after every phase. Inductor's caches are filled beforehand, for all models at once, because compile
+time is not measured here (`bench_warm_start.py` measures it). `report.summarise` says what counts
+as a win.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ _OURS = ("cudal1.accelerate", "cudal1 backend")
 def make_contenders(
     phase: Phase, options: Mapping[str, Any]
 ) -> tuple[list[Contender], list[Contender]]:
-    """The baselines, and the package's contenders with `options` (settings of the package), for one phase."""
+    """The baselines, and the package's contenders with `options` (settings of the package), for one
+    phase.
+    """
 
     def backend(module: nn.Module, _: Inputs) -> Call:
         return torch.compile(_copy_forward(module), backend=_find_backend(), options=dict(options))
@@ -105,7 +108,7 @@ def _find_backend() -> Any:
     return cudal1
 
 
-# --- one model, in its own process -----------------------------------------------------------------------------------------------
+# --- one model, in its own process ----------------------------------------------------------------
 
 
 def run_model(args: argparse.Namespace) -> None:
@@ -122,10 +125,8 @@ def run_model(args: argparse.Namespace) -> None:
         started: list[StartedContender] = []
         failures: list[Row] = []
         rows: list[Row] = []
-        for group in (
-            baselines,
-            package_contenders,
-        ):  # baselines are timed alone first: a time limit that strikes during a search leaves their rows
+        # baselines are timed alone first: a time limit that strikes during a search leaves their rows
+        for group in (baselines, package_contenders):
             for contender in group:
                 result = _start_with_telemetry(case, contender, refs)
                 if isinstance(result, StartedContender):
@@ -199,7 +200,7 @@ def _save_rows(path: Path, rows: Sequence[Row]) -> None:
     report.save(path, {"rows": report.rows_as_json(rows)})
 
 
-# --- all models ------------------------------------------------------------------------------------------------------------------
+# --- all models -----------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,20 +1,21 @@
-"""In which order a search measures kernels, replayed on recorded timings: how near the best known time
-it is after k measurements.
+"""In which order a search measures kernels, replayed on recorded timings: how near the best known
+time it is after k measurements.
 
     python -m benchmarks.bench_order [--out order.json]
 
-The replay needs no GPU and takes a minute. Each shape is held out in turn: the cost model learns from
-the others, as a search would from its own records, and the kernels of the shape are then "measured" by
-looking them up. Two sources, both of real machines:
+The replay needs no GPU and takes a minute. Each shape is held out in turn: the cost model learns
+from the others, as a search would from its own records, and the kernels of the shape are then
+"measured" by looking them up. Two sources, both of real machines:
 
     products   matrix products of every h200-gemm*.json: right results only; under "fp32" only methods of fp32's accuracy
     programs   the closed program spaces of cpu-landscape.json.gz: those that are right, in spaces with more than four of them
 
-Strategies. `family`: the order without a model (for programs, which have none, the mean of 20 random
-orders). `chosen`: what a search with a model compiles, a quarter of it exploration. The next three
-start with the first eight proposals of the family, four of them as in `chosen`. `more`: further ones of
-the eight, in the model's order. `population`: mutants of parents with contrasting times too, as far as
-they are on record. `population-uniform`: the same with parents drawn without regard to time.
+Strategies. `family`: the order without a model (for programs, which have none, the mean of 20
+random orders). `chosen`: what a search with a model compiles, a quarter of it exploration. The next
+three start with the first eight proposals of the family, four of them as in `chosen`. `more`:
+further ones of the eight, in the model's order. `population`: mutants of parents with contrasting
+times too, as far as they are on record. `population-uniform`: the same with parents drawn without
+regard to time.
 """
 
 from __future__ import annotations

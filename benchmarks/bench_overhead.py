@@ -1,14 +1,15 @@
-"""Host microseconds per call: what a call costs before the device does anything, for eager, compiled and
-accelerated modules.
+"""Host microseconds per call: what a call costs before the device does anything, for eager,
+compiled and accelerated modules.
 
     python -m benchmarks.bench_overhead [--device cpu] [--calls 2000] [--out overhead.json]
 
-Inference mode. Each row is the median of `--calls` single calls after a warm-up, less what reading the
-clock costs. Between batches of 10 calls (of one, for BERT) the benchmark waits for the device, untimed:
-the device is idle when a batch begins, and no call waits for a place in its queue. Contenders whose
-host times are compared as a ratio, the three operators, take turns batch by batch, so that both meet
-the same load of the machine. Every contender's answer is first compared with eager's. A contender that
-cannot run is a row with its reason. Tensors are small, because the device's work is not measured.
+Inference mode. Each row is the median of `--calls` single calls after a warm-up, less what reading
+the clock costs. Between batches of 10 calls (of one, for BERT) the benchmark waits for the device,
+untimed: the device is idle when a batch begins, and no call waits for a place in its queue.
+Contenders whose host times are compared as a ratio, the three operators, take turns batch by batch,
+so that both meet the same load of the machine. Every contender's answer is first compared with
+eager's. A contender that cannot run is a row with its reason. Tensors are small, because the
+device's work is not measured.
 """
 
 from __future__ import annotations
@@ -295,8 +296,8 @@ def _make_failed_row(name: str, error: Exception) -> OverheadRow:
 
 
 def summarise_rows(rows: Sequence[OverheadRow]) -> dict[str, float]:
-    """What the rows say about the package's own cost: microseconds for each further launch, and ratios of
-    host times.
+    """What the rows say about the package's own cost: microseconds for each further launch, and
+    ratios of host times.
     """
     us = {row.name: row.median_us for row in rows if row.median_us is not None}
     quiet = {row.name: row.p10_us for row in rows if row.p10_us is not None}

@@ -1,11 +1,11 @@
-"""What page faults cost on the CPU: one multiplication with a large result, by PyTorch and as a Program
-whose result lies in huge pages.
+"""What page faults cost on the CPU: one multiplication with a large result, by PyTorch and as a
+Program whose result lies in huge pages.
 
     python -m benchmarks.bench_pages [--mib 16,64,256] [--budget-s 5] [--out pages.json]
 
-Both call the same operator on the same inputs, in turns. Results of 32 MiB and less are the control:
-the package asks for no huge pages for those. `transparent_hugepage` records whether the machine has
-them.
+Both call the same operator on the same inputs, in turns. Results of 32 MiB and less are the
+control: the package asks for no huge pages for those. `transparent_hugepage` records whether the
+machine has them.
 """
 
 from __future__ import annotations

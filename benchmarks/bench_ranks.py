@@ -1,12 +1,12 @@
-"""Whether ranks agree: DDP, FSDP2 and tensor parallelism on N devices, each rank with an empty cache of
-its own, one search for all.
+"""Whether ranks agree: DDP, FSDP2 and tensor parallelism on N devices, each rank with an empty
+cache of its own, one search for all.
 
 Every rank is a process with its own device (nccl, or gloo on the CPU) and its own cache folder. All
-ranks run what the first one finds: a row is "ok" if there was an agreement, every rank reports the same
-digests, no other rank searched, and the results are those of the same model without this package.
-`swapped` counts the regions that run something other than a baseline. It measures no speed: the
-seconds are the cost of agreeing, the search included. The scenes of a run share the caches: a later
-one may find what an earlier one searched.
+ranks run what the first one finds: a row is "ok" if there was an agreement, every rank reports the
+same digests, no other rank searched, and the results are those of the same model without this
+package. `swapped` counts the regions that run something other than a baseline. It measures no
+speed: the seconds are the cost of agreeing, the search included. The scenes of a run share the
+caches: a later one may find what an earlier one searched.
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ class Scene:
     digests: Sequence[str] = ()  # of the choices for its regions
     swapped: int = 0  # regions that run something other than a baseline, on the first rank
     searched: Sequence[int] = ()  # regions that each rank searched
-    error: float | None = (
-        None  # the largest difference to the model without this package, over its largest element
-    )
+    # the largest difference to the model without this package, over its largest element
+    error: float | None = None
     seconds: Sequence[float] = ()  # until the first answer, rank by rank
 
 

@@ -1,11 +1,12 @@
-"""Whether a candidate that is the reference itself is ever called faster, and which speed it is given.
+"""Whether a candidate that is the reference itself is ever called faster, and which speed it is
+given.
 
     python -m benchmarks.bench_same_source [--device cpu] [--trials 30] [--evaluators 3] [--out same-source.json]
 
-The reference under another name is judged again and again, in a new process each time, as
-`cudal1 judge` does. Its true speed-up over eager is 1; where another baseline was the fastest, the
-speed-up over eager follows from the baselines' medians. These figures include what two processes with
-the same code differ by, which `repeatability`, in one process, cannot see. Each evaluator times its
+The reference under another name is judged again and again, in a new process each time, as `cudal1
+judge` does. Its true speed-up over eager is 1; where another baseline was the fastest, the speed-up
+over eager follows from the baselines' medians. These figures include what two processes with the
+same code differ by, which `repeatability`, in one process, cannot see. Each evaluator times its
 baselines again.
 """
 
@@ -38,9 +39,9 @@ def measure_source(
     """A row: how many trials were accepted; of each the speed-up over eager, the lower bound of its
     interval, the seconds of timing and of the whole evaluation.
 
-    The row is yielded after each evaluator, with status `not done` until the last one. Its status is
-    `failed`, with the reason, where a trial was refused or could not be timed: a check that refuses
-    a right candidate says nothing about speed.
+    The row is yielded after each evaluator, with status `not done` until the last one. Its status
+    is `failed`, with the reason, where a trial was refused or could not be timed: a check that
+    refuses a right candidate says nothing about speed.
     """
     row: Row = {
         "source": source.name,

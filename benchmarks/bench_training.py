@@ -1,11 +1,11 @@
-"""A results file of an experiment with the training pipeline:
-`cudal1 train experiment --json > told.json`, then
-`python -m benchmarks.bench_training --plan PLAN --told told.json --out OUT`.
+"""A results file of an experiment with the training pipeline: `cudal1 train experiment --json >
+told.json`, then `python -m benchmarks.bench_training --plan PLAN --told told.json --out OUT`.
 
 It measures nothing. The file has the comparisons, arms and stages that
-`training.experiments.comparison` computes from what the command printed; of a red-team run the shares
-of cheats; with `--figure FILE` the best program so far on held-out tasks as SVG. The environment of
-live results is the machine that measured them, of a replay the machine that runs this.
+`training.experiments.comparison` computes from what the command printed; of a red-team run the
+shares of cheats; with `--figure FILE` the best program so far on held-out tasks as SVG. The
+environment of live results is the machine that measured them, of a replay the machine that runs
+this.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""From process start to the first answer: with nothing cached (cold) and on a warm cache, each in a new
-process.
+"""From process start to the first answer: with nothing cached (cold) and on a warm cache, each in a
+new process.
 
-Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a backend.
-Every contender has caches of its own, filled by its cold run. A warm process of this package must
-build and judge no candidate: its counters are read, and a row where they are not zero fails. The
-answer itself is verified after the clock has stopped. The warm processes of all contenders take turns,
-in an order that rotates, because the file system's cache is warmer for later ones.
+Contenders: eager; torch.compile with its own caches; this package, as `accelerate` and as a
+backend. Every contender has caches of its own, filled by its cold run. A warm process of this
+package must build and judge no candidate: its counters are read, and a row where they are not zero
+fails. The answer itself is verified after the clock has stopped. The warm processes of all
+contenders take turns, in an order that rotates, because the file system's cache is warmer for later
+ones.
 
-With `--offline` the warm processes of this package find no program on PATH, and any use of the network
-raises; programs that they start all the same are in their row, and a compiler among them fails it. The
-other contenders keep both: this package is compared with them as users run them.
+With `--offline` the warm processes of this package find no program on PATH, and any use of the
+network raises; programs that they start all the same are in their row, and a compiler among them
+fails it. The other contenders keep both: this package is compared with them as users run them.
 """
 
 from __future__ import annotations
@@ -79,14 +80,12 @@ class Start:
     stages_s: Mapping[str, float] = field(default_factory=dict)
     cold_counters: Mapping[str, int] = field(default_factory=dict)
     warm_counters: Mapping[str, int] = field(default_factory=dict)
-    warm_after_import_s: float | None = (
-        None  # without the import of torch and the building of the module, alike for all contenders
-    )
+    # without the import of torch and the building of the module, alike for all contenders
+    warm_after_import_s: float | None = None
     cold_after_import_s: float | None = None
     started: Sequence[str] = ()  # programs that the warm processes of this package started
-    decisions: Sequence[
-        str
-    ] = ()  # what the cold process of this package recorded of its measurements and of what runs
+    # what the cold process of this package recorded of its measurements and of what runs
+    decisions: Sequence[str] = ()
 
 
 class _ChildFailed(RuntimeError):
@@ -109,8 +108,8 @@ def check_counters(cold: Mapping[str, int], warm: Sequence[Mapping[str, int]]) -
 
 
 def find_fallback(warm: Sequence[Mapping[str, Any]]) -> str:
-    """Whether a warm process of this package ran a baseline because something of its own failed, and
-    what; empty if not.
+    """Whether a warm process of this package ran a baseline because something of its own failed,
+    and what; empty if not.
     """
     worst = max(warm, key=lambda run: int(run["counters"].get("fallbacks", 0)), default=None)
     if worst is None or not (count := worst["counters"].get("fallbacks", 0)):

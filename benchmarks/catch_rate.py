@@ -1,15 +1,15 @@
-"""What the judge catches, and what KernelBench's rule does:
-`python -m benchmarks.catch_rate --out FILE.json`.
+"""What the judge catches, and what KernelBench's rule does: `python -m benchmarks.catch_rate --out
+FILE.json`.
 
 Every case of `tests/adversarial` and its honest twin is evaluated by both. The judge:
-`judge.evaluate.source_evaluator` at the weakest profile that must catch the case, timed only where the
-case says that time shows it. KernelBench's rule as published: reference and candidate in one process,
-modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's, float32) and at
-1e-2 (the one before); it is written here from its description, and runs in a confined child. The rule
-does not take Programs, so those cases have no answer from it.
+`judge.evaluate.source_evaluator` at the weakest profile that must catch the case, timed only where
+the case says that time shows it. KernelBench's rule as published: reference and candidate in one
+process, modules made from one seed, five trials on random inputs, `allclose` at 1e-4 (today's,
+float32) and at 1e-2 (the one before); it is written here from its description, and runs in a
+confined child. The rule does not take Programs, so those cases have no answer from it.
 
-A file that exists is continued. `--table` writes docs/judge.md from the committed results; `--check`
-only compares.
+A file that exists is continued. `--table` writes docs/judge.md from the committed results;
+`--check` only compares.
 """
 
 from __future__ import annotations

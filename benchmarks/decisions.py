@@ -1,7 +1,8 @@
-"""What the package recorded of its measurements and of what runs, as plain values for a results file.
+"""What the package recorded of its measurements and of what runs, as plain values for a results
+file.
 
-For every contender of a whole graph a row then says what it measured, or why it was not chosen. This
-module measures and decides nothing.
+For every contender of a whole graph a row then says what it measured, or why it was not chosen.
+This module measures and decides nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The cases of the kernel families: modules as KernelBench has them, fp32 inputs too large for the L2
-cache. Data only.
+"""The cases of the kernel families: modules as KernelBench has them, fp32 inputs too large for the
+L2 cache. Data only.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class FunctionModule(nn.Module):
 
 @dataclass(frozen=True)
 class FamilyCase:
-    """Makers of a module and its inputs, on torch's default device. `products`: fusion groups are made
-    around matrix products too.
+    """Makers of a module and its inputs, on torch's default device. `products`: fusion groups are
+    made around matrix products too.
     """
 
     family: str

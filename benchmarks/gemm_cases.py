@@ -1,5 +1,5 @@
-"""Matrix products to measure: sizes, layouts and epilogues, as the fusion group that a search would see.
-Data only.
+"""Matrix products to measure: sizes, layouts and epilogues, as the fusion group that a search would
+see. Data only.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class GemmCase:
     layout: str = "nn"
     dtype: str = "float32"
     tail: str = ""
-    values: str = (
-        "normal"  # or "uniform", "wide" (magnitudes over 2^40), "special" (some NaN and infinities)
-    )
+    # or "uniform", "wide" (magnitudes over 2^40), "special" (some NaN and infinities)
+    values: str = "normal"
 
     @property
     def flops(self) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 __all__ = ["Bert", "FeedForward", "Llama", "Lstm", "ResNet", "UNet", "ViT"]
 
 
-# --- ResNet-50 (He et al. 2015; the v1.5 variant with the stride in the 3x3 convolution) ------------------------------------
+# --- ResNet-50 (He et al. 2015; the v1.5 variant with the stride in the 3x3 convolution) ----------
 
 
 class Bottleneck(nn.Module):
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(x, 1))
 
 
-# --- the feed-forward half of a transformer (Vaswani et al. 2017; norms first) -------------------------------------------------
+# --- the feed-forward half of a transformer (Vaswani et al. 2017; norms first) --------------------
 
 
 class FeedForward(nn.Module):
@@ -94,7 +94,7 @@ class FeedForward(nn.Module):
         return x
 
 
-# --- transformers: ViT (pre-norm), BERT (post-norm), Llama (RMSNorm, RoPE, grouped queries, SwiGLU) ----------------------------
+# --- transformers: ViT (pre-norm), BERT (post-norm), Llama (RMSNorm, RoPE, grouped queries, SwiGLU)
 
 
 class Attention(nn.Module):
@@ -274,7 +274,7 @@ class Llama(nn.Module):
         return self.norm(x)
 
 
-# --- LSTM and U-Net -----------------------------------------------------------------------------------------------------------
+# --- LSTM and U-Net -------------------------------------------------------------------------------
 
 
 class Lstm(nn.Module):

@@ -1,11 +1,12 @@
-"""Whether the clock can be trusted: a kernel against itself many times, and the same kernel timed twice.
+"""Whether the clock can be trusted: a kernel against itself many times, and the same kernel timed
+twice.
 
-Two numbers are the result: how often one of two equal sides is called faster (its lower bound reaches
-the margin of a swap), which must be under 1 % of all trials; and by how much two measurements of one
-kernel above 50 us differ, which must be under 2 %. A chain of small launches is timed too and reported
-apart: its microseconds are the host's, which may have other work. On a CPU that others use, only the
-fact that it runs means anything. It times plain torch calls with the judge's protocol and judges no
-kernels.
+Two numbers are the result: how often one of two equal sides is called faster (its lower bound
+reaches the margin of a swap), which must be under 1 % of all trials; and by how much two
+measurements of one kernel above 50 us differ, which must be under 2 %. A chain of small launches is
+timed too and reported apart: its microseconds are the host's, which may have other work. On a CPU
+that others use, only the fact that it runs means anything. It times plain torch calls with the
+judge's protocol and judges no kernels.
 """
 
 from __future__ import annotations

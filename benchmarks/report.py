@@ -1,8 +1,8 @@
-"""What a results file holds besides its rows: the environment and the summary; how it is written and
-printed.
+"""What a results file holds besides its rows: the environment and the summary; how it is written
+and printed.
 
-A file is replaced in one step, so that a run that is killed leaves a complete one. This module measures
-nothing and records no host name, user or path.
+A file is replaced in one step, so that a run that is killed leaves a complete one. This module
+measures nothing and records no host name, user or path.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The shared runner: the same contenders are verified and then timed, on the same module and inputs.
+"""The shared runner: the same contenders are verified and then timed, on the same module and
+inputs.
 
-`compute_references` computes what is right (float64) and how wrong eager is; `start_contender` builds
-a contender on its own copy of the module and verifies it; `measure_contenders` times the contenders in
-interleaved rounds, verifies them once more and returns one row each. A contender that crashes or
-answers wrongly is a row with its reason, never left out. The runner chooses no models or contenders
-(`bench_*.py`), starts no processes, and does not decide what is fast enough.
+`compute_references` computes what is right (float64) and how wrong eager is; `start_contender`
+builds a contender on its own copy of the module and verifies it; `measure_contenders` times the
+contenders in interleaved rounds, verifies them once more and returns one row each. A contender that
+crashes or answers wrongly is a row with its reason, never left out. The runner chooses no models or
+contenders (`bench_*.py`), starts no processes, and does not decide what is fast enough.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _INPUT_SETS = 4
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run a module: `start_contender(module, inputs)` returns what to call. A `baseline` is timed
-    even when it is not verified.
+    """A way to run a module: `start_contender(module, inputs)` returns what to call. A `baseline`
+    is timed even when it is not verified.
     """
 
     name: str
@@ -133,12 +134,10 @@ class Row:
     vs_eager: Mapping[str, float] | None = None
     vs_compile: Mapping[str, float] | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
-    fallbacks: Sequence[
-        str
-    ] = ()  # why the package ran no choice of its own: it failed, or left a graph out
-    decisions: Sequence[
-        Mapping[str, Any]
-    ] = ()  # what the package recorded: every contender and why it does not run
+    # why the package ran no choice of its own: it failed, or left a graph out
+    fallbacks: Sequence[str] = ()
+    # what the package recorded: every contender and why it does not run
+    decisions: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass
@@ -188,7 +187,8 @@ def start_contender(
             return StartedContender(
                 contender, module, call, first_call_s, _verify(case, call, module, refs)
             )
-    except Exception as error:  # noqa: BLE001  whatever a contender raises is its result: a row with the reason
+    except Exception as error:  # noqa: BLE001
+        # whatever a contender raises is its result: a row with the reason
         return make_failed_row(
             case.workload.name, case.phase, contender.name, _describe_error(error)
         )
@@ -222,7 +222,8 @@ def measure_contenders(
         for name in list(runs):
             try:
                 runs[name]()
-            except Exception as error:  # noqa: BLE001  as in `start_contender`: a contender that stops working is a row
+            except Exception as error:  # noqa: BLE001
+                # as in `start_contender`: a contender that stops working is a row
                 crashed[name] = _describe_error(error)
                 del runs[name]
         samples = collect_samples(runs, device=case.device, rounds=rounds, more_s=more_s)

@@ -1,12 +1,13 @@
-"""Copy entries that the searches of a benchmark have made into `kernels_cache/`, which the package ships.
+"""Copy entries that the searches of a benchmark have made into `kernels_cache/`, which the package
+ships.
 
     python -m benchmarks.ship FOLDER... [--into kernels_cache]
 
-FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`. Entries
-with machine code are copied: choices of whole regions, and kernels of fusion groups, which other models
-have too. Entries that say that nothing beat the baselines are not: they would keep a newer version from
-searching. Of two entries of one region for one device model the newer one stays. Above 40 MiB nothing
-is written. A broken file ends the command.
+FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`.
+Entries with machine code are copied: choices of whole regions, and kernels of fusion groups, which
+other models have too. Entries that say that nothing beat the baselines are not: they would keep a
+newer version from searching. Of two entries of one region for one device model the newer one stays.
+Above 40 MiB nothing is written. A broken file ends the command.
 """
 
 from __future__ import annotations
@@ -63,9 +64,8 @@ def ship(folders: Iterable[Path], into: Path) -> tuple[int, int, int]:
             Refusal,
         ):
             raise ShippingError(f"{into / cache_file.relative_path}: {outcome.reason}")
-    for lock in into.rglob(
-        "*.lock"
-    ):  # of the writing just done; what is shipped is never written to
+    # locks of the writing just done: what is shipped is never written to
+    for lock in into.rglob("*.lock"):
         lock.unlink()
     return len(new), len(newest), size
 

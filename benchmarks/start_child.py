@@ -1,9 +1,9 @@
-"""One contender's first answer in this process, for `bench_warm_start`: what a user's process imports,
-builds and calls, timed.
+"""One contender's first answer in this process, for `bench_warm_start`: what a user's process
+imports, builds and calls, timed.
 
-Run as `python -m benchmarks.start_child MODEL CONTENDER cold|warm ...`; the last line of its output is
-JSON. Until the clock has stopped it imports torch, the model and the contender, and no module of the
-benchmarks that imports compilers or the judge. The answer is verified afterwards.
+Run as `python -m benchmarks.start_child MODEL CONTENDER cold|warm ...`; the last line of its output
+is JSON. Until the clock has stopped it imports torch, the model and the contender, and no module of
+the benchmarks that imports compilers or the judge. The answer is verified afterwards.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 multiply.
 
 Families: "rewrites" of the graph, "kernels" of templates, "compile" (Inductor under a schedule),
-"graphs" (CUDA graphs). The arm "only kernels" has the kernels alone, on eager. An arm is a column like
-the package's own, paired with it in the same measurement.
+"graphs" (CUDA graphs). The arm "only kernels" has the kernels alone, on eager. An arm is a column
+like the package's own, paired with it in the same measurement.
 """
 
 from __future__ import annotations

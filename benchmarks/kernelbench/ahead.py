@@ -1,8 +1,8 @@
 """Compiles ahead, on all cores and without a GPU, the kernels that searches of the tasks will need.
 
-Tasks are captured on fake tensors. A search on the GPU captures the same graphs but for a few operators
-that PyTorch chooses by device (attention); kernels that were not met here it compiles itself. Nothing
-is run or measured.
+Tasks are captured on fake tensors. A search on the GPU captures the same graphs but for a few
+operators that PyTorch chooses by device (attention); kernels that were not met here it compiles
+itself. Nothing is run or measured.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def compile_ahead(
         for key, future in listings.items():
             try:
                 new_kernels = [kernel for kernel in future.result() if kernel not in known_kernels]
-            except Exception as error:  # noqa: BLE001  whatever a task's own file raises, its search must do without
+            except Exception as error:  # noqa: BLE001
+                # whatever a task's own file raises, its search must do without
                 left_out[key] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
                 continue
             known_kernels.update(new_kernels)

@@ -1,9 +1,9 @@
 """What PyTorch itself offers, each in its best form: these are the denominators.
 
-`torch.compile` is called once more than needed before it is timed. A CUDA graph copies its inputs in and
-returns its own output, as CUDA-L1's graph baseline and reduce-overhead do, so it pays for no copy of
-the result. No baseline gets information about the task. A baseline's answer is compared with eager's
-with a wide tolerance: one that computes something else is no denominator.
+`torch.compile` is called once more than needed before it is timed. A CUDA graph copies its inputs
+in and returns its own output, as CUDA-L1's graph baseline and reduce-overhead do, so it pays for no
+copy of the result. No baseline gets information about the task. A baseline's answer is compared
+with eager's with a wide tolerance: one that computes something else is no denominator.
 """
 
 from __future__ import annotations

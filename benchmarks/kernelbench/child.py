@@ -1,5 +1,5 @@
-"""One task in a process of its own: prepare, tune, measure all columns in turn, check the answers again,
-and send the row.
+"""One task in a process of its own: prepare, tune, measure all columns in turn, check the answers
+again, and send the row.
 
 Whatever a column does is that column's result. What this process itself cannot survive (a crash, a
 hang, no memory) is seen from outside, by `task_pool`. Memory that is only needed for compiling is
@@ -251,8 +251,8 @@ def _report_progress(bench: Bench, column: str, step: str, fraction: float | Non
 def _check(bench: Bench, module: nn.Module) -> None:
     """Are the package's columns right; a wrong one is not timed, or its times do not count.
 
-    The reference is computed again each time: nothing of it takes memory while a search or a measurement
-    runs.
+    The reference is computed again each time: nothing of it takes memory while a search or a
+    measurement runs.
     """
     names = [name for name in bench.package_columns if name in bench.calls]
     if not names:
@@ -260,7 +260,8 @@ def _check(bench: Bench, module: nn.Module) -> None:
     with bench.stage("verify"):
         try:
             expected = verify.compute_expected(module, make_inputs(bench.source, bench.device, 1))
-        except Exception as error:  # noqa: BLE001  eager cannot do it: no answer of a column can be called right
+        except Exception as error:  # noqa: BLE001
+            # eager cannot do it: no answer of a column can be called right
             for name in names:
                 bench.fail(
                     name,

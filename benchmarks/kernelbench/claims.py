@@ -1,5 +1,5 @@
-"""Which of several runs side by side does a task: the run that creates the task's file first. A claim
-ends with the process that made it.
+"""Which of several runs side by side does a task: the run that creates the task's file first. A
+claim ends with the process that made it.
 
 All runs go through all tasks in one order, so that every GPU has work until the last task is taken.
 """

@@ -1,9 +1,9 @@
-"""The columns that are compared with the baselines: the package, arms of it with techniques left out, a
-release's candidates.
+"""The columns that are compared with the baselines: the package, arms of it with techniques left
+out, a release's candidates.
 
-The package is used through its public function, `cudal1.accelerate`, with a budget; every swap in it
-was judged. A candidate of a release is never run in this process: the package's judge evaluates it as
-it evaluates every candidate, in processes of its own.
+The package is used through its public function, `cudal1.accelerate`, with a budget; every swap in
+it was judged. A candidate of a release is never run in this process: the package's judge evaluates
+it as it evaluates every candidate, in processes of its own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What every task of a run is measured with: profile, precision, columns. Rows of different jobs never
-share a table.
+"""What every task of a run is measured with: profile, precision, columns. Rows of different jobs
+never share a table.
 
 A job says nothing about the machine or the version of the package: each row carries those, and the
 report keeps them apart.

@@ -1,9 +1,9 @@
-"""A task's text as a module with inputs on a device, and how much memory it will take. Only in a task's
-own process.
+"""A task's text as a module with inputs on a device, and how much memory it will take. Only in a
+task's own process.
 
-It runs the task's source, which the user of the benchmark chose; candidates of others are never loaded
-here (the judge's processes do that). Tensors are made on the device itself: inputs of several GB would
-take longer on the CPU than the task.
+It runs the task's source, which the user of the benchmark chose; candidates of others are never
+loaded here (the judge's processes do that). Tensors are made on the device itself: inputs of
+several GB would take longer on the CPU than the task.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def estimate_demand(source: TaskSource, mode: str) -> Demand | None:
             outputs.sizes.clear()
             with counter:
                 result = module(*inputs)
-    except Exception:  # noqa: BLE001  a task that fake tensors cannot run has no estimate, whatever it raised
+    except Exception:  # noqa: BLE001
+        # a task that fake tensors cannot run has no estimate, whatever it raised
         return None
     largest: list[int] = sorted(outputs.sizes, reverse=True)[:_LIVE_INTERMEDIATES]
     return Demand(

@@ -1,10 +1,10 @@
 """All columns of a task against each other: interleaved rounds with the package's one timing
 implementation, then ratios.
 
-A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers of
-one round are pairs. Medians and 95 % intervals come from `judge.benchmark.statistics`. Host time (until
-a call returns) and device time (between events) are measured separately. The candidate of a release is
-not timed here: the ratio that the judge measured is applied to the times of this row.
+A round times every column once, in random order, L2 flushed before each call on a GPU; the numbers
+of one round are pairs. Medians and 95 % intervals come from `judge.benchmark.statistics`. Host time
+(until a call returns) and device time (between events) are measured separately. The candidate of a
+release is not timed here: the ratio that the judge measured is applied to the times of this row.
 """
 
 from __future__ import annotations

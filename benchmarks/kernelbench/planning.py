@@ -1,9 +1,10 @@
-"""Which candidates the search would try for each task, from shapes alone: needs no GPU and runs nothing.
+"""Which candidates the search would try for each task, from shapes alone: needs no GPU and runs
+nothing.
 
 `find_coverage` lists the kinds of candidates, `plan_products` the kernels for products. A task is
 captured on fake tensors and treated as if it were on a GPU. The microseconds are bounds by which
-candidates are ordered, not measurements; `plain_us` is what the products take at cuBLAS's measured fp32
-rate. A product that no kernel serves has the reason.
+candidates are ordered, not measurements; `plain_us` is what the products take at cuBLAS's measured
+fp32 rate. A product that no kernel serves has the reason.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def plan_products(task: Task, *, sm: int = 90, compiling: bool = False) -> list[
             _plan_product(task, groups, sm, compiling)
             for groups in _list_product_groups(_apply_rewrites(capture_task(task)))
         ]
-    except Exception as error:  # noqa: BLE001  whatever a task's own file raises is why there is no plan for it
+    except Exception as error:  # noqa: BLE001
+        # whatever a task's own file raises is why there is no plan for it
         reason = f"not captured: {' '.join(str(error).split())[:160]}"
         return [ProductPlan(task.key, task.name, 0, "", (), 0.0, (), reason)]
 

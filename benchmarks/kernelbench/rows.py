@@ -1,5 +1,5 @@
-"""The file of results: one JSON object a task, appended as soon as it is known, read back to continue a
-run and to report.
+"""The file of results: one JSON object a task, appended as soon as it is known, read back to
+continue a run and to report.
 
 A row belongs to a task (its source's digest), a job and an environment. When a run continues, a row
 counts only where task, job and GPU are all the same. A row holds no path, host name or user.

@@ -1,10 +1,10 @@
-"""What the rows say: the statistics of the paper's tables, geometric means, fast_p, regressions. Pure
-functions of rows.
+"""What the rows say: the statistics of the paper's tables, geometric means, fast_p, regressions.
+Pure functions of rows.
 
-No task is ever dropped. A task whose contender failed, was refused, withdrawn or answered wrongly counts
-as 1.0 against every baseline; where a *baseline* does not exist for a task (a graph that cannot be
-captured), the task has no ratio against that one alone, and `tasks` says how many had one. Against
-"best" every task has a ratio.
+No task is ever dropped. A task whose contender failed, was refused, withdrawn or answered wrongly
+counts as 1.0 against every baseline; where a *baseline* does not exist for a task (a graph that
+cannot be captured), the task has no ratio against that one alone, and `tasks` says how many had
+one. Against "best" every task has a ratio.
 """
 
 from __future__ import annotations

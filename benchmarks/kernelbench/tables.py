@@ -1,9 +1,9 @@
-"""Rows as groups of tables, for Markdown and for the page alike. A group is what may share a table: one job
-on one GPU.
+"""Rows as groups of tables, for Markdown and for the page alike. A group is what may share a table:
+one job on one GPU.
 
-Every group names its precision, how many of the benchmark's tasks have a row yet, and which versions
-measured them. Sizes that were cut down are never called a result: `compute_headline` refuses them, and
-refuses a group in which tasks are still missing.
+Every group names its precision, how many of the benchmark's tasks have a row yet, and which
+versions measured them. Sizes that were cut down are never called a result: `compute_headline`
+refuses them, and refuses a group in which tasks are still missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The pipe between a run and a task's process: one JSON object a message, out of reach of what the task's
-own code prints.
+"""The pipe between a run and a task's process: one JSON object a message, out of reach of what the
+task's own code prints.
 
-A task sends its stage and its row, and asks for two things: memory (so many bytes of the GPU) and quiet
-(no other task works while it measures). It knows nothing of the other tasks.
+A task sends its stage and its row, and asks for two things: memory (so many bytes of the GPU) and
+quiet (no other task works while it measures). It knows nothing of the other tasks.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class TaskPool:
     status_printed_at: float = 0.0
 
     def run(self, tasks: Sequence[Task]) -> int:
-        """Run as many tasks as the budget allows; returns how many are left for another call. Raises
-        NothingRunsError when the first ones fail in every column.
+        """Run as many tasks as the budget allows; returns how many are left for another call.
+        Raises NothingRunsError when the first ones fail in every column.
         """
         self.pending = [PendingTask(task) for task in tasks]
         deadline = time.monotonic() + self.plan.budget_s
@@ -197,8 +197,8 @@ class TaskPool:
             self._postpone(task_run)
 
     def _serve(self) -> None:
-        """Grant what can be granted, in the order of starts; once a large task has waited long, only
-        small ones overtake it.
+        """Grant what can be granted, in the order of starts; once a large task has waited long,
+        only small ones overtake it.
         """
         large_blocked = False
         for task_run in self.running:

@@ -1,5 +1,5 @@
-"""The values of a pool of tasks: how a run is done, a task that waits, a task whose process runs, and
-a result.
+"""The values of a pool of tasks: how a run is done, a task that waits, a task whose process runs,
+and a result.
 
 It starts no process and decides nothing.
 """
@@ -49,8 +49,8 @@ class PoolPlan:
 
 @dataclass(frozen=True)
 class Result:
-    """A task's row: sent by its process, or made here with the reason where that process died or was
-    ended.
+    """A task's row: sent by its process, or made here with the reason where that process died or
+    was ended.
     """
 
     task: Task

@@ -1,10 +1,10 @@
-"""Which tasks there are: the files of a KernelBench checkout, the references of a CUDA-L1 release file, or
-a data set of the Hub.
+"""Which tasks there are: the files of a KernelBench checkout, the references of a CUDA-L1 release
+file, or a data set of the Hub.
 
-A task is text until its own process runs it. Levels 1 to 3 are the benchmark; a line that is no task, or
-a task that occurs twice, is an error and not skipped. `shrink_task` makes small tasks out of large ones,
-for trying the benchmark out and for nothing else: a task that was cut down keeps its `scale` in every
-row.
+A task is text until its own process runs it. Levels 1 to 3 are the benchmark; a line that is no
+task, or a task that occurs twice, is an error and not skipped. `shrink_task` makes small tasks out
+of large ones, for trying the benchmark out and for nothing else: a task that was cut down keeps its
+`scale` in every row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Processes of tasks without the wait for imports: one process imports everything that a task needs, and
-every task's process is forked from it.
+"""Processes of tasks without the wait for imports: one process imports everything that a task
+needs, and every task's process is forked from it.
 
-The template runs nothing itself and never touches a device, so a forked process is like a new one; the
-start of an interpreter, its imports and the probe of the sandbox, some seconds each, are paid once a
-run. `Template` is the run's end, `python -m benchmarks.kernelbench.template FD DEVICE` the other. Where
-a forked process cannot use the device, `Template` raises NoTemplate with the reason.
+The template runs nothing itself and never touches a device, so a forked process is like a new one;
+the start of an interpreter, its imports and the probe of the sandbox, some seconds each, are paid
+once a run. `Template` is the run's end, `python -m benchmarks.kernelbench.template FD DEVICE` the
+other. Where a forked process cannot use the device, `Template` raises NoTemplate with the reason.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def _find_device_problem(device: str) -> str:
             import torch
 
             code = int(float(torch.ones(2, device=device).sum()) != 2.0)
-        except BaseException:  # noqa: BLE001  the reason goes to the log, and nothing of the template may run after it
+        except BaseException:  # noqa: BLE001
+            # the reason goes to the log, and nothing of the template may run after it
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stderr.flush()
@@ -215,7 +216,8 @@ def _run_task(spec: Path, line: int, log: int) -> NoReturn:
         code = child.main(["--line", str(line), "--spec", str(spec)])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException:  # noqa: BLE001  its traceback is what the log is for, and nothing of the template may run after it
+    except BaseException:  # noqa: BLE001
+        # its traceback is what the log is for, and nothing of the template may run after it
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

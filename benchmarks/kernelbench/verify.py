@@ -1,9 +1,9 @@
-"""Whether the package's answer is right: against a float64 run of the task on inputs that no search has
-seen, as everywhere in benchmarks.
+"""Whether the package's answer is right: against a float64 run of the task on inputs that no search
+has seen, as everywhere in benchmarks.
 
 Where a task cannot be run in float64 (it makes float32 tensors itself, or is too large for it), the
-answer is compared with eager's, and the row says so. Every call starts from the same random state, so
-that tasks that draw numbers are comparable.
+answer is compared with eager's, and the row says so. Every call starts from the same random state,
+so that tasks that draw numbers are comparable.
 """
 
 from __future__ import annotations

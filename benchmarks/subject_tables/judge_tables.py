@@ -1,5 +1,5 @@
-"""Results about the judge as Markdown: repeatability of its clock, seconds of an evaluation, identical
-sources, float64 references, adversarial cases.
+"""Results about the judge as Markdown: repeatability of its clock, seconds of an evaluation,
+identical sources, float64 references, adversarial cases.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Results of single kernels as Markdown: kernel families, matrix products, convolutions, and the order
-in which a search measures candidates.
+"""Results of single kernels as Markdown: kernel families, matrix products, convolutions, and the
+order in which a search measures candidates.
 """
 
 from __future__ import annotations

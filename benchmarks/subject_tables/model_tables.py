@@ -1,5 +1,5 @@
-"""Results of whole models and of calls as Markdown: speed against the baselines, process starts, host
-time of a call, look-ups in the cache.
+"""Results of whole models and of calls as Markdown: speed against the baselines, process starts,
+host time of a call, look-ups in the cache.
 
 `tables` puts them on their pages. Every row of a file is a line, a failed one with its reason.
 """

@@ -51,8 +51,9 @@ def tabulate_training(results: Path) -> list[str]:
 
 
 def tabulate_evaluator(document: Mapping[str, Any]) -> list[str]:
-    """Runs of `bench_evaluator`: the seconds of a program in its lane, without waiting for the GPU. Spare
-    processes are still started during the batches after the first; the last one has none of that.
+    """Runs of `bench_evaluator`: the seconds of a program in its lane, without waiting for the GPU.
+    Spare processes are still started during the batches after the first; the last one has none of
+    that.
     """
     lines = [
         "| lanes | programs are | judged | new programs a second | in the last batch | outcomes | seconds a program, by step |",

@@ -71,7 +71,7 @@ def test_a_run_that_does_not_fit_and_one_that_fails_are_rows_that_say_so(
 
 
 @pytest.mark.parametrize(("built", "reason"), [(0, "0 candidates were validated"), (2, "")])
-def test_a_run_that_only_raced_baselines_shows_nothing(
+def test_a_run_that_only_timed_baselines_is_a_failed_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: int, reason: str
 ) -> None:
     """The command is a stand-in that answers at once."""

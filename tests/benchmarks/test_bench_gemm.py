@@ -13,7 +13,7 @@ from benchmarks import bench_gemm, gemm_cases, report
 from tests.benchmarks.test_gemm_cases import SMALL
 
 
-def test_a_wrong_result_is_told_with_its_place() -> None:
+def test_a_wrong_result_is_reported_with_its_place() -> None:
     measurer = bench_gemm.GemmMeasurer(torch.device("cpu"))
     measurer.start(SMALL)
     right = SMALL.run(measurer.inputs)

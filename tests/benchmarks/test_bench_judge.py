@@ -69,7 +69,7 @@ def test_what_candidates_share_is_not_counted_as_judging(evaluator: list[Any]) -
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(9.0, 0), (11.0, 1)])
-def test_the_exit_code_tells_whether_the_goal_is_reached(
+def test_the_exit_code_says_whether_the_goal_is_reached(
     monkeypatch, tmp_path, seconds: float, code: int
 ) -> None:
     row = {

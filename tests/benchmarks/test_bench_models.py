@@ -45,7 +45,7 @@ def _few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]
     ]
 
 
-def test_training_has_no_reduce_overhead_and_both_phases_have_both_of_ours() -> None:
+def test_training_has_no_reduce_overhead_and_both_phases_have_both_of_the_package() -> None:
     names = {
         phase: [c.name for group in make_contenders(phase, {}) for c in group]
         for phase in ("inference", "train")
@@ -144,7 +144,9 @@ def test_an_unknown_model_is_refused_by_name(capsys: pytest.CaptureFixture[str])
     assert "alexnet" in capsys.readouterr().err
 
 
-def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_the_package_has_its_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import cudal1
 
     def few(phase: str, options: object) -> tuple[list[Contender], list[Contender]]:
@@ -168,7 +170,7 @@ def test_a_row_of_ours_tells_its_decisions(tmp_path: Path, monkeypatch: pytest.M
     ] == ["the module's own forward"]
 
 
-def test_a_graph_that_is_left_out_is_told_like_a_failure() -> None:
+def test_a_graph_that_is_left_out_is_listed_like_a_failure() -> None:
     """Half-precision models were left out once, and every table showed eager's time as if nothing
     had been there to gain.
     """

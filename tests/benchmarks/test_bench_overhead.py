@@ -75,7 +75,7 @@ def test_a_contender_that_fails_while_it_is_measured_is_a_row_too():
     assert "tired" in row.reason
 
 
-def test_who_holds_results_has_as_many_at_a_time():
+def test_a_caller_that_holds_results_holds_as_many_at_a_time():
     results = []
 
     def call() -> torch.Tensor:

@@ -12,7 +12,7 @@ from benchmarks import bench_pages
 from benchmarks.report import load
 
 
-def test_every_size_has_a_row_and_the_machine_s_huge_pages_are_told(
+def test_every_size_has_a_row_and_the_file_has_the_machine_s_huge_pages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "pages.json"

@@ -58,7 +58,7 @@ def test_what_was_accepted_fails_the_run_and_nothing_is_dropped(
     assert not evaluator
 
 
-def test_speed_is_told_over_eager_whatever_won(evaluator: list[Any]) -> None:
+def test_speed_is_over_eager_whatever_baseline_is_fastest(evaluator: list[Any]) -> None:
     evaluator += [make_evaluation(0.8, baseline="inductor")]
     *_, row = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 1, 1
@@ -66,7 +66,7 @@ def test_speed_is_told_over_eager_whatever_won(evaluator: list[Any]) -> None:
     assert row["speedups"] == [1.0]
 
 
-def test_a_run_that_is_cut_short_keeps_the_courts_that_were_held(evaluator: list[Any]) -> None:
+def test_a_run_that_is_cut_short_keeps_the_evaluators_that_ended(evaluator: list[Any]) -> None:
     evaluator += [make_evaluation(1.0), make_evaluation(0.9), make_evaluation(1.1)]
     first, second = bench_same_source.measure_source(
         bench_same_source.SOURCES[0], bench_same_source.torch.device("cpu"), 3, 2

@@ -132,7 +132,7 @@ def test_there_is_no_figure_of_policies_that_wrote_nothing_there(tmp_path: Path)
     assert not picture.exists()
 
 
-def test_missing_runs_are_told_by_the_exit_code_and_nothing_is_made_of_nothing(
+def test_missing_runs_show_in_the_exit_code_and_no_file_is_written_of_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, out = write_output(tmp_path, seeds=1)

@@ -163,7 +163,7 @@ def test_a_process_that_compiled_did_not_start_on_its_cache() -> None:
     assert not bench_warm_start.find_recompilation([compiling], offline=False)
 
 
-def test_what_ended_a_process_is_told_rather_than_the_advice_behind_it() -> None:
+def test_the_error_of_a_process_is_kept_rather_than_the_advice_after_it() -> None:
     errors = "Traceback\n  File x\ntorch._dynamo.exc.BackendCompilerFailed: no compiler\n\nSet TORCHDYNAMO_VERBOSE=1 for more"
     assert (
         bench_warm_start._find_error_line(errors)

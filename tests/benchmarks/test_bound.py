@@ -14,7 +14,7 @@ from torch_cudal1.core import native
 
 @pytest.mark.skipif(native.extension() is None, reason="the quick way needs the C++ extension")
 @pytest.mark.parametrize("schedule", ["eager", "python"])
-def test_a_bound_module_answers_through_the_quick_way(schedule):
+def test_a_bound_module_answers_through_the_dispatch_table(schedule):
     module, x = ThreeOperators(8), torch.randn(3, 8)
     with torch.inference_mode():
         plain = module(x)

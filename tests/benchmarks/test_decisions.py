@@ -11,7 +11,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.report import Explanation, RegionReport
 
 
-def test_races_are_told_in_order_and_long_reasons_keep_their_ends() -> None:
+def test_events_come_in_order_and_long_reasons_keep_their_ends() -> None:
     telemetry.reset()
     telemetry.record("resolve", "miss", "key", reason="not told")
     why = "InductorError " + "x" * 5_000 + " no GPU backend"

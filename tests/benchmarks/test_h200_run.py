@@ -75,7 +75,7 @@ def test_lanes_parts_and_phases(checkout: Path) -> None:
         assert "./seen.txt" in archive.getnames()
 
 
-def test_a_part_that_fails_stops_nothing_and_is_told(checkout: Path) -> None:
+def test_a_part_that_fails_stops_nothing_and_is_reported(checkout: Path) -> None:
     completed = run(checkout, "0 fails tells:a\n")
     assert completed.returncode == 1
     assert "fails ended with 3" in completed.stdout

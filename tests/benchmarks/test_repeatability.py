@@ -50,7 +50,7 @@ def test_under_one_percent_called_faster_and_under_two_percent_apart(
     assert summarise_rows(make_rows(ratios, twice), judged=False)["passed"] is None
 
 
-def test_a_row_tells_the_spread_of_its_trials() -> None:
+def test_a_row_has_the_spread_of_its_trials() -> None:
     (row,) = make_rows([1.0, 1.1], 0.0)
     values = row.to_json()
     assert (values["trials"], values["faster"], values["above_one"], values["unsteady"]) == (

@@ -67,7 +67,7 @@ def test_failures_and_wrong_answers_are_named_and_enter_no_mean() -> None:
     assert summarise([ROWS[3]], OURS)["geomean"] is None
 
 
-def test_noise_is_told_apart_from_a_regression() -> None:
+def test_noise_is_distinguished_from_a_regression() -> None:
     noisy = {"speedup": 0.9, "low": 0.5, "high": 1.3, "steady": 0.0}
     row = Row("noisy", "train", OURS, "ok", vs_eager=noisy, fallbacks=["judge: timed out"])
     summary = summarise([row], OURS)

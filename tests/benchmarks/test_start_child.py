@@ -23,7 +23,9 @@ print(len(started))
 
 
 @pytest.mark.parametrize(("mode", "answer"), [("offline", "no network"), ("as it is", "refused")])
-def test_an_offline_process_has_no_network_and_tells_what_it_starts(mode: str, answer: str) -> None:
+def test_an_offline_process_has_no_network_and_records_what_it_starts(
+    mode: str, answer: str
+) -> None:
     root = Path(__file__).parents[2]
     completed = subprocess.run(
         [sys.executable, "-c", RECORD_STARTED, mode],

@@ -33,7 +33,7 @@ def get_init_inputs():
 """
 
 
-def test_what_a_search_will_ask_for_is_there(
+def test_the_kernels_of_a_search_are_compiled_ahead(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "level1"

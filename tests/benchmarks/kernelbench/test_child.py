@@ -80,7 +80,7 @@ def patch_tuning(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contenders, "tune_module", tuned)
 
 
-def test_a_search_wins_a_task_and_the_row_tells_all_of_it(tmp_path: Path, fast: None) -> None:
+def test_a_search_wins_a_task_and_the_row_has_all_of_it(tmp_path: Path, fast: None) -> None:
     # an arm is searched as the package's own column is, here without Inductor's long compilations
     arm = "without compile"
     task_bench = bench(tmp_path, job=replace(JOB, ours=False, arms=(arm,)))

@@ -8,7 +8,7 @@ from benchmarks.kernelbench import contenders
 from tests.benchmarks.kernelbench.examples import DIAGONAL, JOB
 
 
-def test_the_judge_itself_judges_a_candidate_and_its_refusal_is_told(tmp_path: Path) -> None:
+def test_the_judge_refuses_a_wrong_candidate_with_a_reason(tmp_path: Path) -> None:
     wrong = DIAGONAL.replace("class Model(", "class ModelNew(").replace("torch.diag(a) @ b", "b")
     answer = contenders.judge_candidate(DIAGONAL, wrong, JOB, tmp_path)
     assert answer["status"] == "refused"

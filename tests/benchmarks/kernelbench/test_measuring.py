@@ -1,4 +1,6 @@
-"""Columns are measured on a quiet GPU, for long enough, and compared with the fastest right baseline."""
+"""Columns are measured on a quiet GPU, for long enough, and compared with the fastest right
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.peaks import DevicePeaks
 
 
-def test_who_measures_waits_until_the_gpu_answers_at_once() -> None:
+def test_measuring_waits_until_the_gpu_answers_at_once() -> None:
     """Another process's kernels: an answer takes milliseconds, then no longer."""
     until = time.monotonic() + 0.3
     assert measuring.is_drained(lambda: time.sleep(0.003 if time.monotonic() < until else 2e-5))

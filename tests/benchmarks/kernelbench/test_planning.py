@@ -87,7 +87,7 @@ SINGLE = LINEAR.replace("self.second(torch.relu(x * 0.5 + kept))", "x").replace(
     ],
     ids=["products", "nothing", "not captured"],
 )
-def test_coverage_tells_what_there_is_or_why_nothing(
+def test_coverage_lists_what_there_is_or_why_nothing(
     source: str, families: set[str], reason: str
 ) -> None:
     coverage = planning.find_coverage(make_task(source))

@@ -135,7 +135,7 @@ def test_regressions_failures_and_wrong_results_are_listed_with_their_reasons() 
     assert "1/1 Task <1/1> | cudal1" not in trouble
 
 
-def test_kernels_that_cost_a_process_its_gpu_are_told_whatever_runs_in_the_end() -> None:
+def test_kernels_that_cost_a_process_its_gpu_are_listed_whatever_runs_in_the_end() -> None:
     died = [[1, "AcceleratorError: CUDA error: an illegal memory access was encountered\nmore"]]
     text = render_markdown(
         [
@@ -151,7 +151,7 @@ def test_kernels_that_cost_a_process_its_gpu_are_told_whatever_runs_in_the_end()
     assert "1/2 Task <1/2> | cudal1" not in trouble
 
 
-def test_what_won_and_what_the_search_cost_is_told() -> None:
+def test_a_table_has_what_won_and_what_the_search_cost() -> None:
     text = render_markdown(ROWS)
     # the wrong one was swapped too, and is worth 1.0
     assert find_cells(text, "| softmax |") == [
@@ -170,13 +170,13 @@ def test_what_won_and_what_the_search_cost_is_told() -> None:
     assert find_cells(text, "| 20 |")[1] == "1.260"
 
 
-def test_clocks_are_told_apart() -> None:
+def test_device_and_host_clocks_have_columns_of_their_own() -> None:
     # device: 2.0, 0.9 and 4.0 (each clock alone counts what was timed); host: 5.0 over 2.5
     # throughout
     assert find_cells(render_markdown(ROWS), "| cudal1 | 1.931 |") == ["cudal1", "1.931", "2.000"]
 
 
-def test_how_far_the_floor_is_away_is_told_for_every_level() -> None:
+def test_every_level_has_its_distance_to_the_lower_bound() -> None:
     # device times over 20 us: ours 40, 88.9 and 20 us, the best baseline's 80 us throughout
     assert find_cells(render_markdown(ROWS), "| cudal1 | all | 3 |")[3:] == [
         f"{(2 * 4.4444444 * 1) ** (1 / 3):.3f}",

@@ -17,7 +17,7 @@ def pipe() -> tuple[Connection, Connection]:
     return run_end, task_end
 
 
-def test_a_task_tells_its_stage_and_its_row(pipe: tuple[Connection, Connection]) -> None:
+def test_a_task_sends_its_stage_and_its_row(pipe: tuple[Connection, Connection]) -> None:
     run_end, task_end = pipe
     channel = TaskChannel(task_end)
     channel.stage("tune", "cudal1")

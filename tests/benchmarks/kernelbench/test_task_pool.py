@@ -141,7 +141,7 @@ def test_a_baseline_that_kills_the_process_costs_the_contenders_nothing(tmp_path
     assert "code -11 in 'measure'" in rows["1/1"]["columns"]["reduce-overhead"]["reason"]
 
 
-def test_who_dies_without_that_baseline_too_is_tried_no_fifth_time(tmp_path: Path) -> None:
+def test_a_task_that_dies_without_that_baseline_too_is_tried_no_fifth_time(tmp_path: Path) -> None:
     source = "note('here'); line.stage('measure'); os.kill(os.getpid(), 11)"
     rows, remaining = run_tasks(tmp_path, source, job=replace(JOB, device="cuda:0"))
     assert (remaining, len(read_notes(tmp_path))) == (0, 4)
@@ -163,7 +163,7 @@ def test_a_task_without_memory_is_tried_once_more_with_the_gpu_to_itself(tmp_pat
     assert order.index("busy ends") < len(order) - 1 - order[::-1].index("short")
 
 
-def test_a_process_that_ended_for_lack_of_memory_is_told_by_its_log(tmp_path: Path) -> None:
+def test_a_process_that_ended_for_lack_of_memory_is_recognised_by_its_log(tmp_path: Path) -> None:
     """What ends it need not be the last line that it writes."""
     short = (
         "note('short')\n"
@@ -190,7 +190,7 @@ def test_two_tasks_that_do_not_fit_together_are_never_on_the_gpu_at_once(tmp_pat
     assert [text for _, text in read_notes(tmp_path)] == ["in", "out"] * 3
 
 
-def test_tasks_that_wait_for_memory_keep_no_seat_from_small_ones(tmp_path: Path) -> None:
+def test_tasks_that_wait_for_memory_leave_processes_to_small_ones(tmp_path: Path) -> None:
     holds = "line.memory(90)\nwhile not (folder / 'go').exists(): time.sleep(0.01)\n" + GOOD
     waits = "line.memory(90); " + GOOD
     small = "line.memory(5); (folder / 'go').touch(); " + GOOD
@@ -244,7 +244,7 @@ def test_an_enormous_task_waits_for_large_ones_and_has_small_ones_beside_it(tmp_
     assert "small" in order
 
 
-def test_what_a_task_keeps_while_it_waits_is_nobody_elses(tmp_path: Path) -> None:
+def test_what_a_waiting_task_holds_is_granted_to_no_other(tmp_path: Path) -> None:
     """Of 100: the one that waits keeps 30, so a second one of 60 cannot run beside the first of 30,
     though 60 and 30 would fit.
     """
