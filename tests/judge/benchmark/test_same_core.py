@@ -108,7 +108,7 @@ def test_a_process_of_another_user_keeps_its_cores(
         assert not pinned.move()
 
 
-def test_a_core_that_works_is_told_from_one_that_does_not() -> None:
+def test_a_busy_core_is_distinguished_from_an_idle_one() -> None:
     core = min(ALL)
     before = module._busy_ticks()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:

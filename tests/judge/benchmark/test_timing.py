@@ -168,7 +168,7 @@ def test_sides_alternate_and_each_leads_about_half_of_the_pairs(order: str) -> N
     assert 50 < leaders.count("a") < 150
 
 
-def test_times_belong_to_their_side_whoever_leads() -> None:
+def test_times_belong_to_their_side_whichever_leads() -> None:
     pairs = sample_bucket(sleep_2_ms, lambda: None, CPU, SampleBatch("hot", 10, (1, 1)))
     assert all(a > 1_500 for a, _ in pairs)
     assert sum(b < a for a, b in pairs) >= 6  # a busy machine may stop the idle side too

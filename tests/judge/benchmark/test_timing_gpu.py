@@ -85,7 +85,7 @@ def test_work_on_a_hidden_stream_is_in_the_time_all_the_same() -> None:
     assert measurement.summary.speedup < 1.1
 
 
-def test_host_and_device_time_are_told_apart() -> None:
+def test_host_time_and_device_time_are_measured_apart() -> None:
     x = square(4096)
     long = measure_side(lambda: x @ x, CUDA)
     assert long.device_us is not None

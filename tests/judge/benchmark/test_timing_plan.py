@@ -47,7 +47,7 @@ def test_the_papers_window_is_twenty_minutes_and_a_budget_does_not_cut_it() -> N
     assert (plan.rounds, plan.order, plan.hot_only) == (1, "random", True)
 
 
-def test_at_least_one_timed_call_a_bucket_is_judged_and_eight_in_strict() -> None:
+def test_at_least_one_timed_call_a_bucket_is_checked_and_eight_in_strict() -> None:
     assert all(plan.outputs >= BUCKETS for plan in TIMING_PLANS.values())
     assert TIMING_PLANS["strict"].outputs >= 8
 

@@ -28,7 +28,7 @@ def test_the_first_disagreement_is_reported_with_its_question() -> None:
     assert (check.passed, check.value, check.detail) == (False, 9.0, "batch 1: off")
 
 
-def test_without_a_disagreement_the_worst_ratio_counts_and_refusals_of_eager_are_told() -> None:
+def test_without_a_disagreement_the_worst_ratio_counts_and_refusals_of_eager_are_reported() -> None:
     (check,) = summarise(
         "shapes", [Agreement("a", "", 1.0, 2.0), None, Agreement("b", "", 1.5, 2.0)], ""
     )

@@ -1,4 +1,4 @@
-"""The level of a child follows from the probes of this machine and from trust."""
+"""The level of a child follows from the probes of a machine and from trust."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.sandbox import child as child_module
 from torch_cudal1.judge.sandbox import probe
@@ -24,7 +22,7 @@ from torch_cudal1.judge.sandbox.confinement_level import (
     ProbeResult,
     choose_level,
 )
-from torch_cudal1.judge.sandbox.limits import Limits, make_limits
+from torch_cudal1.judge.sandbox.limits import Limits
 
 CPU = torch.device("cpu")
 
@@ -99,51 +97,6 @@ def test_every_level_says_what_it_does_not_stop_and_how_to_get_it() -> None:
     assert set(WHAT_IS_NOT_STOPPED) == {0, 1, 2, 3}
     assert set(WHAT_IS_STOPPED) == set(REMEDIES) == {1, 2, 3}
     assert MIN_LEVEL == {"own": 1, "foreign": 2}
-
-
-@pytest.fixture
-def without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without Landlock."""
-    probe_level = probe.probe_level
-
-    def probe_without_landlock(limits: Limits, level: int) -> ProbeResult:
-        return (
-            probe_level(limits, 1)
-            if level == 1
-            else ProbeResult(level, error="Landlock is switched off")
-        )
-
-    monkeypatch.setattr(probe, "probe_level", probe_without_landlock)
-    monkeypatch.setattr(probe, "_KNOWN", {})
-
-
-@pytest.mark.usefixtures("without_landlock")
-def test_below_level_2_foreign_code_is_refused_with_the_reason_and_the_remedy() -> None:
-    with pytest.raises(
-        SandboxError,
-        match=r"must reach level 2.*Landlock is switched off.*lsm=landlock.*unsafe_sandbox",
-    ):
-        child_module.Child(make_limits(Settings(), CPU, trust="foreign"), Contract())
-
-
-@pytest.mark.usefixtures("without_landlock")
-def test_an_explicit_setting_allows_it_and_the_evidence_says_so() -> None:
-    with child_module.Child(
-        make_limits(Settings(unsafe_sandbox=True), CPU, trust="foreign"), Contract()
-    ) as child:
-        confinement = child.confinement.to_json()
-    assert confinement["unsafe"] is True
-    assert confinement["level"] == 1
-    assert "Landlock is switched off" in confinement["missing"]
-    assert confinement["filter_digest"] == ""
-
-
-@pytest.mark.usefixtures("without_landlock")
-def test_own_code_makes_do_with_level_1_and_says_why() -> None:
-    with child_module.Child(make_limits(Settings(), CPU), Contract()) as child:
-        assert child.confinement.level == 1
-        assert not child.confinement.unsafe
-        assert "Landlock is switched off" in child.confinement.missing
 
 
 @needs_landlock

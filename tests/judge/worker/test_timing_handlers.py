@@ -58,7 +58,7 @@ def test_pairs_hold_the_last_outputs_of_the_second_slot(session: Session, calls:
     assert sorted(values) == [10.0, 10.0, 20.0, 20.0]
 
 
-def test_the_first_call_of_a_slot_is_told_even_if_it_ran_before(
+def test_the_first_call_of_a_slot_is_reported_even_if_it_ran_before(
     session: Session, calls: list[str]
 ) -> None:
     session.first_us["a"] = 123_456.0

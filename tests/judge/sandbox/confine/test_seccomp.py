@@ -119,7 +119,7 @@ def test_a_filter_has_room_for_its_jumps() -> None:
         )
 
 
-def test_the_digest_tells_filters_apart_and_not_processes() -> None:
+def test_the_digest_differs_between_filters_and_not_between_processes() -> None:
     digests = {
         seccomp.digest_filter(seccomp.list_rules(phase, own=is_own))
         for phase in ("build", "run")

@@ -7,7 +7,7 @@ counter, nothing ordered beyond the device. It looks at sections marked executab
 the instructions of its table, so it does not tell what an address or a loop does. sm_100 cubins
 carry a second encoding of the same kernels (`.nv.capmerc`), which is not read.
 
-Source of the table: nvcc 13.0 built known positives (`tests/judge/checks/test_cubin_scan.py` builds
+Source of the table: nvcc 13.0 built known positives (`tests/judge/checks/static/test_cubin_scan.py` builds
 them again), nvdisasm named them; for special registers all 256 indices were decoded. sm_80, sm_90,
 sm_100 and sm_120 agree: instructions of 128 bits, the opcode in bits 0-11, the index of a special
 register in bits 72-79, a fence's scope in bits 76-78, an atomic's in bits 77-80.

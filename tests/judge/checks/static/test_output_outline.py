@@ -17,7 +17,7 @@ def test_the_same_program_has_no_difference() -> None:
     assert find_difference(outline, outline) == ""
 
 
-def test_an_output_that_is_an_inputs_memory_is_told() -> None:
+def test_an_output_in_the_memory_of_an_input_is_reported() -> None:
     (outline,) = outline_outputs(replace(REGION.program, outputs=(0,)))
     assert outline is not None
     assert outline.inputs == frozenset({0})
