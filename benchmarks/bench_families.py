@@ -58,8 +58,8 @@ _FAILURES = (
 
 @dataclass(frozen=True)
 class Options:
-    """`sm`: the compute capability (90) that is built for; `end`: on `time.monotonic`, when the
-    last proposal may begin.
+    """`sm`: the compute capability to build for (90). `end`: on `time.monotonic`, until when a
+    proposal may begin.
     """
 
     device: torch.device
@@ -90,7 +90,9 @@ class CapturedCase:
 
 
 def capture_case(case: FamilyCase, device: torch.device) -> CapturedCase:
-    """Make the case with seed 0. Raises NotLowerableError for a call that is no graph."""
+    """Make the case with seed 0 and capture it. Raises NotLowerableError for a call that is no
+    graph.
+    """
     with torch.random.fork_rng(), device:
         torch.manual_seed(0)
         module, inputs = case.module(), case.inputs()
@@ -121,7 +123,7 @@ def _name_outputs(outputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
 
 
 def compute_reference(captured: CapturedCase, device: torch.device) -> Reference | Refusal:
-    """Float64's results, and eager's with their errors."""
+    """The results in float64, and eager's with their errors."""
     exact = exact_outputs(captured.program, captured.tensors, device)
     if isinstance(exact, Refusal):
         return exact
@@ -133,8 +135,8 @@ def compute_reference(captured: CapturedCase, device: torch.device) -> Reference
 
 
 def list_choices(captured: CapturedCase, options: Options) -> list[list[Proposal | None]]:
-    """What to try, a proposal for each fusion group: its n-th, or its last where it has fewer; None
-    for a group that is left to PyTorch.
+    """The attempts to make. Each has a proposal for every fusion group: its n-th, or its last where
+    it has fewer; None for a group that is left to PyTorch.
     """
     proposals = [
         propose(group.region.program, options.sm, most=options.per_case)
@@ -151,7 +153,7 @@ def list_choices(captured: CapturedCase, options: Options) -> list[list[Proposal
 
 
 def explain_missing_kernel(parts: Partition) -> str:
-    """Why a case has nothing to try."""
+    """The reason why a case has no attempt."""
     if not parts.groups:
         return f"no fusion group: {'; '.join(sorted(parts.reasons_left_out))}"
     try:
@@ -167,7 +169,9 @@ def try_choice(
     expected_outputs: Reference,
     options: Options,
 ) -> tuple[Row, Runner | None]:
-    """Build, check, time: what came out, and the runner if it is right. A wrong one gets no time."""
+    """Build, check and time one attempt: its facts, and the runner if it is right. A wrong one is
+    not timed.
+    """
     fact: Row = {
         "configs": [None if proposal is None else dict(proposal.config) for proposal in chosen]
     }
@@ -217,7 +221,7 @@ def find_best_kernel(
 def list_contenders(
     captured: CapturedCase, runner: Runner | None, options: Options
 ) -> tuple[dict[str, Run], str]:
-    """What takes turns, by name, and why torch.compile is not among them ("" when it is)."""
+    """The contenders by name, and why torch.compile is not among them ("" when it is)."""
     # half the bytes are read, half are written
     source = torch.zeros(max(1, captured.traffic_bytes // 8), device=options.device)
     target = torch.empty_like(source)
@@ -256,7 +260,7 @@ def time_contenders(captured: CapturedCase, runner: Runner | None, options: Opti
 
 
 def measure_case(case: FamilyCase, options: Options) -> Row:
-    """The row of a case. What is timed was checked before, and is checked again after."""
+    """The row of a case. A kernel is checked before it is timed, and again after."""
     row: Row = {"family": case.family, "case": case.name}
     try:
         with torch.no_grad():
@@ -300,7 +304,7 @@ def _make_unstarted_row(case: FamilyCase, reason: str) -> Row:
 
 
 def format_row(row: Mapping[str, Any]) -> str:
-    """A row for a terminal."""
+    """A row as a line for a terminal."""
     us = row.get("us", {})
     times = " ".join(
         f"{name} {us[name]:.1f}"
@@ -341,8 +345,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, write after each case. 1 when a case failed, was wrong or was not begun, or
-    when none was chosen.
+    """Measure, print, write after each case; 1 when a case failed, was wrong or was not started, or
+    when the options select none.
     """
     args = _arguments(argv)
     end, environment = time.monotonic() + args.budget_s, report.environment()

@@ -34,7 +34,7 @@ __all__ = ["CASES", "TransposedConvCase", "main", "measure_case"]
 @dataclass(frozen=True)
 class TransposedConvCase:
     """A transposed convolution: input (batch, inner, *size), weight (inner, outer, *kernel), one
-    stride and one padding.
+    stride and one padding for all axes.
     """
 
     batch: int
@@ -58,7 +58,9 @@ CASES = (
 
 @dataclass(frozen=True)
 class Float64Row:
-    """Seconds of each way, by how much their answers differ, or the reason why there are none."""
+    """Seconds of both implementations and the difference of their answers, or the reason why there
+    are none.
+    """
 
     case: TransposedConvCase
     judge_s: float | None = None
@@ -68,7 +70,7 @@ class Float64Row:
 
 
 def measure_case(case: TransposedConvCase, device: torch.device, rounds: int) -> Float64Row:
-    """Both ways on one shape. Float32 inputs, as the judge has them."""
+    """Time both implementations on one shape. Inputs are float32, as in the judge."""
     x = torch.randn(case.batch, case.inner, *case.size, device=device)
     weight = torch.randn(case.inner, case.outer, *case.kernel, device=device)
     dims = len(case.size)

@@ -22,11 +22,12 @@ from torch.utils import _pytree as pytree
 import torch_cudal1
 from tests.architectures import ARCHITECTURES, TIMM, Architecture, build, build_timm
 from tests.entries import Runs, plant_regions
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.records import Contract, Region
-from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import exact_outputs
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import RegionReference
 
@@ -151,7 +152,7 @@ def assert_exact(regions: Sequence[Region], device: torch.device = CPU) -> None:
     for region in regions:
         inputs = make_inputs(RegionReference(region, Contract(), device), 1, "normal", device)
         answer = exact_outputs(region.program, inputs, device)
-        assert not isinstance(answer, Infeasible), f"{region.name}: {answer.reason}"
+        assert not isinstance(answer, Refusal), f"{region.name}: {answer.reason}"
 
 
 def check_inference(

@@ -37,7 +37,6 @@ from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.compare import compare, unit_roundoff
 from torch_cudal1.judge.reference.float64 import (
-    Infeasible,
     exact_outputs,
     measure_input_sensitivity,
 )
@@ -191,7 +190,7 @@ class _MismatchReporter:
         exact = run(inputs)
         return (
             None
-            if isinstance(exact, Infeasible)
+            if isinstance(exact, Refusal)
             else measure_input_sensitivity(run, inputs, exact)[position]
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_cudal1.judge.reference.float64 import Infeasible
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs, Result
 
@@ -19,7 +19,7 @@ def make_counted_set() -> tuple[InputSet, Counter[str]]:
         calls["eager"] += 1
         return Result([inputs[0] * 2], [None])
 
-    def exact(inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+    def exact(inputs: Sequence[torch.Tensor]) -> Outputs | Refusal:
         calls["float64"] += 1
         return [inputs[0].double() * 2]
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.judge.programs import V, candidate, linear_relu, op, spec
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program, Step
 from torch_cudal1.ir.records import CheckResult, Contract, Region
@@ -27,7 +28,6 @@ from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.profiles import PROFILES
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.compare import EAGER_AGAINST_ITSELF
-from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.input_set import ReferenceCache
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
 from torch_cudal1.judge.reference.region_reference import Outputs, RegionReference, Result
@@ -66,7 +66,7 @@ class CountingReference(RegionReference):
         self.calls[self.now[0], "eager"] += 1
         return super().eager(inputs)
 
-    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Refusal:
         self.calls[self.now[0], "float64"] += 1
         return super().exact(inputs)
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.judge.reference.in_process_child import CPU, InProcessChild
 from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import (
     SourceCandidate,
@@ -69,7 +69,7 @@ def test_results_are_eagers_and_those_of_float64_more_exact(oracle: InProcessChi
     assert reference.outputs == (True, True)
     eager, rows = reference.eager(examples).outputs
     exact = reference.exact(examples)
-    assert not isinstance(exact, Infeasible)
+    assert not isinstance(exact, Refusal)
     assert eager is not None
     assert exact[0] is not None
     assert rows is not None
@@ -137,7 +137,7 @@ def test_a_call_that_fails_is_a_failure_of_the_reference(oracle: InProcessChild)
     with pytest.raises(ReferenceFailure, match="not on a Sunday"):
         reference.eager(examples)
     exact = reference.exact(examples)
-    assert isinstance(exact, Infeasible)
+    assert isinstance(exact, Refusal)
     assert "not on a Sunday" in exact.reason
 
 

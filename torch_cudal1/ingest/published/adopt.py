@@ -152,9 +152,9 @@ class Adoption:
             outcome = _as_outcome(entry, region, context.settings.budget_s)
             if outcome.outcome != "accepted":
                 return outcome
-            objection = self._find_better(region, entry)
-            if objection:
-                return replace(outcome, reason=objection)
+            refusal = self._refuse_worse(region, entry)
+            if refusal is not None:
+                return replace(outcome, reason=refusal.reason)
             # The evidence names the source by digests: none of its text is stored.
             stored = context.cache.put(
                 replace(entry, evidence={**entry.evidence, "published": _provenance(task)})
@@ -164,8 +164,8 @@ class Adoption:
             return replace(outcome, reason=f"right and faster, but not stored: {stored.reason}")
         return replace(outcome, stored=True)
 
-    def _find_better(self, region: Region, entry: Entry) -> str:
-        """Why what the cache holds is to stay; "" if the new entry is to take its place."""
+    def _refuse_worse(self, region: Region, entry: Entry) -> Refusal | None:
+        """Why what the cache holds is to stay; None if the new entry is to take its place."""
         hit = resolve(
             region, (self._context.cache,), self._context.target, self._context.contract
         ).hit
@@ -176,14 +176,16 @@ class Adoption:
             # An accepted Program beat every baseline in its own timing.
             or hit.entry.choice.origin == "baseline"
         ):
-            return ""
+            return None
         stored_entry = hit.entry
         subject = (
             "the same Program is"
             if stored_entry.choice.digest == entry.choice.digest
             else f"{stored_entry.choice.label} is"
         )
-        return f"{subject} stored already, at {stored_entry.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
+        return Refusal(
+            f"{subject} stored already, at {stored_entry.speedup:.2f}x; this one reached {entry.speedup:.2f}x"
+        )
 
 
 def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcome:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.cross_process import (
     ChildBatchTimer,
@@ -27,7 +28,6 @@ from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurem
 from torch_cudal1.judge.benchmark.rotating_inputs import plan_rotation
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, temperatures
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
-from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
 from torch_cudal1.judge.reference.trial import Trial
@@ -168,7 +168,7 @@ class OutputAudit:
         ]
         heavy = self.trial.device.type == "cpu" and self.trial.facts.flops > _HEAVY_FLOPS
         exact = (
-            (lambda inputs: Infeasible("too much work to repeat here"))
+            (lambda inputs: Refusal("too much work to repeat here"))
             if heavy
             else self.trial.reference.exact
         )

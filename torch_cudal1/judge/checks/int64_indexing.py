@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.gpu_lock import lock_gpu
 from torch_cudal1.device.specs import CHECK_RATES
 from torch_cudal1.ir.records import CheckResult
@@ -68,8 +69,8 @@ def check_int64_indexing(trial: Trial) -> list[CheckResult]:
 def _compare_large(
     trial: Trial, reference: SourceReference, sample: InputSet, large_shapes: list[list[Any]]
 ) -> list[CheckResult]:
-    if why := _find_obstacle(reference, sample, large_shapes):
-        return report_not_applicable("shapes", f"{large_shapes[0][1]} {why}")
+    if refusal := _find_obstacle(reference, sample, large_shapes):
+        return report_not_applicable("shapes", f"{large_shapes[0][1]} {refusal}")
     fields = {
         "grown": large_shapes,
         "seed": secrets.randbits(40),
@@ -123,8 +124,8 @@ def _list_grown_shapes(reference: SourceReference) -> list[list[Any]]:
 
 def _find_obstacle(
     reference: SourceReference, sample: InputSet, large_shapes: Sequence[Sequence[Any]]
-) -> str:
-    """Why this machine cannot do it, "" if it can. Outputs and work grow as inputs do, at most."""
+) -> Refusal | None:
+    """Why this machine cannot do it. Outputs and work grow as inputs do, at most."""
     times = large_shapes[0][1][0] / reference.specs[large_shapes[0][0]].shape[0]
     input_bytes = sum(
         math.prod(shape) * sample.inputs[i].element_size() for i, shape, _ in large_shapes
@@ -136,10 +137,10 @@ def _find_obstacle(
     # Memory that is free now: the lock keeps other judges of this machine from counting on it too.
     needed, free = int(_COPIES_HELD * (input_bytes + output_bytes)), _free_bytes(reference.device)
     if needed > free:
-        return f"may need {needed >> 30} GiB, {free >> 30} GiB are free"
+        return Refusal(f"may need {needed >> 30} GiB, {free >> 30} GiB are free")
     # A rate is an estimate, hence the factor.
     seconds = reference.facts.flops * times / CHECK_RATES[reference.device.type].flops_per_s
-    return f"may take {seconds:.0f} s" if 4 * seconds > _DEADLINE_S else ""
+    return Refusal(f"may take {seconds:.0f} s") if 4 * seconds > _DEADLINE_S else None
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.gpu_memory import max_cached_bytes
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.compare import Comparison
-from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.input_cache import tensor_bytes
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
@@ -105,7 +105,7 @@ def _summarise_set(sample: InputSet, comparisons: Sequence[tuple[int, Comparison
     notes = [f"{sample.distribution} inputs, output {position}"]
     if worst.detail:
         notes.append(worst.detail)
-    if isinstance(exact := sample.computed_exact, Infeasible):
+    if isinstance(exact := sample.computed_exact, Refusal):
         notes.append(f"no float64 run ({exact.reason})")
     if voids := sum(each.void for _, each in comparisons):
         notes.append(f"{voids} outputs without digits on these inputs")

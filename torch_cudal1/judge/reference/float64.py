@@ -14,11 +14,11 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.ops import attention_names
 from torch_cudal1.ir.program import Aten, Program
@@ -27,7 +27,7 @@ from torch_cudal1.judge.reference.analysis import bound_arguments, fill
 from torch_cudal1.judge.wire.channel import storage_extent
 from torch_cudal1.judge.wire.tensor_bits import to_float64
 
-__all__ = ["Infeasible", "exact_outputs", "measure_input_sensitivity"]
+__all__ = ["exact_outputs", "measure_input_sensitivity"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _ATTENTION = frozenset((*attention_names.FORWARDS, *attention_names.FORWARDS_ELSEWHERE))
@@ -48,16 +48,9 @@ _BY_STRIDES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Infeasible:
-    """There is no float64 result, and why."""
-
-    reason: str
-
-
 def exact_outputs(
     program: Program, inputs: Sequence[torch.Tensor], device: torch.device
-) -> list[torch.Tensor | None] | Infeasible:
+) -> list[torch.Tensor | None] | Refusal:
     """The outputs in float64 (integers and booleans as they are); None where only the baseline can
     be compared with.
     """
@@ -84,7 +77,7 @@ def exact_outputs(
             for position, step in enumerate(program.steps):
                 # Machine code is written for its own dtypes.
                 if not isinstance(step, Aten):
-                    return Infeasible(f"step {position} is no ATen call")
+                    return Refusal(f"step {position} is no ATen call")
                 values |= {
                     index: _laid_out(value, strides.get(index))
                     for index, value in _step(step, values, device).items()
@@ -103,12 +96,12 @@ def exact_outputs(
         KeyError,
         IndexError,
     ) as error:
-        return Infeasible(f"{type(error).__name__}: {str(error)[:300]}")
+        return Refusal(f"{type(error).__name__}: {str(error)[:300]}")
     return [None if out is None else values.get(out) for out in program.outputs]
 
 
 def measure_input_sensitivity(
-    run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None] | Infeasible],
+    run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None] | Refusal],
     inputs: Sequence[torch.Tensor],
     exact: Sequence[torch.Tensor | None],
 ) -> list[torch.Tensor | None]:
@@ -127,8 +120,8 @@ def measure_input_sensitivity(
             outputs = run([_nudge(tensor) for tensor in inputs])
         # The comparison is stricter without it, not wrong: it does not know which rows cancel.
         except torch.OutOfMemoryError as error:
-            outputs = Infeasible(str(error))
-        if isinstance(outputs, Infeasible):
+            outputs = Refusal(str(error) or "out of memory")
+        if isinstance(outputs, Refusal):
             return [None] * len(moved)
         for most, out, middle in zip(moved, outputs, exact, strict=True):
             if most is not None and out is not None and middle is not None:

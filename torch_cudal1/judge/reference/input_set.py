@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.reference.float64 import Infeasible, measure_input_sensitivity
+from torch_cudal1.judge.reference.float64 import measure_input_sensitivity
 from torch_cudal1.judge.reference.region_reference import Outputs, Result
 
 __all__ = ["InputSet", "ReferenceCache"]
@@ -35,7 +36,7 @@ class InputSet:
     distribution: str
     inputs: list[torch.Tensor]
     eager: Callable[[Sequence[torch.Tensor]], Result] = field(repr=False)
-    oracle: Callable[[Sequence[torch.Tensor]], Outputs | Infeasible] = field(repr=False)
+    oracle: Callable[[Sequence[torch.Tensor]], Outputs | Refusal] = field(repr=False)
     is_shared: bool = False
     shared_results: dict[tuple[str, ...], list[CheckResult]] = field(
         default_factory=dict, repr=False
@@ -49,7 +50,7 @@ class InputSet:
         return self.eager(self.inputs)
 
     @cached_property
-    def exact(self) -> Outputs | Infeasible:
+    def exact(self) -> Outputs | Refusal:
         """The float64 outputs."""
         return self.oracle(self.inputs)
 
@@ -60,13 +61,13 @@ class InputSet:
         return "exact" in self.__dict__
 
     @property
-    def computed_exact(self) -> Outputs | Infeasible | None:
+    def computed_exact(self) -> Outputs | Refusal | None:
         """The float64 outputs, where they were computed already."""
         return self.__dict__.get("exact")
 
     def exact_at(self, position: int) -> torch.Tensor | None:
         """The float64 value of one output, None where there is none."""
-        return None if isinstance(self.exact, Infeasible) else self.exact[position]
+        return None if isinstance(self.exact, Refusal) else self.exact[position]
 
     @cached_property
     def sensitivity(self) -> list[torch.Tensor | None]:
@@ -75,7 +76,7 @@ class InputSet:
         """
         return (
             []
-            if isinstance(self.exact, Infeasible)
+            if isinstance(self.exact, Refusal)
             else measure_input_sensitivity(self.oracle, self.inputs, self.exact)
         )
 

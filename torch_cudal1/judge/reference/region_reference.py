@@ -14,13 +14,14 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.gpu_memory import release_cached_memory
 from torch_cudal1.ir.interpreter import Runner, interpret
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Contract, Region, Role
 from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.judge.reference.analysis import Facts, analyse, bound_arguments
-from torch_cudal1.judge.reference.float64 import Infeasible, exact_outputs
+from torch_cudal1.judge.reference.float64 import exact_outputs
 from torch_cudal1.judge.reference.inputs import unproven_integers
 from torch_cudal1.judge.reference.tf32_policy import Tf32OperandRounding, uses_tf32
 from torch_cudal1.judge.wire import precision_rights
@@ -78,7 +79,7 @@ class Reference(Protocol):
         """
         ...
 
-    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Refusal:
         """The float64 outputs, or why there are none."""
         ...
 
@@ -164,13 +165,13 @@ class RegionReference:
         except torch.OutOfMemoryError:  # for rounded copies
             return None
 
-    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Refusal:
         """The reference Program in float64; tried again, where memory runs out, with what this
         process does not need given back.
         """
         outputs = exact_outputs(self.region.program, inputs, self.device)
         # This process caches memory of earlier sets, which may be all that is missing.
-        if isinstance(outputs, Infeasible) and outputs.reason.startswith("OutOfMemoryError"):
+        if isinstance(outputs, Refusal) and outputs.reason.startswith("OutOfMemoryError"):
             release_cached_memory(self.device)
             outputs = exact_outputs(self.region.program, inputs, self.device)
         return outputs
@@ -195,7 +196,7 @@ class RegionReference:
         exact = exact_outputs(
             replace(self.region.program, outputs=(source.index,)), inputs, self.device
         )
-        if isinstance(exact, Infeasible) or exact[0] is None:
+        if isinstance(exact, Refusal) or exact[0] is None:
             return None
         # These two number the flattened tensor when they are given no dimension.
         flattened = steps[0].target.split(".")[1] in ("argmax", "argmin")

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.ir.records import Role
 from torch_cudal1.ir.schedule import EAGER, Schedule
 from torch_cudal1.judge.reference.analysis import Facts
-from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure, Result
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
@@ -127,13 +127,13 @@ class SourceReference:
         """Nothing: a source is held to what eager does."""
         return None
 
-    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Infeasible:
+    def exact(self, inputs: Sequence[torch.Tensor]) -> Outputs | Refusal:
         """The reference's module in float64."""
         try:
             # Under autocast a float64 run would round to half types.
             return self._ask_oracle(replace(self.way, double=True, autocast=""), inputs)[0].outputs
         except ReferenceFailure as error:
-            return Infeasible(error.found)
+            return Refusal(error.found)
 
     def in_way(self, way: RunMode) -> SourceReference:
         """The same reference, run in another way."""

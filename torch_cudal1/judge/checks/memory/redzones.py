@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.memory.instrumented_program import (
     SLOT,
@@ -169,13 +170,13 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
         if not source:
             # A Program's Allocs are placed by the judge, at the same side.
             instrument(trial, side=side)
-        unavailable = _move_to_edge(trial, sample, side, positions)
-        if unavailable:
+        refusal = _move_to_edge(trial, sample, side, positions)
+        if refusal is not None:
             return [
                 CheckResult(
                     "guard_page",
                     True,
-                    detail=f"not applicable: no memory with an edge to be had: {unavailable[:200]}",
+                    detail=f"not applicable: no memory with an edge to be had: {refusal.reason[:200]}",
                 )
             ]
         check = _run_at_edge(trial, sample, side, slot)
@@ -197,8 +198,10 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
     ]
 
 
-def _move_to_edge(trial: Trial, sample: InputSet, side: Side, positions: Sequence[int]) -> str:
-    """Copy the inputs to the edge of mapped memory: why this machine cannot, "" if it did. Raises
+def _move_to_edge(
+    trial: Trial, sample: InputSet, side: Side, positions: Sequence[int]
+) -> Refusal | None:
+    """Copy the inputs to the edge of mapped memory, or say why this machine cannot. Raises
     CandidateFailure when the process is lost.
     """
     try:
@@ -209,8 +212,8 @@ def _move_to_edge(trial: Trial, sample: InputSet, side: Side, positions: Sequenc
         # A machine may have no memory with an edge; a lost process is another matter.
         if not trial.child.usable:
             raise
-        return error.found
-    return ""
+        return Refusal(error.found)
+    return None
 
 
 def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> CheckResult | None:

@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 import torch
 
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import get_source_reference, report_not_applicable
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.reference.float64 import Infeasible
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import SourceReference
@@ -189,8 +189,8 @@ def _run_candidate(trial: Trial, base: InputSet, inputs: Sequence[torch.Tensor])
             trial.drop(sample)
 
 
-def _require_exact(exact: Outputs | Infeasible) -> Outputs:
-    if isinstance(exact, Infeasible):
+def _require_exact(exact: Outputs | Refusal) -> Outputs:
+    if isinstance(exact, Refusal):
         raise ReferenceFailure("running in float64", exact.reason)
     return exact
 
