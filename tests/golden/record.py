@@ -13,7 +13,7 @@ shows how far it reaches. No section measures anything.
   in a training step
 - `decisions`: what a search stores under an evaluator with scripted answers, as the bytes of the
   entry
-- `digest_shipped`: every entry of `kernels_cache/`, opened and encoded again
+- `shipped`: every entry of `kernels_cache/`, opened and encoded again
 - `files`: entries, decision records, locks and bundles, made from fixed values
 """
 
@@ -387,7 +387,7 @@ SECTIONS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "cubins": cubins,
     "graphs": graphs,
     "decisions": decisions,
-    "digest_shipped": digest_shipped,
+    "shipped": digest_shipped,
     "files": files,
 }
 
