@@ -23,8 +23,8 @@ def test_inputs_that_are_made_have_the_same_signature() -> None:
 
 def test_elements_are_drawn_from_the_example_so_that_indices_stay_legal() -> None:
     indices = torch.tensor([7, 9])
-    made = make_inputs(describe(indices), CPU, indices)
-    assert set(made.tolist()) <= {7, 9}
+    inputs = make_inputs(describe(indices), CPU, indices)
+    assert set(inputs.tolist()) <= {7, 9}
 
 
 def test_a_text_comes_from_the_example_only() -> None:

@@ -71,16 +71,16 @@ def test_it_stays_off_until_the_last_thread_has_left():
     assert gc.isenabled()
 
 
-def is_young(thing: object) -> bool:
-    return any(thing is other for generation in (0, 1) for other in gc.get_objects(generation))
+def is_young(item: object) -> bool:
+    return any(item is other for generation in (0, 1) for other in gc.get_objects(generation))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_what_stays_is_old_at_once_and_what_may_be_garbage_is_not(keeps: bool):
     gc.collect()
     with pause_gc(keeps=keeps):
-        made: list[object] = []
-    assert is_young(made) is not keeps
+        created: list[object] = []
+    assert is_young(created) is not keeps
     assert gc.get_freeze_count() == 0
 
 
@@ -109,32 +109,32 @@ print(gc.isenabled())
 
 
 def test_a_child_forked_meanwhile_collects():
-    assert told(FORKS) == ["0", "False", "True"]
+    assert run_script(FORKS) == ["0", "False", "True"]
 
 
-def told(script: str) -> list[str]:
+def run_script(script: str) -> list[str]:
     """The words that a process of its own prints."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.split()
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout.split()
 
 
 class Asks(torch.nn.Module):
     """Notes whether the collector was on while it was traced."""
 
-    seen: bool | None = None
+    is_enabled: bool | None = None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        Asks.seen = gc.isenabled()
+        Asks.is_enabled = gc.isenabled()
         return (x.nonzero() if x.ndim == 1 else x + 1,)
 
 
 def test_nothing_is_collected_while_a_module_is_traced():
     with torch.no_grad():
         trace(Asks(), [torch.ones(2, 2)])
-    assert (Asks.seen, gc.isenabled()) == (False, True)
+    assert (Asks.is_enabled, gc.isenabled()) == (False, True)
 
 
 def test_it_collects_again_after_a_trace_that_failed():
@@ -160,4 +160,4 @@ print(gc.isenabled())
 
 
 def test_nothing_is_collected_while_what_a_start_needs_is_imported():
-    assert told(IMPORTS) == ["False", "True"]
+    assert run_script(IMPORTS) == ["False", "True"]

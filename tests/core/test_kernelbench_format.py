@@ -18,6 +18,6 @@ ANSWERS: list[tuple[Any, tuple[list[Any], dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "expected"), ANSWERS, ids=repr)
-def test_arguments_are_told_from_the_answer(given: Any, expected: Any) -> None:
-    assert constructor_arguments(given) == expected
+@pytest.mark.parametrize(("answer", "expected"), ANSWERS, ids=repr)
+def test_arguments_are_told_from_the_answer(answer: Any, expected: Any) -> None:
+    assert constructor_arguments(answer) == expected

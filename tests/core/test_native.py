@@ -15,7 +15,7 @@ from torch_cudal1.core import native
 
 
 @pytest.fixture(autouse=True)
-def _looked_up_afresh() -> Iterator[None]:
+def _fresh_lookup() -> Iterator[None]:
     native._load.cache_clear()
     yield
     native._load.cache_clear()
@@ -108,10 +108,10 @@ def test_a_build_for_another_torch_is_told_with_its_reason(monkeypatch: pytest.M
     monkeypatch.setattr(native, "find_spec", lambda name: name)
     monkeypatch.setattr(native, "import_module", lambda name: other)
     monkeypatch.setitem(sys.modules, native._NAME, other)
-    told = str(native.build())
-    assert told.startswith("not used: built with torch 2.9.1, and this is torch")
-    assert told.endswith("_native.so, built with torch 2.9.1 by gcc 12")
-    assert "/there" not in told
+    message = str(native.build())
+    assert message.startswith("not used: built with torch 2.9.1, and this is torch")
+    assert message.endswith("_native.so, built with torch 2.9.1 by gcc 12")
+    assert "/there" not in message
 
 
 def test_an_extension_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

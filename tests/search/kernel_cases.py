@@ -29,9 +29,9 @@ def product(m: int, n: int, k: int) -> Program:
 
 
 def features_of(m: int, n: int, k: int) -> KernelFeatures:
-    found = extract_features(product(m, n, k))
-    assert found is not None
-    return found
+    features = extract_features(product(m, n, k))
+    assert features is not None
+    return features
 
 
 def family(m: int, n: int, k: int, most: int = 24) -> tuple[Proposal, ...]:
@@ -49,23 +49,23 @@ def took_us(subject: KernelFeatures, proposal: Proposal) -> float:
 
 
 def timings(sizes: Iterable[tuple[int, int, int]] = SIZES, most: int = 10) -> list[KernelTiming]:
-    found = []
-    for one in sizes:
-        subject = features_of(*one)
-        found += [
+    rows = []
+    for size in sizes:
+        subject = features_of(*size)
+        rows += [
             make_timing(subject, proposal, took_us(subject, proposal))
-            for proposal in family(*one, most)
+            for proposal in family(*size, most)
         ]
-    return found
+    return rows
 
 
 PROGRAM = product(*HELD_OUT)
 
 
-def make_learner(folder: Path, *, known: bool = True) -> Learner:
+def make_learner(folder: Path, *, has_timings: bool = True) -> Learner:
     """A learner whose file is in `folder`; `known`: with timings of every size but HELD_OUT."""
     path = folder / "timings" / "one.jsonl"
-    if known:
+    if has_timings:
         append_timings(path, timings([size for size in SIZES if size != HELD_OUT]))
     return Learner(path, 90, ())
 

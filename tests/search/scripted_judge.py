@@ -70,7 +70,7 @@ class ScriptedJudge:
         return judge.Evaluation(candidate, Accepted(timing), PASSED)
 
 
-class Islands(nn.Module):
+class TwoGroups(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.second = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 16)

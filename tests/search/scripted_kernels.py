@@ -54,17 +54,17 @@ TIMES_US: dict[str, float | str] = {
 }
 
 
-def raced(
+def prescreen_by_name(
     region: Region, candidates: Sequence[Candidate], job: judge.EvaluationConfig
 ) -> PrescreenResult:
     times = {at: TIMES_US[candidate.techniques[1]] for at, candidate in enumerate(candidates)}
-    measured = {at: one for at, one in times.items() if isinstance(one, float)}
+    measured = {at: result for at, result in times.items() if isinstance(result, float)}
     return PrescreenResult(
-        100.0, measured, {at: one for at, one in times.items() if isinstance(one, str)}
+        100.0, measured, {at: result for at, result in times.items() if isinstance(result, str)}
     )
 
 
-def checked(region: Region, candidate: Candidate, job: judge.EvaluationConfig) -> Verdict:
+def validate_by_name(region: Region, candidate: Candidate, job: judge.EvaluationConfig) -> Verdict:
     assert job.examples is None, "the whole model's inputs are not the fusion group's"
     wrong = candidate.techniques[1] == "wrong"
     return (
@@ -74,7 +74,7 @@ def checked(region: Region, candidate: Candidate, job: judge.EvaluationConfig) -
     )
 
 
-def built(
+def build_by_name(
     region: Region, proposals: Sequence[Proposal], *how: judge.EvaluationConfig | Target
 ) -> tuple[Candidate, ...]:
     return tuple(
@@ -88,10 +88,10 @@ def patch_search(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContex
     telemetry.reset()
     monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: PROPOSED)
     monkeypatch.setattr(group_kernels, "PROPOSALS_PER_GROUP", len(PROPOSED))
-    monkeypatch.setattr(judge, "build_candidates", built)
+    monkeypatch.setattr(judge, "build_candidates", build_by_name)
     monkeypatch.setattr(judge, "prestart_worker", lambda region, job: None)
-    monkeypatch.setattr(shortlist, "prescreen", raced)
-    monkeypatch.setattr(judge, "validate_candidate", checked)
+    monkeypatch.setattr(shortlist, "prescreen", prescreen_by_name)
+    monkeypatch.setattr(judge, "validate_candidate", validate_by_name)
     here = make_context(torch.device("cpu"), Settings(cache_dir=cache_dir, on_miss="tune"))
     return replace(here, target=Target("cuda", "sm_90", "some GPU", "580", torch.__version__, ""))
 
@@ -116,11 +116,11 @@ def make_group_kernels(place: TuneContext, deadline: float = float("inf")) -> Gr
     )
 
 
-def partition_products(whole: Region) -> tuple[FusionGroup, ...]:
-    return partition(whole, products=True).groups
+def partition_products(region: Region) -> tuple[FusionGroup, ...]:
+    return partition(region, products=True).groups
 
 
-def _done(answer: tuple[Candidate, ...]) -> Future[tuple[Candidate, ...]]:
+def complete_future(answer: tuple[Candidate, ...]) -> Future[tuple[Candidate, ...]]:
     future: Future[tuple[Candidate, ...]] = Future()
     future.set_result(answer)
     return future

@@ -17,17 +17,17 @@ from torch_cudal1.search import baselines
 from torch_cudal1.search.baselines import list_baseline_schedules, rank_schedules
 
 
-@pytest.mark.parametrize(("floor_us", "raced"), [(0.0, 4), (400.0, 4), (100_000.0, 2)])
-def test_graphs_are_raced_only_where_launching_can_matter(
-    region, place, monkeypatch, floor_us, raced
+@pytest.mark.parametrize(("floor_us", "benchmarked"), [(0.0, 4), (400.0, 4), (100_000.0, 2)])
+def test_graphs_are_benchmarked_only_where_launching_can_matter(
+    region, place, monkeypatch, floor_us, benchmarked
 ):
     """Where results are gigabytes a graph saves nothing, and holds its inputs and results a second
     time.
     """
-    asked: list[str] = []
+    schedules_ranked: list[str] = []
 
     def rank_baselines(region, schedules, job):
-        asked.extend(schedules)
+        schedules_ranked.extend(schedules)
         return judge.BaselineRanking(
             Candidate(region.program, "eager", "baseline"), {"eager": 100.0}, {}
         )
@@ -45,8 +45,10 @@ def test_graphs_are_raced_only_where_launching_can_matter(
     ranking = rank_schedules(
         region, place, judge.EvaluationConfig(place.settings, place.contract, CPU), 15.0, floor_us
     )
-    assert len(asked) == raced
-    assert set(ranking.failures) == ({"eager+graph", "inductor+graph"} if raced == 2 else set())
+    assert len(schedules_ranked) == benchmarked
+    assert set(ranking.failures) == (
+        {"eager+graph", "inductor+graph"} if benchmarked == 2 else set()
+    )
     assert all("launches" in why for why in ranking.failures.values())
 
 
@@ -59,7 +61,7 @@ def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins
 
 
 @pytest.mark.parametrize(
-    ("without", "left"),
+    ("without", "remaining"),
     [
         (
             (),
@@ -77,10 +79,10 @@ def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins
         (("compile", "graphs"), {"eager"}),
     ],
 )
-def test_baselines_of_a_family_left_out_are_not_raced(without, left, place):
+def test_baselines_of_a_family_left_out_are_not_benchmarked(without, remaining, place):
     there = replace(
         place,
         device=torch.device("cuda"),
         settings=place.settings.but(without=without, autotune=True),
     )
-    assert set(list_baseline_schedules(there)) == left
+    assert set(list_baseline_schedules(there)) == remaining

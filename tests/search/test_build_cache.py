@@ -30,27 +30,29 @@ ONE, OTHER = (Proposal("norm", {"rows": rows}) for rows in (1, 2))
 @pytest.fixture
 def region() -> Region:
     with torch.no_grad():
-        (found,) = capture_regions(nn.LayerNorm(16).eval(), (torch.randn(4, 16),))
-    return found
+        (captured,) = capture_regions(nn.LayerNorm(16).eval(), (torch.randn(4, 16),))
+    return captured
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
     """What the judge's compiler was asked for: the second proposal it refuses."""
-    given: list[Proposal] = []
+    proposals_built: list[Proposal] = []
 
     def build(
         region: Region, proposals: Sequence[Proposal], *how: judge.EvaluationConfig | Target
     ) -> tuple[Candidate | Rejected, ...]:
-        given.extend(proposals)
+        proposals_built.extend(proposals)
         refused = Rejected("it took too long", "timeout")
         return tuple(
-            refused if one == OTHER else Candidate(region.program, "eager", "kernels", ("norm",))
-            for one in proposals
+            refused
+            if proposal == OTHER
+            else Candidate(region.program, "eager", "kernels", ("norm",))
+            for proposal in proposals
         )
 
     monkeypatch.setattr(judge, "build_candidates", build)
-    return given
+    return proposals_built
 
 
 def place_at(folder: Path) -> TuneContext:
@@ -69,26 +71,26 @@ def answers(region: Region, place: TuneContext) -> tuple[Candidate | Rejected, .
 
 
 def test_a_kernel_is_compiled_once_and_answers_keep_their_order(
-    region: Region, asked: list[Proposal], tmp_path: Path
+    region: Region, compiled: list[Proposal], tmp_path: Path
 ) -> None:
     first = answers(region, place_at(tmp_path))
-    assert [type(one) for one in first] == [Rejected, Candidate]
+    assert [type(answer) for answer in first] == [Rejected, Candidate]
     assert answers(region, place_at(tmp_path)) == first
-    assert asked == [OTHER, ONE, OTHER]  # a refusal may have been a lack of time
+    assert compiled == [OTHER, ONE, OTHER]  # a refusal may have been a lack of time
     assert telemetry.report().counters["builds_found"] == 1
 
 
 def test_what_will_never_compile_is_not_asked_again(
-    region: Region, asked: list[Proposal], tmp_path: Path
+    region: Region, compiled: list[Proposal], tmp_path: Path
 ) -> None:
     never = Rejected(str(NotLowerableError("needs more than the device has")), "build")
     build_cache.store_build(tmp_path, region.program, OTHER, 90, never)
     assert answers(region, place_at(tmp_path))[0] == never
-    assert asked == [ONE]
+    assert compiled == [ONE]
 
 
 def test_another_architecture_template_or_fusion_group_is_another_kernel(
-    region: Region, asked: list[Proposal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    region: Region, compiled: list[Proposal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(region, place_at(tmp_path))
     assert isinstance(build_cache.find_build(tmp_path, region.program, ONE, 90), Candidate)
@@ -103,10 +105,10 @@ def test_another_architecture_template_or_fusion_group_is_another_kernel(
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\x08\0\0\0\0\0\0\0{}      "])
 @pytest.mark.parametrize("ending", [".safetensors", ".json"])
 def test_a_damaged_file_is_compiled_anew(
-    region: Region, asked: list[Proposal], tmp_path: Path, damage: bytes, ending: str
+    region: Region, compiled: list[Proposal], tmp_path: Path, damage: bytes, ending: str
 ) -> None:
     answers(region, place_at(tmp_path))
     (path,) = tmp_path.rglob("*.safetensors")
     path.rename(path.with_suffix(ending)).write_bytes(damage)
     assert isinstance(answers(region, place_at(tmp_path))[1], Candidate)
-    assert asked.count(ONE) == 2
+    assert compiled.count(ONE) == 2

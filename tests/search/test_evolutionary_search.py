@@ -1,4 +1,4 @@
-"""A race over two generations: what is learned of it, what the second is asked for, and how long it
+"""A search over two generations: what is learned of it, what the second is asked for, and how long it
 is waited for.
 """
 
@@ -29,18 +29,18 @@ from torch_cudal1.search.evolution import evolutionary_search
 from torch_cudal1.search.evolution.evolutionary_search import EvolutionarySearch
 
 
-def built(proposals: Sequence[Proposal]) -> tuple[Candidate | Rejected, ...]:
+def make_candidates(proposals: Sequence[Proposal]) -> tuple[Candidate | Rejected, ...]:
     return tuple(Candidate(PROGRAM, "eager", "kernels", ("gemm",)) for _ in proposals)
 
 
-def a_race(
-    learner: Learner, asked: list[Proposal], left_s: float = math.inf, *, ready: bool = True
+def make_search(
+    learner: Learner, compiled: list[Proposal], left_s: float = math.inf, *, ready: bool = True
 ) -> EvolutionarySearch:
     def compile(proposals: Sequence[Proposal]) -> Future[tuple[Candidate | Rejected, ...]]:
-        asked.extend(proposals)
+        compiled.extend(proposals)
         future: Future[tuple[Candidate | Rejected, ...]] = Future()
         if ready:
-            future.set_result(built(proposals))
+            future.set_result(make_candidates(proposals))
         return future
 
     return EvolutionarySearch(Region(PROGRAM, ("input", "input")), learner, lambda: left_s, compile)
@@ -49,65 +49,68 @@ def a_race(
 def run(
     evolution: EvolutionarySearch, proposals: Sequence[Proposal]
 ) -> tuple[Candidate | Rejected, ...]:
-    answers = built(proposals)
+    answers = make_candidates(proposals)
     evolution.record_builds(proposals, answers)
     subject = features_of(*HELD_OUT)
     evolution.record_times(
         [
-            (one, took_us(subject, p))
-            for one, p in zip(answers, proposals, strict=True)
-            if isinstance(one, Candidate)
+            (candidate, took_us(subject, proposal))
+            for candidate, proposal in zip(answers, proposals, strict=True)
+            if isinstance(candidate, Candidate)
         ]
     )
     return evolution.build_next_generation()
 
 
-def test_what_a_heat_measured_is_kept_with_the_proposal_it_was_made_from(tmp_path: Path) -> None:
+def test_a_measured_time_is_stored_with_the_proposal_it_is_of(tmp_path: Path) -> None:
     learner, proposals, subject = (
-        make_learner(tmp_path, known=False),
+        make_learner(tmp_path, has_timings=False),
         family(*HELD_OUT)[:3],
         features_of(*HELD_OUT),
     )
-    evolution, answers = a_race(learner, []), built(proposals)
+    evolution, answers = make_search(learner, []), make_candidates(proposals)
     evolution.record_builds(proposals, answers)
     evolution.record_times(
         [
-            (one, us)
-            for one, us in zip(answers, (5.0, None, 7.0), strict=True)
-            if isinstance(one, Candidate)
+            (item, us)
+            for item, us in zip(answers, (5.0, None, 7.0), strict=True)
+            if isinstance(item, Candidate)
         ]
     )
-    kept = read_timings(learner.path)
-    assert [(one.config, one.us) for one in kept] == [
+    stored = read_timings(learner.path)
+    assert [(item.config, item.us) for item in stored] == [
         (dict(proposals[0].config), 5.0),
         (dict(proposals[2].config), 7.0),
     ]
-    assert kept[0].sizes == subject.sizes
-    assert not any(isinstance(value, str) for value in kept[0].sizes.values())
+    assert stored[0].sizes == subject.sizes
+    assert not any(isinstance(value, str) for value in stored[0].sizes.values())
 
 
-def test_children_are_new_and_built_for_the_second_heat(tmp_path: Path) -> None:
-    asked: list[Proposal] = []
+def test_children_are_new_and_built_for_the_second_generation(tmp_path: Path) -> None:
+    compiled: list[Proposal] = []
     first = family(*HELD_OUT)[:4]
-    found = run(a_race(make_learner(tmp_path), asked), first)
-    assert len(found) == len(asked) > 0
-    assert len(asked) <= evolutionary_search._MAX_CHILDREN
-    assert not set(asked) & set(first)
+    children = run(make_search(make_learner(tmp_path), compiled), first)
+    assert len(children) == len(compiled) > 0
+    assert len(compiled) <= evolutionary_search._MAX_CHILDREN
+    assert not set(compiled) & set(first)
 
 
 def test_without_timings_there_is_one_generation(tmp_path: Path) -> None:
-    asked: list[Proposal] = []
-    assert run(a_race(make_learner(tmp_path, known=False), asked), family(*HELD_OUT)[:4]) == ()
-    assert asked == []
+    compiled: list[Proposal] = []
+    assert (
+        run(make_search(make_learner(tmp_path, has_timings=False), compiled), family(*HELD_OUT)[:4])
+        == ()
+    )
+    assert compiled == []
 
 
 def test_no_time_no_second_generation(tmp_path: Path) -> None:
-    asked: list[Proposal] = []
+    compiled: list[Proposal] = []
     assert (
         run(
-            a_race(
+            make_search(
                 make_learner(tmp_path),
-                asked,
+                compiled,
                 left_s=evolutionary_search._MIN_COMPILE_S
                 / evolutionary_search._COMPILE_TIME_FRACTION
                 - 1,
@@ -116,49 +119,49 @@ def test_no_time_no_second_generation(tmp_path: Path) -> None:
         )
         == ()
     )
-    assert asked == []
+    assert compiled == []
 
 
 def test_compilers_are_waited_for_within_the_share_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evolutionary_search, "_MIN_COMPILE_S", 0.0)
-    asked: list[Proposal] = []
-    evolution = a_race(
+    compiled: list[Proposal] = []
+    evolution = make_search(
         make_learner(tmp_path),
-        asked,
+        compiled,
         left_s=0.2 / evolutionary_search._COMPILE_TIME_FRACTION,
         ready=False,
     )
-    answers = built(family(*HELD_OUT)[:4])
+    answers = make_candidates(family(*HELD_OUT)[:4])
     evolution.record_builds(family(*HELD_OUT)[:4], answers)
     subject = features_of(*HELD_OUT)
     times = [
-        (one, took_us(subject, p))
-        for one, p in zip(answers, family(*HELD_OUT)[:4], strict=True)
-        if isinstance(one, Candidate)
+        (candidate, took_us(subject, proposal))
+        for candidate, proposal in zip(answers, family(*HELD_OUT)[:4], strict=True)
+        if isinstance(candidate, Candidate)
     ]
     evolution.record_times(times)
     evolution.learner.get_model("gemm")  # made anew for what was heard; not what is timed here
-    begun = time.monotonic()
+    started_s = time.monotonic()
     assert evolution.build_next_generation() == ()
-    assert asked
+    assert compiled
     assert (
-        time.monotonic() - begun < 20.0
+        time.monotonic() - started_s < 20.0
     )  # a share of 0.2 s, the proposals themselves, and a busy machine
 
 
 def test_answers_of_compilers_that_were_not_done_in_time_name_no_proposal(tmp_path: Path) -> None:
-    evolution = a_race(make_learner(tmp_path, known=False), [])
+    evolution = make_search(make_learner(tmp_path, has_timings=False), [])
     evolution.record_builds(family(*HELD_OUT)[:4], (Rejected("the budget was spent", "budget"),))
-    evolution.record_times([(built(family(*HELD_OUT)[:1])[0], 3.0)])  # type: ignore[list-item]
+    evolution.record_times([(make_candidates(family(*HELD_OUT)[:1])[0], 3.0)])  # type: ignore[list-item]
     assert read_timings(evolution.learner.path) == []
 
 
 def test_children_that_win_are_counted(tmp_path: Path) -> None:
     telemetry.reset()
-    evolution = a_race(make_learner(tmp_path), [])
+    evolution = make_search(make_learner(tmp_path), [])
     children = run(evolution, family(*HELD_OUT)[:4])
-    evolution.record_times([(one, 0.5) for one in children if isinstance(one, Candidate)])
+    evolution.record_times([(child, 0.5) for child in children if isinstance(child, Candidate)])
     assert telemetry.report().counters["children_won"] == 1
     assert telemetry.report().counters["children_built"] == len(children)

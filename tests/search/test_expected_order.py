@@ -31,7 +31,7 @@ class Liar(CostModel):
         pass
 
     def predict(self, features: KernelFeatures, proposals: Sequence[Proposal]) -> list[Prediction]:
-        return [Prediction(100.0 * 4.0 ** -one.number("at", 0), 1.0) for one in proposals]
+        return [Prediction(100.0 * 4.0 ** -proposal.number("at", 0), 1.0) for proposal in proposals]
 
 
 def test_without_a_model_the_order_is_todays() -> None:
@@ -39,13 +39,15 @@ def test_without_a_model_the_order_is_todays() -> None:
 
 
 def test_with_one_an_unseen_fusion_groups_fastest_kernels_are_chosen() -> None:
-    model = fit_cost_model(timings([one for one in SIZES if one != HELD_OUT]), "gemm")
+    model = fit_cost_model(timings([size for size in SIZES if size != HELD_OUT]), "gemm")
     assert isinstance(model, CostModel)
-    subject, found = features_of(*HELD_OUT), family(*HELD_OUT)
-    best = {one: took_us(subject, one) for one in found}
-    picked = select_proposals(found, subject, model, 4)
-    assert min(best[one] for one in picked) == min(best.values())
-    assert sum(best[one] for one in picked[:3]) < sum(best[one] for one in found[:3])
+    subject, proposals = features_of(*HELD_OUT), family(*HELD_OUT)
+    best = {proposal: took_us(subject, proposal) for proposal in proposals}
+    picked = select_proposals(proposals, subject, model, 4)
+    assert min(best[proposal] for proposal in picked) == min(best.values())
+    assert sum(best[proposal] for proposal in picked[:3]) < sum(
+        best[proposal] for proposal in proposals[:3]
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])

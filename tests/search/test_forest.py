@@ -18,10 +18,12 @@ def test_a_forest_finds_steps_and_products_and_the_same_ones_every_time() -> Non
     groups = torch.arange(600) // 6
     forest = fit(rows, values, groups)
     again = fit(rows, values, groups)
-    left = values - forest.predict_out_of_bag(rows)
-    assert left[~left.isnan()].std() < 0.3 * values.std()
+    residuals = values - forest.predict_out_of_bag(rows)
+    assert residuals[~residuals.isnan()].std() < 0.3 * values.std()
     assert torch.equal(forest.leaves, again.leaves)
-    assert all(torch.equal(one, other) for one, other in zip(forest.cuts, again.cuts, strict=True))
+    assert all(
+        torch.equal(cut, other_cut) for cut, other_cut in zip(forest.cuts, again.cuts, strict=True)
+    )
 
 
 def test_what_is_held_out_was_not_seen() -> None:
@@ -34,8 +36,8 @@ def test_what_is_held_out_was_not_seen() -> None:
         groups
     ]
     forest = fit(codes[groups], values, groups)
-    seen, _ = forest.predict(codes[groups])
-    assert (seen - values).abs().mean() < 0.75 * (
+    predicted, _ = forest.predict(codes[groups])
+    assert (predicted - values).abs().mean() < 0.75 * (
         forest.predict_out_of_bag(codes[groups]) - values
     ).nan_to_num().abs().mean()
 
@@ -47,12 +49,12 @@ def test_a_forest_of_thousands_of_rows_is_fitted_in_tenths_of_a_second() -> None
     try:
         spent = []
         for _ in range(3):
-            begun = time.process_time()
+            started_s = time.process_time()
             forest = fit(rows, rows[:, 0], torch.arange(3000) // 6)
-            spent.append(time.process_time() - begun)
-        begun = time.process_time()
+            spent.append(time.process_time() - started_s)
+        started_s = time.process_time()
         forest.predict(rows)
-        asked_s = time.process_time() - begun
+        asked_s = time.process_time() - started_s
     finally:
         torch.set_num_threads(threads)
     assert min(spent) < 1.0  # 0.15 s on two quiet cores; this machine may be anything

@@ -19,41 +19,43 @@ from torch_cudal1.kernels.templates.gemm_tiles import METHODS
 from torch_cudal1.search.cost_model.predictor import CostModel, fit_cost_model
 from torch_cudal1.search.evolution.generation import propose_generation
 
-MODEL = fit_cost_model(timings([one for one in SIZES if one != HELD_OUT]), "gemm")
+MODEL = fit_cost_model(timings([size for size in SIZES if size != HELD_OUT]), "gemm")
 
 
 def first_four() -> dict[Proposal, float]:
     subject = features_of(*HELD_OUT)
-    return {one: took_us(subject, one) for one in family(*HELD_OUT)[-4:]}
+    return {proposal: took_us(subject, proposal) for proposal in family(*HELD_OUT)[-4:]}
 
 
 def test_children_are_legal_new_and_within_the_rights_of_their_family() -> None:
     assert isinstance(MODEL, CostModel)
-    measured, own = first_four(), family(*HELD_OUT)
+    measured, proposals = first_four(), family(*HELD_OUT)
     children = propose_generation(
-        measured, own, keep_legal, features_of(*HELD_OUT), MODEL, count=64
+        measured, proposals, keep_legal, features_of(*HELD_OUT), MODEL, count=64
     )
     assert children
     assert len(set(children)) == len(children)
     assert not set(children) & set(measured)
     assert any(
-        one not in own
-        for one in propose_generation(
-            measured, own[-6:], keep_legal, features_of(*HELD_OUT), MODEL, count=64
+        proposal not in proposals
+        for proposal in propose_generation(
+            measured, proposals[-6:], keep_legal, features_of(*HELD_OUT), MODEL, count=64
         )
     )
     assert not any(
-        METHODS[str(one.config["method"])].needs_tf32 for one in children
+        METHODS[str(proposal.config["method"])].needs_tf32 for proposal in children
     )  # no right was granted, none is gained
-    for one in children:
-        assert lower(product(*HELD_OUT), one).kernels
+    for proposal in children:
+        assert lower(product(*HELD_OUT), proposal).kernels
 
 
 def test_what_was_tried_without_a_time_is_not_tried_again() -> None:
-    measured, own = first_four(), family(*HELD_OUT)
-    before = propose_generation(measured, own, keep_legal, features_of(*HELD_OUT), MODEL, count=4)
+    measured, proposals = first_four(), family(*HELD_OUT)
+    before = propose_generation(
+        measured, proposals, keep_legal, features_of(*HELD_OUT), MODEL, count=4
+    )
     after = propose_generation(
-        measured, own, keep_legal, features_of(*HELD_OUT), MODEL, count=4, failed=before
+        measured, proposals, keep_legal, features_of(*HELD_OUT), MODEL, count=4, failed=before
     )
     assert before
     assert not set(before) & set(after)
@@ -62,11 +64,13 @@ def test_what_was_tried_without_a_time_is_not_tried_again() -> None:
 def test_the_next_generation_is_faster_where_the_first_was_badly_chosen() -> None:
     subject, measured = features_of(*HELD_OUT), first_four()
     children = propose_generation(measured, family(*HELD_OUT), keep_legal, subject, MODEL, count=4)
-    assert min(took_us(subject, one) for one in children) < min(measured.values())
+    assert min(took_us(subject, proposal) for proposal in children) < min(measured.values())
 
 
 def test_where_nothing_faster_is_hoped_for_there_is_no_generation() -> None:
-    measured = {one: us / 100 for one, us in first_four().items()} | {family(*HELD_OUT)[0]: 0.001}
+    measured = {proposal: us / 100 for proposal, us in first_four().items()} | {
+        family(*HELD_OUT)[0]: 0.001
+    }
     assert (
         propose_generation(
             measured, family(*HELD_OUT), keep_legal, features_of(*HELD_OUT), MODEL, count=4
@@ -89,11 +93,11 @@ def test_without_a_model_there_is_none() -> None:
     )
 
 
-def test_the_same_race_has_the_same_children() -> None:
-    made = [
+def test_the_same_benchmark_has_the_same_children() -> None:
+    generations = [
         propose_generation(
             first_four(), family(*HELD_OUT), keep_legal, features_of(*HELD_OUT), MODEL, count=8
         )
         for _ in range(2)
     ]
-    assert made[0] == made[1]
+    assert generations[0] == generations[1]

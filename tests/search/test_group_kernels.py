@@ -15,9 +15,9 @@ from torch import nn
 from tests.search.kernel_cases import SIZES, features_of, product, took_us
 from tests.search.scripted_kernels import (
     PROPOSED,
-    _done,
-    built,
+    build_by_name,
     capture_linear,
+    complete_future,
     make_group_kernels,
     partition_products,
     patch_search,
@@ -47,18 +47,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContext:
 
 
 @pytest.fixture
-def whole() -> Region:
+def region() -> Region:
     return capture_linear()
 
 
 def test_few_products_are_checked_in_the_whole_only_and_nothing_unchecked_is_remembered(
-    place: TuneContext, whole: Region
+    place: TuneContext, region: Region
 ) -> None:
-    found, _ = make_group_kernels(place).find_kernels(partition_products(whole))
-    assert [techniques for _, techniques in found.values()] == [("gemm", "wrong")]
+    replacements, _ = make_group_kernels(place).find_kernels(partition_products(region))
+    assert [techniques for _, techniques in replacements.values()] == [("gemm", "wrong")]
     assert "entries_reused" not in telemetry.report().counters
-    again, _ = make_group_kernels(place).find_kernels(partition_products(whole))
-    assert again.keys() == found.keys()
+    again, _ = make_group_kernels(place).find_kernels(partition_products(region))
+    assert again.keys() == replacements.keys()
     assert "entries_reused" not in telemetry.report().counters
 
 
@@ -72,69 +72,73 @@ def test_many_different_products_are_checked_one_by_one_and_asked_once(
         ).eval()
         (region,) = capture_regions(layers, (torch.randn(4, 8),))
     for _ in range(2):
-        found, _ = make_group_kernels(place).find_kernels(partition_products(region))
-        assert [techniques for _, techniques in found.values()] == [("gemm", "best")] * 3
+        replacements, _ = make_group_kernels(place).find_kernels(partition_products(region))
+        assert [techniques for _, techniques in replacements.values()] == [("gemm", "best")] * 3
     assert telemetry.report().counters["entries_reused"] == 3
 
 
 def test_a_search_out_of_time_remembers_nothing(
-    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = judge.working_s()
     monkeypatch.setattr(
         judge,
         "build_candidates",
-        lambda *given: (
+        lambda *arguments: (
             monkeypatch.setattr(judge, "working_s", lambda: begin + 9e9),
-            built(*given),
+            build_by_name(*arguments),
         )[1],
     )
-    found, reasons = make_group_kernels(place, begin + 1e9).find_kernels(partition_products(whole))
-    assert found == {}
+    replacements, reasons = make_group_kernels(place, begin + 1e9).find_kernels(
+        partition_products(region)
+    )
+    assert replacements == {}
     assert {reason.detector for reason in reasons} == {"budget"}
     monkeypatch.setattr(judge, "working_s", lambda: begin)
-    monkeypatch.setattr(judge, "build_candidates", built)
-    assert make_group_kernels(place).find_kernels(partition_products(whole))[0]
+    monkeypatch.setattr(judge, "build_candidates", build_by_name)
+    assert make_group_kernels(place).find_kernels(partition_products(region))[0]
 
 
 def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
-    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What compiles in the background may go on; it is not waited for, and not remembered as
     useless.
     """
     never: Future[tuple[Candidate, ...]] = Future()
-    monkeypatch.setattr(judge, "in_background", lambda *given: never)
+    monkeypatch.setattr(judge, "in_background", lambda *arguments: never)
     now = judge.working_s()
     monkeypatch.setattr(judge, "working_s", lambda: now)
     hurried = make_group_kernels(place, now + 0.05)
-    hurried.begin(partition_products(whole))
-    found, reasons = hurried.find_kernels(partition_products(whole))
-    assert found == {}
+    hurried.begin(partition_products(region))
+    replacements, reasons = hurried.find_kernels(partition_products(region))
+    assert replacements == {}
     assert {reason.detector for reason in reasons} == {"budget"}
-    never.set_result(built(whole, PROPOSED))
+    never.set_result(build_by_name(region, PROPOSED))
     monkeypatch.setattr(
         judge,
         "in_background",
-        lambda threads, build, region, proposals, *how: _done(built(region, proposals)),
+        lambda threads, build, region, proposals, *how: complete_future(
+            build_by_name(region, proposals)
+        ),
     )
     again = make_group_kernels(place)
-    again.begin(partition_products(whole))
-    assert again.find_kernels(partition_products(whole))[0]
+    again.begin(partition_products(region))
+    assert again.find_kernels(partition_products(region))[0]
 
 
 def test_no_kernel_is_checked_beyond_the_budget(
-    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels that are not raced are checked one by one; the second is not begun when the first has
+    """Kernels that are not benchmarked are checked one by one; the second is not begun when the first has
     spent what was left.
     """
     begin = judge.working_s()
     clock = [begin]
-    asked: list[str] = []
+    checked_names: list[str] = []
 
     def check(region: Region, candidate: Candidate, job: judge.EvaluationConfig) -> Verdict:
-        asked.append(candidate.techniques[1])
+        checked_names.append(candidate.techniques[1])
         clock[0] = begin + 10.0
         return Verdict((CheckResult("numerics", False, detail="wrong"),))
 
@@ -148,8 +152,10 @@ def test_no_kernel_is_checked_beyond_the_budget(
     )
     monkeypatch.setattr(judge, "working_s", lambda: clock[0])
     monkeypatch.setattr(judge, "validate_candidate", check)
-    found, reasons = make_group_kernels(place, begin + 5.0).find_kernels(partition_products(whole))
-    assert (found, asked) == ({}, ["a"])
+    replacements, reasons = make_group_kernels(place, begin + 5.0).find_kernels(
+        partition_products(region)
+    )
+    assert (replacements, checked_names) == ({}, ["a"])
     assert [reason.detector for reason in reasons] == ["numerics", "budget"]
 
 
@@ -159,67 +165,73 @@ def test_the_dearest_fusion_groups_come_first(place: TuneContext) -> None:
             nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64)
         ).eval()
         (region,) = capture_regions(layers, (torch.randn(512, 64),))
-    found = group_kernels._most_expensive_first(partition_products(region))
-    assert sorted(found, key=lambda group: group.steps) != found
-    assert [group.region.program.inputs[-1].shape.count(2048) for group in found][-1] == 0
+    ordered = group_kernels._most_expensive_first(partition_products(region))
+    assert sorted(ordered, key=lambda group: group.steps) != ordered
+    assert [group.region.program.inputs[-1].shape.count(2048) for group in ordered][-1] == 0
 
 
-def test_heats_teach_the_next_search_what_to_compile_and_to_breed(
+def test_times_teach_the_next_search_what_to_compile_and_to_breed(
     place: TuneContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first search takes the family's order; after heats of other shapes it compiles others,
+    """The first search takes the family's order; after benchmarks of other shapes it compiles others,
     and one generation more.
     """
-    made: dict[int, tuple[Candidate, Proposal]] = {}
+    proposal_of: dict[int, tuple[Candidate, Proposal]] = {}
     compiled: list[Proposal] = []
 
     def build(
         region: Region, proposals: Sequence[Proposal], *how: judge.EvaluationConfig | Target
     ) -> tuple[Candidate, ...]:
-        answers = built(
+        answers = build_by_name(
             region, [Proposal("gemm", {"name": str(at)}) for at in range(len(proposals))]
         )
-        made.update(
-            {id(one): (one, proposal) for one, proposal in zip(answers, proposals, strict=True)}
+        proposal_of.update(
+            {id(item): (item, proposal) for item, proposal in zip(answers, proposals, strict=True)}
         )
         compiled.extend(proposals)
         return answers
 
-    def heat(
+    def prescreen_by_cost(
         region: Region, candidates: Sequence[Candidate], job: judge.EvaluationConfig
     ) -> PrescreenResult:
         subject = features_of_region(region)
         return PrescreenResult(
-            1e9, {at: took_us(subject, made[id(one)][1]) for at, one in enumerate(candidates)}, {}
+            1e9,
+            {at: took_us(subject, proposal_of[id(item)][1]) for at, item in enumerate(candidates)},
+            {},
         )
 
     monkeypatch.setattr(kernels, "propose", propose)
     monkeypatch.setattr(group_kernels, "PROPOSALS_PER_GROUP", 4)
     monkeypatch.setattr(judge, "build_candidates", build)
     monkeypatch.setattr(
-        "torch_cudal1.search.build_cache.find_build", lambda *given: Refusal("absent")
+        "torch_cudal1.search.build_cache.find_build", lambda *arguments: Refusal("absent")
     )
-    monkeypatch.setattr("torch_cudal1.search.build_cache.store_build", lambda *given: None)
-    monkeypatch.setattr(judge, "in_background", lambda threads, build, *given: _done(build(*given)))
-    monkeypatch.setattr(shortlist, "prescreen", heat)
-    held_out, *others = (
+    monkeypatch.setattr("torch_cudal1.search.build_cache.store_build", lambda *arguments: None)
+    monkeypatch.setattr(
+        judge,
+        "in_background",
+        lambda threads, build, *arguments: complete_future(build(*arguments)),
+    )
+    monkeypatch.setattr(shortlist, "prescreen", prescreen_by_cost)
+    held_out, *other_regions = (
         Region(product(*size), ("input", "input")) for size in (SIZES[-1], *SIZES[:-1])
     )
-    own = propose(held_out.program, 90)[:4]
-    assert make_group_kernels(place)._list_proposals(held_out) == own
+    first_proposals = propose(held_out.program, 90)[:4]
+    assert make_group_kernels(place)._list_proposals(held_out) == first_proposals
     taught = make_group_kernels(place)
-    for region in others:
+    for region in other_regions:
         taught._find_kernel(region, taught.job, check=False)
     compiled.clear()
     kernel, _ = make_group_kernels(place)._find_kernel(held_out, taught.job, check=False)
     assert kernel is not None
-    assert set(compiled[:4]) != set(own)
-    assert own[0] in compiled
+    assert set(compiled[:4]) != set(first_proposals)
+    assert first_proposals[0] in compiled
     assert len(compiled) == len(set(compiled))
     subject = features_of(*SIZES[-1])
-    best = made[id(kernel)][1]
-    assert took_us(subject, best) == min(took_us(subject, one) for one in compiled)
-    assert took_us(subject, best) <= min(took_us(subject, one) for one in own)
+    best = proposal_of[id(kernel)][1]
+    assert took_us(subject, best) == min(took_us(subject, item) for item in compiled)
+    assert took_us(subject, best) <= min(took_us(subject, item) for item in first_proposals)
 
 
 def features_of_region(region: Region) -> Traits:

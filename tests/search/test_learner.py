@@ -23,15 +23,15 @@ from torch_cudal1.search.cost_model.learner import Learner
 from torch_cudal1.search.cost_model.timings import KernelTiming, read_timings
 
 
-def test_a_searchs_own_heats_teach_its_next_islands(tmp_path: Path) -> None:
-    learner = make_learner(tmp_path, known=False)
+def test_times_of_a_search_teach_its_next_fusion_groups(tmp_path: Path) -> None:
+    learner = make_learner(tmp_path, has_timings=False)
     for size in SIZES:
         subject = features_of(*size)
         learner.record_times(
-            product(*size), {one: took_us(subject, one) for one in family(*size, 10)}
+            product(*size), {proposal: took_us(subject, proposal) for proposal in family(*size, 10)}
         )
-    own = family(1000, 2048, 2048, 8)
-    assert learner.select_proposals(product(1000, 2048, 2048), own, 4) != own[:4]
+    proposals = family(1000, 2048, 2048, 8)
+    assert learner.select_proposals(product(1000, 2048, 2048), proposals, 4) != proposals[:4]
     assert len(read_timings(learner.path)) > 50
 
 

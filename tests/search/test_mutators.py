@@ -32,22 +32,27 @@ def test_what_needs_more_than_the_device_has_is_not_legal() -> None:
 
 
 def test_a_child_has_its_fields_from_its_parents_or_a_step_beside() -> None:
-    own = family(*HELD_OUT)
+    proposals = family(*HELD_OUT)
     parents = [
-        next(one for one in own if one.config["method"] == name) for name in ("bf16x6", "tf32x3")
+        next(proposal for proposal in proposals if proposal.config["method"] == name)
+        for name in ("bf16x6", "tf32x3")
     ]
-    known = {name: {one.config[name] for one in own} for name in own[0].config}
+    values_by_name = {
+        name: {proposal.config[name] for proposal in proposals} for name in proposals[0].config
+    }
     for seed in range(200):
-        child = make_child(parents, own, random.Random(seed))
+        child = make_child(parents, proposals, random.Random(seed))
         moved = [
             name
             for name, value in child.config.items()
-            if value not in {one.config[name] for one in parents}
+            if value not in {proposal.config[name] for proposal in parents}
         ]
         assert len(moved) <= 1
         for name in moved:
             value = child.config[name]
-            own_numbers = [one.number(name, 0) for one in parents if isinstance(value, int)]
-            assert value in known[name] or value in {n * 2 for n in own_numbers} | {
+            own_numbers = [
+                proposal.number(name, 0) for proposal in parents if isinstance(value, int)
+            ]
+            assert value in values_by_name[name] or value in {n * 2 for n in own_numbers} | {
                 n // 2 for n in own_numbers
             }

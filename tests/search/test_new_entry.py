@@ -50,16 +50,16 @@ def test_an_evaluated_choice_brings_its_timing_its_checks_and_the_baselines(
     ranking = judge.BaselineRanking(
         make_baseline(region), {"eager": 100.0}, {"inductor": "no compiler"}
     )
-    tried = [{"label": "gemm", "decision": "accepted"}]
+    attempts = [{"label": "gemm", "decision": "accepted"}]
     entry = make_entry(
-        region, place, candidate, evaluation=evaluation, ranking=ranking, tried=tried
+        region, place, candidate, evaluation=evaluation, ranking=ranking, tried=attempts
     )
     assert entry.choice == candidate
     assert entry.evidence["timing"]["speedup"] == 2.0
     assert [check["name"] for check in entry.evidence["checks"]] == ["numerics"]
     assert entry.evidence["baselines_us"] == {"eager": 100.0}
     assert entry.evidence["baseline_failures"] == {"inductor": "no compiler"}
-    assert list(entry.tried) == tried
+    assert list(entry.tried) == attempts
 
 
 @pytest.mark.parametrize("has_kernel", [True, False])

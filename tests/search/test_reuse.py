@@ -55,12 +55,12 @@ def region() -> Region:
 
 
 @dataclass
-class Court:
+class ScriptedJudge:
     """A judge that accepts everything but the schedules it is told to refuse, and keeps what it was
     asked.
     """
 
-    judged: list[tuple[Candidate, judge.EvaluationConfig]] = field(default_factory=list)
+    evaluated: list[tuple[Candidate, judge.EvaluationConfig]] = field(default_factory=list)
     checked: list[Candidate] = field(default_factory=list)
     refuses: bool = False
     verdict: Verdict = PASSED
@@ -82,7 +82,7 @@ class Court:
     ) -> judge.Evaluation:
         if job.trust == "foreign" and not self.confined:
             raise SandboxError("confining", "level 1 is all there is")
-        self.judged.append((candidate, job))
+        self.evaluated.append((candidate, job))
         if self.refuses:
             return judge.Evaluation(candidate, Rejected("wrong", "numerics"), WRONG)
         return judge.Evaluation(
@@ -97,11 +97,11 @@ class Court:
 
 
 @pytest.fixture
-def seat(monkeypatch: pytest.MonkeyPatch) -> Court:
-    seat = Court()
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedJudge:
+    scripted = ScriptedJudge()
     for name in ("rank_baselines", "evaluate_candidate", "validate_candidate"):
-        monkeypatch.setattr(judge, name, getattr(seat, name))
-    return seat
+        monkeypatch.setattr(judge, name, getattr(scripted, name))
+    return scripted
 
 
 def put_entry(
@@ -146,14 +146,14 @@ def sign_entry(region: Region, folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("trust", ["judge", "signed"])
 def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_is_run(
-    region, seat, tmp_path, trust
+    region, scripted, tmp_path, trust
 ):
     put_entry(region, tmp_path / "shared")
     choice = choose(region, here(tmp_path, trust=trust))
     assert (choice.swapped, choice.entry) == (False, None)
     assert "refused" in choice.reason
     assert "nobody signed it" in choice.reason
-    assert (seat.judged, seat.checked) == ([], [])
+    assert (scripted.evaluated, scripted.checked) == ([], [])
     (miss,) = [event for event in telemetry.report().events if event.what == "miss"]
     assert "nobody signed it" in str(miss.facts["reason"])
     with pytest.raises(CacheMissError, match="nobody signed it"):
@@ -161,11 +161,11 @@ def test_in_production_an_unknown_entry_is_refused_with_the_reason_and_nothing_i
 
 
 def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_own(
-    region, seat, tmp_path
+    region, scripted, tmp_path
 ):
     put_entry(region, tmp_path / "shared")
     choice = choose(region, here(tmp_path, on_miss="tune"))
-    ((candidate, job),) = seat.judged
+    ((candidate, job),) = scripted.evaluated
     assert (job.trust, candidate.origin, candidate.program) == (
         "foreign",
         "elsewhere",
@@ -179,22 +179,22 @@ def test_a_warm_up_judges_an_unknown_entry_as_a_stranger_s_and_keeps_it_as_its_o
         choice.entry.contract.version,
     )
     again = choose(region, here(tmp_path, trust="signed"))
-    assert (again.swapped, len(seat.judged)) == (True, 1)
+    assert (again.swapped, len(scripted.evaluated)) == (True, 1)
     assert telemetry.report().events[-1].facts["vouched_by"] == "this cache"
 
 
-def test_an_unknown_entry_that_the_judge_refuses_does_not_run(region, seat, tmp_path):
+def test_an_unknown_entry_that_the_judge_refuses_does_not_run(region, scripted, tmp_path):
     put_entry(region, tmp_path / "shared")
-    seat.refuses = True
+    scripted.refuses = True
     choice = choose(region, here(tmp_path, on_miss="tune"))
     assert not choice.swapped
     assert [attempt["reason"] for attempt in choice.entry.tried] == ["wrong"]
 
 
-def test_under_signed_not_even_a_warm_up_looks_at_an_unknown_entry(region, seat, tmp_path):
+def test_under_signed_not_even_a_warm_up_looks_at_an_unknown_entry(region, scripted, tmp_path):
     put_entry(region, tmp_path / "shared")
     assert not choose(region, here(tmp_path, on_miss="tune", trust="signed")).swapped
-    assert seat.judged == []
+    assert scripted.evaluated == []
     assert any(
         event.what == "refused" and "nobody signed it" in event.facts["reason"]
         for event in telemetry.report().events
@@ -202,17 +202,17 @@ def test_under_signed_not_even_a_warm_up_looks_at_an_unknown_entry(region, seat,
 
 
 def test_where_a_stranger_s_process_cannot_be_confined_his_entry_is_refused_and_the_search_goes_on(
-    region, seat, tmp_path
+    region, scripted, tmp_path
 ):
     put_entry(region, tmp_path / "shared")
-    seat.confined = False
+    scripted.confined = False
     choice = choose(region, here(tmp_path, on_miss="tune"))
     assert not choice.swapped
     assert "level 1 is all there is" in choice.entry.tried[0]["reason"]
 
 
 @pytest.mark.parametrize("where", ["own", "shared"])
-def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, seat, tmp_path, where):
+def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, scripted, tmp_path, where):
     # Judged under another torch, an entry is used unjudged only if it is a baseline: that must not
     # be a matter of its word.
     target = replace(here(tmp_path).target, torch="9.9")
@@ -221,7 +221,7 @@ def test_a_kernel_that_calls_itself_a_baseline_is_not_believed(region, seat, tmp
     assert choice.candidate.program == region.program
     assert choice.entry is None
     choose(region, here(tmp_path, on_miss="tune"))
-    (candidate,) = [candidate for candidate, _ in seat.judged]
+    (candidate,) = [candidate for candidate, _ in scripted.evaluated]
     assert candidate.program == add_one_to_output(region.program), "it was judged before it ran"
 
 
@@ -258,57 +258,57 @@ def test_an_accelerated_model_says_that_an_unsigned_folder_was_refused(tmp_path,
 
 @pytest.mark.parametrize("judged_by", ["", "0123456789abcdef"])
 def test_a_signed_entry_is_used_in_production_without_running_a_judge(
-    region, seat, tmp_path, judged_by
+    region, scripted, tmp_path, judged_by
 ):
     choice = choose(region, here(tmp_path, **sign_entry(region, tmp_path, judged_by=judged_by)))
     assert choice.swapped
-    assert (seat.judged, seat.checked) == ([], [])
+    assert (scripted.evaluated, scripted.checked) == ([], [])
 
 
 def test_where_searching_is_allowed_a_signed_entry_is_checked_once_a_machine(
-    region, seat, tmp_path, monkeypatch
+    region, scripted, tmp_path, monkeypatch
 ):
     rules = sign_entry(region, tmp_path, judged_by="0123456789abcdef")
     for _ in range(3):
         assert choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
-    assert (len(seat.checked), seat.judged) == (1, [])
+    assert (len(scripted.checked), scripted.evaluated) == (1, [])
     monkeypatch.setattr(reuse, "judge_identity", lambda: "f" * 16)
     choose(region, here(tmp_path, on_miss="tune", **rules))
-    assert len(seat.checked) == 2
+    assert len(scripted.checked) == 2
 
 
 def test_a_signed_entry_that_is_wrong_on_this_machine_is_not_used_then_or_later(
-    region, seat, tmp_path
+    region, scripted, tmp_path
 ):
     rules = sign_entry(region, tmp_path, judged_by="0123456789abcdef")
-    seat.verdict, seat.refuses = WRONG, True
+    scripted.verdict, scripted.refuses = WRONG, True
     assert not choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
-    assert len(seat.checked) == 1
+    assert len(scripted.checked) == 1
     for path in (tmp_path / "own").rglob("*.safetensors"):
         path.unlink()  # what the search then found
     later = choose(region, here(tmp_path, **rules))
     assert not later.swapped
     assert "wrong on this machine: numerics: output 0 is off" in later.reason
-    assert len(seat.checked) == 1
+    assert len(scripted.checked) == 1
 
 
-def test_what_this_machine_judged_is_not_checked_again(region, seat, tmp_path):
+def test_what_this_machine_judged_is_not_checked_again(region, scripted, tmp_path):
     rules = sign_entry(region, tmp_path, judged_by=judge_identity())
     assert choose(region, here(tmp_path, on_miss="tune", **rules)).swapped
     put_entry(region, tmp_path / "own")
     assert choose(region, here(tmp_path, on_miss="tune")).swapped
-    assert seat.checked == []
+    assert scripted.checked == []
 
 
-def test_a_copied_cache_is_checked_once_although_it_is_the_own_one(region, seat, tmp_path):
+def test_a_copied_cache_is_checked_once_although_it_is_the_own_one(region, scripted, tmp_path):
     put_entry(region, tmp_path / "own", judged_by="0123456789abcdef")
     for _ in range(2):
         assert choose(region, here(tmp_path, on_miss="tune")).swapped
-    assert len(seat.checked) == 1
+    assert len(scripted.checked) == 1
 
 
 def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word(
-    region, seat, tmp_path, monkeypatch
+    region, scripted, tmp_path, monkeypatch
 ):
     def cannot(*_: object) -> Verdict:
         raise SandboxError("starting", "no processes left")
@@ -321,7 +321,7 @@ def test_a_machine_that_cannot_judge_uses_a_signed_entry_on_its_publisher_s_word
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_path):
+def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, scripted, tmp_path):
     put_entry(region, tmp_path / "shared")
     revoked = write_revocations(
         tmp_path / "revoked.toml", program=add_one_to_output(region.program).digest
@@ -330,7 +330,7 @@ def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_p
     put_entry(region, tmp_path / "own", target=target)
     choice = choose(region, here(tmp_path, on_miss="tune", revoked=revoked))
     assert not choice.swapped
-    assert seat.judged == []
+    assert scripted.evaluated == []
     place = here(tmp_path, on_miss="tune", revoked=revoked)
     from torch_cudal1.search.tune import tune
 
@@ -340,7 +340,7 @@ def test_a_revoked_program_is_not_taken_up_again_by_a_search(region, seat, tmp_p
     assert [(attempt["detector"], attempt["reason"]) for attempt in entry.tried] == [
         ("revoked", "found wrong")
     ]
-    assert seat.judged == []
+    assert scripted.evaluated == []
 
 
 # The judge itself
@@ -387,8 +387,8 @@ NO_COMPILER = "InductorError: no C++ compiler"
 
 
 @pytest.fixture
-def inductor(seat: Court, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Why Inductor is out of each race from now on; empty it and Inductor runs."""
+def inductor(scripted: ScriptedJudge, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Why Inductor is out of each benchmark from now on; empty it and Inductor runs."""
     failures: dict[str, str] = {}
 
     def rank_baselines(
@@ -413,7 +413,7 @@ def searches(region: Region, place: TuneContext) -> int:
 
 
 def test_what_was_tuned_without_inductor_runs_until_a_search_may_measure_it(
-    region, seat, inductor, tmp_path
+    region, scripted, inductor, tmp_path
 ):
     inductor["inductor"] = NO_COMPILER
     assert searches(region, here(tmp_path, on_miss="tune")) == 1
@@ -428,16 +428,23 @@ def test_what_was_tuned_without_inductor_runs_until_a_search_may_measure_it(
     assert searches(region, here(tmp_path, on_miss="tune")) == 0
 
 
-def test_a_choice_that_is_measured_again_is_the_first_candidate(region, seat, inductor, tmp_path):
-    raced = {"baselines_us": {"eager": 100.0}, "baseline_failures": {"inductor": NO_COMPILER}}
+def test_a_choice_that_is_measured_again_is_the_first_candidate(
+    region, scripted, inductor, tmp_path
+):
+    measured_evidence = {
+        "baselines_us": {"eager": 100.0},
+        "baseline_failures": {"inductor": NO_COMPILER},
+    }
     entry = put_entry(region, tmp_path / "own")
-    LocalCache(tmp_path / "own").put(replace(entry, evidence={**entry.evidence, **raced}))
+    LocalCache(tmp_path / "own").put(
+        replace(entry, evidence={**entry.evidence, **measured_evidence})
+    )
     assert searches(region, here(tmp_path, on_miss="tune")) == 1
-    assert seat.judged[0][0] == entry.choice
+    assert scripted.evaluated[0][0] == entry.choice
 
 
 def test_where_inductor_never_runs_two_searches_are_enough_until_the_compilers_change(
-    region, seat, inductor, tmp_path, monkeypatch
+    region, scripted, inductor, tmp_path, monkeypatch
 ):
     inductor["inductor"] = NO_COMPILER
     place = here(tmp_path, on_miss="tune")
@@ -447,7 +454,7 @@ def test_where_inductor_never_runs_two_searches_are_enough_until_the_compilers_c
 
 
 def test_without_any_compiler_one_search_is_enough_until_there_is_one(
-    region, seat, inductor, tmp_path, monkeypatch
+    region, scripted, inductor, tmp_path, monkeypatch
 ):
     inductor["inductor"] = NO_COMPILER
     place = here(tmp_path, on_miss="tune")
@@ -463,7 +470,7 @@ def test_without_any_compiler_one_search_is_enough_until_there_is_one(
     ("why", "settings"), [(DIFFERS_FROM_EAGER, {}), (NO_COMPILER, {"without": ("compile",)})]
 )
 def test_what_another_search_would_not_change_is_not_searched_again(
-    region, seat, inductor, tmp_path, why, settings
+    region, scripted, inductor, tmp_path, why, settings
 ):
     inductor["inductor"] = why
     place = here(tmp_path, on_miss="tune", **settings)
@@ -474,7 +481,7 @@ def test_what_another_search_would_not_change_is_not_searched_again(
 
 
 def test_a_search_that_left_inductor_out_is_made_up_for_by_one_that_does_not(
-    region, seat, inductor, tmp_path
+    region, scripted, inductor, tmp_path
 ):
     assert searches(region, here(tmp_path, on_miss="tune", without=("compile",))) == 1
     place = here(tmp_path, on_miss="tune")

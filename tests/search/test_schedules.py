@@ -28,11 +28,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContext:
 
 def _kernel_and(operators: int) -> Program:
     """A kernel of its own, then so many element-wise operators."""
-    one = TensorSpec("float32", (8,), (1,), "cuda")
+    spec = TensorSpec("float32", (8,), (1,), "cuda")
     kernel = Program(
-        (one,),
+        (spec,),
         (
-            Alloc(1, one),
+            Alloc(1, spec),
             Launch(
                 "k", "k", (1, 1, 1), 32, 0, (LaunchArg("ptr", Value(0)), LaunchArg("ptr", Value(1)))
             ),
@@ -43,7 +43,7 @@ def _kernel_and(operators: int) -> Program:
         Aten("aten.relu.default", (Value(1 + index),), (), (2 + index,))
         for index in range(operators)
     ]
-    return Program((one,), (Call(kernel, (0,), (1,)), *steps), (1 + operators,))
+    return Program((spec,), (Call(kernel, (0,), (1,)), *steps), (1 + operators,))
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_the_best_is_tried_the_other_way_at_last_where_its_kernels_leave_little(
     operators: int, schedule: Schedule, order: list[str], other: str | None
 ) -> None:
     best = Candidate(_kernel_and(operators), schedule, "builtin", ("attention",))
-    found = list(propose_other_base(best, [Schedule.parse(name) for name in order]))
-    assert [(one.schedule, one.program, one.techniques) for one in found] == (
-        [(other, best.program, ("attention",))] if other else []
-    )
+    proposed = list(propose_other_base(best, [Schedule.parse(name) for name in order]))
+    assert [
+        (candidate.schedule, candidate.program, candidate.techniques) for candidate in proposed
+    ] == ([(other, best.program, ("attention",))] if other else [])
 
 
 def test_a_best_without_kernels_is_not_tried_again(place: TuneContext) -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.search.scripted_kernels import PROPOSED, built, capture_linear, make_job, patch_search
+from tests.search.scripted_kernels import (
+    PROPOSED,
+    build_by_name,
+    capture_linear,
+    make_job,
+    patch_search,
+)
 from torch_cudal1.ir.records import (
     Contract,
     Region,
@@ -26,15 +32,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneContext:
 
 
 @pytest.fixture
-def whole() -> Region:
+def region() -> Region:
     return capture_linear()
 
 
 def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(
-    place: TuneContext, whole: Region
+    place: TuneContext, region: Region
 ) -> None:
     best, reasons, saved_us = select_fastest_correct(
-        whole, built(whole, PROPOSED), place, make_job(place), deadline=float("inf")
+        region, build_by_name(region, PROPOSED), place, make_job(place), deadline=float("inf")
     )
     assert best is not None
     assert saved_us > 0
@@ -53,26 +59,26 @@ def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: TuneCon
 
 
 def test_what_differs_from_eager_as_another_precision_does_comes_last(
-    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = PrescreenResult(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
-    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: found)
-    answers = built(whole, PROPOSED[:2])
+    result = PrescreenResult(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
+    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: result)
+    answers = build_by_name(region, PROPOSED[:2])
     best, *_ = select_fastest_correct(
-        whole, answers, place, make_job(place), deadline=float("inf"), check=False
+        region, answers, place, make_job(place), deadline=float("inf"), check=False
     )
     assert best is not None
     assert best.techniques == ("gemm", "best")
 
 
 def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_model(
-    place: TuneContext, whole: Region, monkeypatch: pytest.MonkeyPatch
+    place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = PrescreenResult(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
-    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: found)
+    result = PrescreenResult(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
+    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: result)
     best, reasons, _ = select_fastest_correct(
-        whole,
-        built(whole, PROPOSED[:2]),
+        region,
+        build_by_name(region, PROPOSED[:2]),
         place,
         make_job(place),
         deadline=float("inf"),
@@ -80,6 +86,6 @@ def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_
     )
     assert best is not None
     assert best.techniques == ("gemm", "best")
-    assert [one.reason for one in reasons] == [
+    assert [rejected.reason for rejected in reasons] == [
         "takes 80.0 us, eager 100 us, its product and one pass 70.0 us"
     ]

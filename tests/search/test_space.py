@@ -52,10 +52,10 @@ def test_every_fusion_group_that_a_search_asks_kernels_for_is_known_ahead(
 
     with torch.no_grad():
         (region,) = capture_regions(Mixed().eval(), (torch.randn(2048, 2048),))
-    asked: set[str] = set()
+    proposed_for: set[str] = set()
 
     def propose(program: Program, sm: int, rights: Sequence[str]) -> tuple[Proposal, ...]:
-        asked.add(program.digest)
+        proposed_for.add(program.digest)
         return PROPOSED[:1]
 
     monkeypatch.setattr(kernels, "propose", propose)
@@ -70,7 +70,7 @@ def test_every_fusion_group_that_a_search_asks_kernels_for_is_known_ahead(
     if best_us is not None:
         strategy.observe(make_attempt(ranking.best, best_us, 1.3))
     assert list(propose_all(strategy))
-    assert asked <= {group.region.program.digest for group in list_fusion_groups(region)}
+    assert proposed_for <= {group.region.program.digest for group in list_fusion_groups(region)}
 
 
 class Upper(nn.Module):
@@ -84,7 +84,10 @@ def test_a_product_that_a_rewrite_cuts_in_panels_is_offered_to_kernels_in_one_pi
     with torch.no_grad():
         (region,) = capture_regions(Upper(), (torch.randn(1024, 1024), torch.randn(1024, 1024)))
     space = build_search_space(
-        region, replace(place, device=torch.device("cuda")), make_job(place), lambda *given: None
+        region,
+        replace(place, device=torch.device("cuda")),
+        make_job(place),
+        lambda *arguments: None,
     )
     assert space.variant is not None
     assert space.variant.techniques == ("triangular_matmul",)
@@ -94,12 +97,12 @@ def test_a_product_that_a_rewrite_cuts_in_panels_is_offered_to_kernels_in_one_pi
 
 @pytest.mark.parametrize(("without", "proposed"), [((), True), (("kernels",), False)])
 def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
-    whole = capture_region(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
+    region = capture_region(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
     place, built = on_gpu
     there = replace(
         place, device=torch.device("cuda"), settings=place.settings.but(without=without)
     )
-    ranking = judge.BaselineRanking(Candidate(whole.program, "eager", "baseline"), {"eager": 1.0})
-    space = build_space(whole, there, judge.EvaluationConfig(there.settings, there.contract, CPU))
+    ranking = judge.BaselineRanking(Candidate(region.program, "eager", "baseline"), {"eager": 1.0})
+    space = build_space(region, there, judge.EvaluationConfig(there.settings, there.contract, CPU))
     first = StagedSearch(space, ranking, float("inf")).propose()
     assert (first is not None, bool(built)) == (proposed, proposed)

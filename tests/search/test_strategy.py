@@ -48,8 +48,8 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: TuneCo
     space = build_search_space(
         region, there, make_job(place), functools.partial(store_checked_kernel, there)
     )
-    found = list(propose_all(StagedSearch(space, ranking, float("inf"))))
-    first = next(one for one in found if isinstance(one, Candidate))
+    proposals = list(propose_all(StagedSearch(space, ranking, float("inf"))))
+    first = next(candidate for candidate in proposals if isinstance(candidate, Candidate))
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
 
 
@@ -101,18 +101,18 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     )
     techniques = []
     strategy = StagedSearch(space, ranking, float("inf"))
-    for one in propose_all(strategy):
-        assert isinstance(one, Candidate)
-        techniques.append(set(one.techniques) & {"gemm", "norm"})
-        strategy.observe(make_attempt(one, best_us, gain))
+    for candidate in propose_all(strategy):
+        assert isinstance(candidate, Candidate)
+        techniques.append(set(candidate.techniques) & {"gemm", "norm"})
+        strategy.observe(make_attempt(candidate, best_us, gain))
     assert techniques == [{"gemm"}, *more]
 
 
 @pytest.mark.parametrize(
-    ("takes_us", "tried"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])]
+    ("takes_us", "techniques"), [(40.0, [{"gemm"}, {"norm"}]), (99.0, [{"gemm", "norm"}, {"norm"}])]
 )
 def test_kernels_for_products_come_first_where_they_save_much_though_other_steps_dominate(
-    place: TuneContext, monkeypatch: pytest.MonkeyPatch, takes_us: float, tried: list[set[str]]
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch, takes_us: float, techniques: list[set[str]]
 ) -> None:
     """Inductor fuses the rest better than kernels beside it; and nothing of the rest is tried with
     products that lost.
@@ -148,8 +148,8 @@ def test_kernels_for_products_come_first_where_they_save_much_though_other_steps
         Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
     )
     candidates = (
-        one
-        for one in propose_all(StagedSearch(space, ranking, float("inf")))
-        if isinstance(one, Candidate)
+        candidate
+        for candidate in propose_all(StagedSearch(space, ranking, float("inf")))
+        if isinstance(candidate, Candidate)
     )
-    assert [set(one.techniques) & {"gemm", "norm"} for one in candidates] == tried
+    assert [set(candidate.techniques) & {"gemm", "norm"} for candidate in candidates] == techniques

@@ -56,8 +56,8 @@ def test_what_was_added_is_read_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", SPOILED, ids=range(len(SPOILED)))
 def test_a_spoiled_line_costs_itself_only(line: bytes) -> None:
-    whole = timings._encode_line(ONE)
-    assert parse_timings(whole + b"\n" + line + b"\n" + whole) == [ONE, ONE]
+    encoded = timings._encode_line(ONE)
+    assert parse_timings(encoded + b"\n" + line + b"\n" + encoded) == [ONE, ONE]
 
 
 def test_a_writer_that_was_killed_in_the_middle_spoils_its_own_line_only(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_writer_that_was_killed_in_the_middle_spoils_its_own_line_only(tmp_pat
     append_timings(path, [ONE])
     path.write_bytes(path.read_bytes() + timings._encode_line(ONE)[:30])  # no line end
     append_timings(path, [replace(ONE, us=7.0)])
-    assert [one.us for one in read_timings(path)] == [3.5, 7.0]
+    assert [timing.us for timing in read_timings(path)] == [3.5, 7.0]
 
 
 def test_many_writers_of_which_some_are_killed_leave_a_file_of_whole_lines(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_a_file_beyond_its_limit_keeps_its_newer_half(
     for us in range(1, 200):
         assert isinstance(append_timings(path, [replace(ONE, us=float(us))]), Stored)
         assert path.stat().st_size <= 4000
-    kept = [one.us for one in read_timings(path)]
-    assert kept == sorted(kept)
-    assert kept[-1] == 199.0
-    assert len(kept) > 8
+    latencies = [timing.us for timing in read_timings(path)]
+    assert latencies == sorted(latencies)
+    assert latencies[-1] == 199.0
+    assert len(latencies) > 8
 
 
 def test_a_disk_that_refuses_costs_the_timing_only(tmp_path: Path) -> None:

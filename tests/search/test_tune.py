@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.search.scripted_judge import CPU, Islands, Reduced, build_group_kernels, capture_region
+from tests.search.scripted_judge import CPU, Reduced, TwoGroups, build_group_kernels, capture_region
 from torch_cudal1 import judge
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError
@@ -42,10 +42,13 @@ def test_the_best_accepted_candidate_wins_and_is_found_again_without_a_search(
     scripted = script_judge({"eager": 2.0, "inductor": 3.0})
     first = choose(region, place)
     assert (first.candidate.schedule, first.swapped) == ("inductor", True)
-    judged, tuned = scripted.evaluations, telemetry.report().counters["regions_tuned"]
+    evaluated, tuned = scripted.evaluations, telemetry.report().counters["regions_tuned"]
     again = choose(region, place)
     assert again.candidate == first.candidate
-    assert (scripted.evaluations, telemetry.report().counters["regions_tuned"]) == (judged, tuned)
+    assert (scripted.evaluations, telemetry.report().counters["regions_tuned"]) == (
+        evaluated,
+        tuned,
+    )
 
 
 @pytest.mark.parametrize("surprises", [True, False])
@@ -60,16 +63,16 @@ def test_a_second_process_starts_before_a_surprise_and_after_the_baselines_were_
         if surprises
         else (Reduced(), (torch.randn(4, 64),))
     )
-    told: list[str] = []
+    events: list[str] = []
     scripted = script_judge({"eager": "too slow", "inductor": "too slow"})
-    monkeypatch.setattr(judge, "prestart_worker", lambda region, job: told.append("begin"))
+    monkeypatch.setattr(judge, "prestart_worker", lambda region, job: events.append("begin"))
     monkeypatch.setattr(
         judge,
         "rank_baselines",
-        lambda *given: told.append("race") or scripted.rank_baselines(*given),
+        lambda *arguments: events.append("benchmark") or scripted.rank_baselines(*arguments),
     )
     choose(capture_region(module, *inputs), place)
-    assert told == ["begin", "race", *(["begin"] if surprises else [])]
+    assert events == ["begin", "benchmark", *(["begin"] if surprises else [])]
 
 
 def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_reasons(
@@ -78,7 +81,10 @@ def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_re
     script_judge({"eager": "less accurate than eager", "inductor": "too slow"})
     choice = choose(region, place)
     assert (choice.candidate.origin, choice.candidate.schedule) == ("baseline", "eager")
-    assert {one["reason"] for one in choice.entry.tried} == {"less accurate than eager", "too slow"}
+    assert {attempt["reason"] for attempt in choice.entry.tried} == {
+        "less accurate than eager",
+        "too slow",
+    }
 
 
 def test_a_graph_spares_launches_and_no_views(region):
@@ -93,23 +99,23 @@ def test_an_entry_of_another_driver_or_torch_is_judged_again_unless_it_names_a_b
     scripted = script_judge({"eager": 2.0, "inductor": "too slow"})
     choose(region, place)
     elsewhere = replace(place, target=replace(place.target, torch="9.9.9"))
-    asked = scripted.evaluations
+    evaluations_before = scripted.evaluations
     assert (
         choose(region, replace(elsewhere, settings=place.settings.but(on_miss="baseline"))).entry
         is None
     )
     assert choose(region, elsewhere).swapped
-    assert scripted.evaluations > asked
+    assert scripted.evaluations > evaluations_before
 
 
 def test_equal_fusion_groups_are_built_once_and_the_next_model_finds_them(on_gpu):
     place, built = on_gpu
-    region = capture_region(Islands(), torch.randn(4, 8))
+    region = capture_region(TwoGroups(), torch.randn(4, 8))
     job = judge.EvaluationConfig(place.settings, place.contract, CPU)
-    found, refused = build_group_kernels(place, job).find_kernels(partition(region).groups)
-    assert len(found) == len(partition(region).groups) == 2
+    replacements, refused = build_group_kernels(place, job).find_kernels(partition(region).groups)
+    assert len(replacements) == len(partition(region).groups) == 2
     assert (len(built), refused) == (1, [])
-    program = splice(region.program, {group: callee for group, (callee, _) in found.items()})
+    program = splice(region.program, {group: callee for group, (callee, _) in replacements.items()})
     inputs = [torch.rand(spec.shape) for spec in region.program.inputs]
     assert torch.equal(prepare(program, CPU)(inputs)[0], prepare(region.program, CPU)(inputs)[0])
 
@@ -123,10 +129,10 @@ def test_equal_fusion_groups_are_built_once_and_the_next_model_finds_them(on_gpu
 
 def test_a_kernel_that_was_never_timed_is_not_taken_for_a_whole_model(on_gpu):
     place, _ = on_gpu
-    whole = capture_region(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
+    region = capture_region(nn.Sequential(nn.Tanh(), nn.LayerNorm(16)), torch.randn(4, 16))
     job = judge.EvaluationConfig(place.settings, place.contract, CPU)
-    assert build_group_kernels(place, job).find_kernels(partition(whole).groups)[0]
-    choice = choose(whole, replace(place, settings=place.settings.but(on_miss="baseline")))
+    assert build_group_kernels(place, job).find_kernels(partition(region).groups)[0]
+    choice = choose(region, replace(place, settings=place.settings.but(on_miss="baseline")))
     assert (choice.entry, choice.swapped) == (None, False)
 
 

@@ -52,63 +52,63 @@ def test_a_long_call_is_not_judged_again_with_a_graph_around_it(region, place):
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "judged", "told"),
+    ("budget_s", "evaluated", "reason"),
     [(12.0, 1, "2.0 s of the budget were left, and a judgement has taken 10.0 s"), (18.0, 2, "")],
 )
 def test_no_judgement_begins_that_would_end_far_beyond_the_budget(
-    budget_s, judged, told, region, place, script_judge, monkeypatch
+    budget_s, evaluated, reason, region, place, script_judge, monkeypatch
 ):
     """On a busy machine a judgement takes what the whole search was given; the second one would
     double that.
     """
     scripted, clock = script_judge({"eager": "wrong", "inductor": "wrong"}), [1000.0]
-    asked = scripted.evaluate_candidate
+    evaluate = scripted.evaluate_candidate
 
-    def slowly(*given):
+    def slowly(*arguments):
         clock[0] += 10.0
-        return asked(*given)
+        return evaluate(*arguments)
 
     monkeypatch.setattr(judge, "evaluate_candidate", slowly)
     monkeypatch.setattr(judge, "working_s", lambda: clock[0])
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=budget_s)))
-    assert scripted.evaluations == judged
-    assert [one["reason"] for one in entry.tried if one["decision"] == "not judged"] == [
-        told
-    ] * bool(told)
+    assert scripted.evaluations == evaluated
+    assert [
+        attempt["reason"] for attempt in entry.tried if attempt["decision"] == "not judged"
+    ] == [reason] * bool(reason)
 
 
 def test_a_spent_budget_judges_nothing_and_says_so(region, place, script_judge):
     scripted = script_judge({"eager": 2.0, "inductor": 3.0})
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=0.0)))
     assert scripted.evaluations == 0
-    assert {one["decision"] for one in entry.tried} == {"not judged"}
+    assert {attempt["decision"] for attempt in entry.tried} == {"not judged"}
     assert entry.choice.origin == "baseline"
 
 
-@pytest.mark.parametrize(("compiled_s", "judged"), [(45.0, 2), (55.0, 1)])
+@pytest.mark.parametrize(("compiled_s", "evaluated"), [(45.0, 2), (55.0, 1)])
 def test_what_would_still_be_compiling_long_after_the_budget_is_not_begun(
-    region, place, script_judge, monkeypatch, compiled_s, judged
+    region, place, script_judge, monkeypatch, compiled_s, evaluated
 ):
     scripted = script_judge({"eager": 2.0, "inductor": 3.0})
     ranked = replace(
         scripted.rank_baselines(region, [], None), ready_s={"eager": 0.1, "inductor": compiled_s}
     )
-    monkeypatch.setattr(judge, "rank_baselines", lambda *given: ranked)
+    monkeypatch.setattr(judge, "rank_baselines", lambda *arguments: ranked)
     entry = tune(region, replace(place, settings=place.settings.but(budget_s=20.0)))
-    assert scripted.evaluations == judged
-    late = [one["reason"] for one in entry.tried if one["decision"] == "not judged"]
+    assert scripted.evaluations == evaluated
+    late = [attempt["reason"] for attempt in entry.tried if attempt["decision"] == "not judged"]
     assert all(
         reason.endswith(f"compiling the baseline has taken {compiled_s} s") for reason in late
     )
-    assert bool(late) == (judged == 1)
+    assert bool(late) == (evaluated == 1)
 
 
 @pytest.mark.parametrize(
-    ("floor_us", "judged", "told"),
+    ("floor_us", "evaluated", "reason"),
     [(99.0, 0, "100 us; the device needs at least 99.0 us"), (31.0, 1, "33.3 us")],
 )
 def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(
-    region, place, script_judge, monkeypatch, floor_us, judged, told
+    region, place, script_judge, monkeypatch, floor_us, evaluated, reason
 ):
     """Eager takes 100 us: near the first floor already, near the second one with the first
     candidate.
@@ -116,8 +116,8 @@ def test_near_what_the_device_can_do_at_all_nothing_more_is_judged(
     scripted = script_judge({"eager": 2.0, "inductor": 3.0})
     monkeypatch.setattr(lower_bound, "lower_bound_us", lambda program, device: floor_us)
     entry = tune(region, place)
-    assert scripted.evaluations == judged
-    assert (entry.tried[-1]["decision"], entry.tried[-1]["reason"][: len(told)]) == (
+    assert scripted.evaluations == evaluated
+    assert (entry.tried[-1]["decision"], entry.tried[-1]["reason"][: len(reason)]) == (
         "not judged",
-        told,
+        reason,
     )
