@@ -30,7 +30,7 @@ ENTRY_NAME = "0/" + entry_path(Path(), KEY, HERE, CONTRACT).as_posix()
 RECORD_NAME = "0/" + record_path(Path(), NAME, HERE, CONTRACT).as_posix()
 
 
-def filled(root: Path) -> LocalCache:
+def fill_cache(root: Path) -> LocalCache:
     """A cache with entries for two families and a decision record."""
     cache = LocalCache(root)
     cache.put(make_entry())
@@ -48,7 +48,7 @@ def bundle_of(cache: LocalCache, path: Path) -> Path:
     return path
 
 
-def signed(key: Path, *caches: LocalCache) -> Rules:
+def sign_caches(key: Path, *caches: LocalCache) -> Rules:
     """Sign everything in `caches` with a new key, and the rules under which that counts."""
     public = new_key("team", key, keep_out_of=())
     for cache in caches:
@@ -59,11 +59,11 @@ def signed(key: Path, *caches: LocalCache) -> Rules:
     return Rules("signed", publishers)
 
 
-def sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
-def crafted(
+def craft_bundle(
     path: Path, files: Sequence[tuple[Any, Any, Any]], payload: bytes, **changes: Any
 ) -> Path:
     """A bundle whose header is exactly the one its manifest gives: `files` are (name, size, sha256)
@@ -81,10 +81,10 @@ def crafted(
         record[str(name)] = {"dtype": "U8", "shape": [size], "data_offsets": [start, end]}
         start = end
     text = canonical_json({**record, **changes}).encode()
-    return framed(path, text, payload)
+    return frame_file(path, text, payload)
 
 
-def framed(path: Path, header: bytes, payload: bytes = b"") -> Path:
+def frame_file(path: Path, header: bytes, payload: bytes = b"") -> Path:
     """A file in the safetensors frame with this header."""
     header += b" " * (-len(header) % 8)
     path.write_bytes(len(header).to_bytes(8, "little") + header + payload)
@@ -94,12 +94,12 @@ def framed(path: Path, header: bytes, payload: bytes = b"") -> Path:
 def of(*files: tuple[str, bytes]) -> tuple[list[tuple[str, int, str]], bytes]:
     """Honest records and their payload, in order of name."""
     ordered = sorted(files)
-    return [(name, len(data), sha(data)) for name, data in ordered], b"".join(
-        data for _, data in ordered
+    return [(name, len(content), sha(content)) for name, content in ordered], b"".join(
+        content for _, content in ordered
     )
 
 
-def renamed(target: Target = HERE, **changes: Any) -> str:
+def name_entry(target: Target = HERE, **changes: Any) -> str:
     """The name under which the sample entry would lie for another key, family or contract."""
     key, contract = changes.pop("key", KEY), dataclasses.replace(CONTRACT, **changes)
     return "0/" + entry_path(Path(), key, target, contract).as_posix()

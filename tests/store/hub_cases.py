@@ -66,12 +66,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         server.repositories[REPO] = Repository()
         server.repositories[REPO].add({"README.md": b"kernels"})
-        pushed(tmp_path_factory.mktemp("pushed"), ENTRY)
+        push_entries(tmp_path_factory.mktemp("pushed"), ENTRY)
         return server.repositories[REPO].head.files
 
 
 @pytest.fixture
-def filled(hub: HubServer, repository: dict[str, bytes]) -> HubServer:
+def filled_hub(hub: HubServer, repository: dict[str, bytes]) -> HubServer:
     """The server with that repository."""
     hub.repositories[REPO].add(repository)
     return hub
@@ -103,19 +103,19 @@ def settings(folder: Path, **changes: object) -> Settings:
     )
 
 
-def source(given: Settings) -> HubSource:
-    found = hub_for(given)
-    assert found is not None
-    return found
+def source(asked_settings: Settings) -> HubSource:
+    hub_source = hub_for(asked_settings)
+    assert hub_source is not None
+    return hub_source
 
 
-def again(given: Settings) -> HubSource:
+def reopen(asked_settings: Settings) -> HubSource:
     """The source as a new process has it: nothing in memory, everything on the disk."""
     hub_module._open.cache_clear()
-    return source(given)
+    return source(asked_settings)
 
 
-def pushed(folder: Path, *entries: Entry, record: dict | None = None) -> PushReport:
+def push_entries(folder: Path, *entries: Entry, record: dict | None = None) -> PushReport:
     """Push entries (and a decision record) from a cache of their own."""
     cache = LocalCache(folder)
     for entry in entries:
@@ -123,24 +123,24 @@ def pushed(folder: Path, *entries: Entry, record: dict | None = None) -> PushRep
     if record is not None:
         cache.put_decision_record(NAME, record, entries[0].target, entries[0].contract)
     opened = source(settings(folder, cache_dir=folder)).hub
-    done = push(opened.client, opened.repo, list_offers(take_inventory(cache)), message="test")
-    assert isinstance(done, PushReport), done
-    return done
+    report = push(opened.client, opened.repo, list_offers(take_inventory(cache)), message="test")
+    assert isinstance(report, PushReport), report
+    return report
 
 
-def found(given: HubSource, target: Target = HERE, contract: Contract = CONTRACT) -> Hit:
-    hit = given.find(REGION, target, contract)
+def find_hit(source: HubSource, target: Target = HERE, contract: Contract = CONTRACT) -> Hit:
+    hit = source.find(REGION, target, contract)
     assert isinstance(hit, Hit), hit
     return hit
 
 
-def missed(given: HubSource, target: Target = HERE, contract: Contract = CONTRACT) -> str:
-    miss = given.find(REGION, target, contract)
+def find_miss(source: HubSource, target: Target = HERE, contract: Contract = CONTRACT) -> str:
+    miss = source.find(REGION, target, contract)
     assert isinstance(miss, Refusal), miss
     return miss.reason
 
 
-def replaced(hub: HubServer, change: Callable[[dict[str, bytes]], None]) -> None:
+def replace_files(hub: HubServer, change: Callable[[dict[str, bytes]], None]) -> None:
     """A commit by somebody else, who may write anything."""
     files = dict(hub.repositories[REPO].head.files)
     change(files)

@@ -41,7 +41,9 @@ class Repository:
         text = json.dumps(
             [
                 len(self.commits),
-                sorted((path, hashlib.sha1(data).hexdigest()) for path, data in files.items()),
+                sorted(
+                    (path, hashlib.sha1(content).hexdigest()) for path, content in files.items()
+                ),
             ]
         )
         oid = hashlib.sha1(text.encode()).hexdigest()
@@ -96,7 +98,7 @@ class HubServer:
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def asked(self, part: str = "", method: str = "") -> list[str]:
+    def list_requests(self, part: str = "", method: str = "") -> list[str]:
         """The paths of the requests so far that contain `part`."""
         return [path for verb, path, _ in self.requests if part in path and method in ("", verb)]
 
@@ -152,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             hub.ended.wait()
             self.close_connection = True
             return
-        if (status := self._planned_error(path)) is not None:
+        if (status := self._find_planned_error(path)) is not None:
             self._json(status, {"error": "planned"}, hub.faults.headers)
             return
         try:
@@ -160,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):  # the client has had enough
             self.close_connection = True
 
-    def _planned_error(self, path: str) -> int | None:
+    def _find_planned_error(self, path: str) -> int | None:
         faults = self.server_state.faults
         with self.server_state.lock:
             for part, (status, times) in faults.status.items():
@@ -196,13 +198,13 @@ class _Handler(BaseHTTPRequestHandler):
     # ---------------------------------------------------------------------------------------------------------------------
 
     def _api(self, repository: Repository, name: str, rest: list[str], body: bytes) -> None:
-        what, revision = (rest or ["revision"])[0], unquote("/".join(rest[1:])) or "main"
+        route, revision = (rest or ["revision"])[0], unquote("/".join(rest[1:])) or "main"
         commit = repository.at(revision)
         if commit is None:
             return self._json(
                 404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"}
             )
-        if what == "revision":
+        if route == "revision":
             listing = (
                 []
                 if "expand" in parse_qs(urlsplit(self.path).query)
@@ -211,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(
                 200, {"id": name, "sha": commit.oid, **({"siblings": listing} if listing else {})}
             )
-        if what == "preupload":
+        if route == "preupload":
             files = [
                 {
                     "path": f["path"],
@@ -221,18 +223,18 @@ class _Handler(BaseHTTPRequestHandler):
                 for f in json.loads(body)["files"]
             ]
             return self._json(200, {"files": files})
-        if what == "commit":
+        if route == "commit":
             return self._commit(repository, name, revision, body)
-        return self._json(404, {"error": f"no such route {what}"})
+        return self._json(404, {"error": f"no such route {route}"})
 
-    def _create(self, asked: dict[str, Any]) -> None:
-        hub, name = self.server_state, f"{asked['organization']}/{asked['name']}"
+    def _create(self, request: dict[str, Any]) -> None:
+        hub, name = self.server_state, f"{request['organization']}/{request['name']}"
         if hub.token and not self._has_token():
             return self._json(401, {"error": "Invalid username or password."})
         if name in hub.repositories:
             return self._json(409, {"error": "exists", "url": f"{hub.url}/{name}"})
         hub.repositories[name] = Repository(
-            private=asked.get("visibility") == "private" or bool(asked.get("private"))
+            private=request.get("visibility") == "private" or bool(request.get("private"))
         )
         hub.repositories[name].add({".gitattributes": b"*.safetensors filter=lfs\n"})
         return self._json(200, {"url": f"{hub.url}/{name}", "name": name})
@@ -274,16 +276,16 @@ class _Handler(BaseHTTPRequestHandler):
             },
         )
 
-    def _batch(self, asked: dict[str, Any]) -> None:
+    def _batch(self, request: dict[str, Any]) -> None:
         hub = self.server_state
         objects = []
-        for one in asked["objects"]:
+        for wanted_file in request["objects"]:
             missing = (
-                {"actions": {"upload": {"href": f"{hub.url}/storage/{one['oid']}"}}}
-                if one["oid"] not in hub.storage
+                {"actions": {"upload": {"href": f"{hub.url}/storage/{wanted_file['oid']}"}}}
+                if wanted_file["oid"] not in hub.storage
                 else {}
             )
-            objects.append({"oid": one["oid"], "size": one["size"], **missing})
+            objects.append({"oid": wanted_file["oid"], "size": wanted_file["size"], **missing})
         self._json(200, {"transfer": "basic", "objects": objects})
 
     def _storage(self, oid: str, body: bytes) -> None:
@@ -313,55 +315,55 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json(
                 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", **facts}
             )
-        data = commit.files[path]
-        oid = hashlib.sha256(data).hexdigest()
+        content = commit.files[path]
+        oid = hashlib.sha256(content).hexdigest()
         if not path.endswith(".safetensors"):
-            return self._file(data, {"ETag": f'"{oid[:40]}"', **facts}, path)
-        self.server_state.storage[oid] = data
+            return self._file(content, {"ETag": f'"{oid[:40]}"', **facts}, path)
+        self.server_state.storage[oid] = content
         where = f"{self.server_state.cdn or self.server_state.url}/storage/{oid}?path={path}"
         facts |= {
             "Location": where,
             "X-Linked-Etag": f'"{oid}"',
-            "X-Linked-Size": str(len(data)),
+            "X-Linked-Size": str(len(content)),
             "Content-Length": "0",
         }
         return self._head(302, facts)
 
-    def _file(self, data: bytes, facts: dict[str, str], path: str) -> None:
+    def _file(self, content: bytes, facts: dict[str, str], path: str) -> None:
         faults = self.server_state.faults
         for part, change in faults.body.items():
-            data = change(data) if part in path else data
+            content = change(content) if part in path else content
         if any(part in path for part in faults.endless):
             self._head(200, {**facts, "Connection": "close"})
             while not self.server_state.ended.is_set():
                 self.wfile.write(bytes(1 << 16))
         if any(part in path for part in faults.drip):
-            self._head(200, {**facts, "Content-Length": str(len(data))})
-            for i in range(len(data)):
-                self.wfile.write(data[i : i + 1])
+            self._head(200, {**facts, "Content-Length": str(len(content))})
+            for i in range(len(content)):
+                self.wfile.write(content[i : i + 1])
                 if self.server_state.ended.wait(0.05):
                     break
             self.close_connection = True
             return
-        self._head(200, {**facts, "Content-Length": str(len(data))})
+        self._head(200, {**facts, "Content-Length": str(len(content))})
         if any(part in path for part in faults.half):
-            self.wfile.write(data[: len(data) // 2])
+            self.wfile.write(content[: len(content) // 2])
             self.close_connection = True
         elif self.command != "HEAD":
-            self.wfile.write(data)
+            self.wfile.write(content)
 
     def _json(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(value).encode()
+        content = json.dumps(value).encode()
         self._head(
             status,
             {
                 "Content-Type": "application/json",
-                "Content-Length": str(len(data)),
+                "Content-Length": str(len(content)),
                 **(headers or {}),
             },
         )
         if self.command != "HEAD":
-            self.wfile.write(data)
+            self.wfile.write(content)
 
     def _head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)

@@ -29,13 +29,13 @@ from tests.store.bundles import (
     RECORD,
     RECORD_NAME,
     bundle_of,
-    crafted,
-    filled,
-    framed,
+    craft_bundle,
+    fill_cache,
+    frame_file,
+    name_entry,
     of,
-    renamed,
     sha,
-    signed,
+    sign_caches,
 )
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
@@ -76,13 +76,13 @@ HOSTILE_NAMES = {
 }
 
 
-def refused(path: Path, folder: Path) -> str:
+def import_refused(path: Path, folder: Path) -> str:
     """Import must refuse `path` and leave nothing at all; the rule it named."""
     with pytest.raises(SupplyError) as raised:
         import_bundle(path, folder)
     assert str(path) in str(raised.value)
-    left = [found for found in folder.rglob("*") if found.name not in ("imported", "import.lock")]
-    assert left == []
+    remains = [file for file in folder.rglob("*") if file.name not in ("imported", "import.lock")]
+    assert remains == []
     assert list_imported_roots(folder) == ()
     return raised.value.rule
 
@@ -92,31 +92,31 @@ def refused(path: Path, folder: Path) -> str:
 
 
 def test_equal_content_gives_an_equal_bundle(tmp_path: Path) -> None:
-    first = bundle_of(filled(tmp_path / "a"), tmp_path / "a.bundle")
-    second = bundle_of(filled(tmp_path / "b"), tmp_path / "b.bundle")
+    first = bundle_of(fill_cache(tmp_path / "a"), tmp_path / "a.bundle")
+    second = bundle_of(fill_cache(tmp_path / "b"), tmp_path / "b.bundle")
     assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_bundle_holds_every_family_and_any_safetensors_library_lists_it(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "cache")
+    cache = fill_cache(tmp_path / "cache")
     path = bundle_of(cache, tmp_path / "x.bundle")
-    with open_bundle(path) as held:
-        assert held.manifest.families == ("cpu-x86_64", "cuda-sm_90")
-        contents = {member.relative_path: data for member, data in held.files()}
+    with open_bundle(path) as opened:
+        assert opened.manifest.families == ("cpu-x86_64", "cuda-sm_90")
+        contents = {member.relative_path: content for member, content in opened.files()}
     with safetensors.safe_open(path, framework="pt") as listed:
         assert sorted(listed.keys()) == sorted(f"0/{place}" for place in contents)
         assert all(
-            bytes(listed.get_tensor(f"0/{place}").tolist()) == data
-            for place, data in contents.items()
+            bytes(listed.get_tensor(f"0/{place}").tolist()) == content
+            for place, content in contents.items()
         )
-    assert all((cache.root / place).read_bytes() == data for place, data in contents.items())
+    assert all((cache.root / place).read_bytes() == content for place, content in contents.items())
     assert len(contents) == 4
 
 
 def test_models_of_one_architecture_are_kept_apart_in_layers(tmp_path: Path) -> None:
     h100 = LocalCache(tmp_path / "h100")
     h100.put(make_entry(target=dataclasses.replace(GPU, sku="NVIDIA H100"), package="h100"))
-    filled(tmp_path / "h200")
+    fill_cache(tmp_path / "h200")
     path = bundle_of(LocalCache(tmp_path / "h200", (h100.root,)), tmp_path / "x.bundle")
     import_bundle(path, tmp_path / "new")
     roots = list_imported_roots(tmp_path / "new")
@@ -134,7 +134,7 @@ def test_each_model_of_an_architecture_finds_what_was_measured_for_its_own_choic
         cache.put_decision_record(
             NAME, {"winner": cache.root.name, "candidates": [cache.root.name]}, GPU, CONTRACT
         )
-    rules = signed(tmp_path / "team.pem", *caches)
+    rules = sign_caches(tmp_path / "team.pem", *caches)
     import_bundle(
         bundle_of(LocalCache(caches[0].root, (caches[1].root,)), tmp_path / "x.bundle"),
         tmp_path / "new",
@@ -153,31 +153,31 @@ def test_each_model_of_an_architecture_finds_what_was_measured_for_its_own_choic
 
 
 def test_what_an_earlier_folder_has_hides_the_later_one(tmp_path: Path) -> None:
-    filled(tmp_path / "own")
+    fill_cache(tmp_path / "own")
     LocalCache(tmp_path / "shared").put(make_entry(package="shared"))
     path = bundle_of(LocalCache(tmp_path / "own", (tmp_path / "shared",)), tmp_path / "x.bundle")
-    with open_bundle(path) as held:
-        assert len(held.manifest.members) == 4
+    with open_bundle(path) as opened:
+        assert len(opened.manifest.members) == 4
 
 
 def test_a_decision_record_goes_only_with_everything_it_leads_to(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "cache")
+    cache = fill_cache(tmp_path / "cache")
     cache.put_decision_record(
         "12" * 32, {"runs": "eager", "regions": [KEY, OTHER_KEY]}, HERE, CONTRACT
     )
-    everything = take_inventory(cache)
-    assert len(everything.records) == 2
-    assert [held.cache_path.name for held in everything.only([KEY]).records] == [NAME]
-    assert len(everything.only([KEY, OTHER_KEY]).records) == 2
-    assert everything.only(None, ["cuda-sm_90"]).records == ()
-    assert len(everything.only(None, ["cuda-sm_90"]).entries) == 1
+    inventory = take_inventory(cache)
+    assert len(inventory.records) == 2
+    assert [record.cache_path.name for record in inventory.only([KEY]).records] == [NAME]
+    assert len(inventory.only([KEY, OTHER_KEY]).records) == 2
+    assert inventory.only(None, ["cuda-sm_90"]).records == ()
+    assert len(inventory.only(None, ["cuda-sm_90"]).entries) == 1
 
 
 def test_export_does_not_overwrite_a_file_that_is_no_bundle(tmp_path: Path) -> None:
     precious = tmp_path / "model.py"
     precious.write_text("weights = 1\n")
     with pytest.raises(SupplyError, match="not a bundle"):
-        write_bundle(precious, take_inventory(filled(tmp_path / "cache")))
+        write_bundle(precious, take_inventory(fill_cache(tmp_path / "cache")))
     assert precious.read_text() == "weights = 1\n"
 
 
@@ -185,13 +185,13 @@ def test_a_full_disk_keeps_the_old_bundle_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "out").mkdir()
-    path = bundle_of(filled(tmp_path / "cache"), tmp_path / "out" / "x.bundle")
+    path = bundle_of(fill_cache(tmp_path / "cache"), tmp_path / "out" / "x.bundle")
     before = path.read_bytes()
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    inventory = take_inventory(filled(tmp_path / "cache")).only([KEY])
+    inventory = take_inventory(fill_cache(tmp_path / "cache")).only([KEY])
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SupplyError, match="No space left"):
         write_bundle(path, inventory)
@@ -202,10 +202,10 @@ def test_a_full_disk_keeps_the_old_bundle_and_leaves_nothing_else(
 def test_what_a_killed_export_left_is_removed_by_the_next_and_a_living_one_is_left_alone(
     tmp_path: Path,
 ) -> None:
-    inventory = take_inventory(filled(tmp_path / "cache"))
+    inventory = take_inventory(fill_cache(tmp_path / "cache"))
     (tmp_path / "out").mkdir()
     path = tmp_path / "out" / "x.bundle"
-    child = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(path,))
+    child = multiprocessing.get_context("fork").Process(target=die_while_writing, args=(path,))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
@@ -218,7 +218,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_and_a_living_one_is_le
     assert path.read_bytes() == b"half of it", "the last one wins"
 
 
-def killed_while_writing(path: Path) -> None:
+def die_while_writing(path: Path) -> None:
     with write_atomically(path) as file:
         file.write(b"half")
         file.flush()
@@ -226,7 +226,7 @@ def killed_while_writing(path: Path) -> None:
 
 
 def test_an_entry_that_changes_during_the_export_is_noticed(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "cache")
+    cache = fill_cache(tmp_path / "cache")
     inventory = take_inventory(cache)
     cache.put(make_entry(package="later"))
     with pytest.raises(SupplyError, match="changed while it was exported"):
@@ -240,11 +240,11 @@ def test_an_entry_that_changes_during_the_export_is_noticed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
 def test_a_name_that_is_no_place_is_refused(tmp_path: Path, name: str) -> None:
-    path = crafted(tmp_path / "x.bundle", *of((name, ENTRY)))
-    assert refused(path, tmp_path / "cache") == (
+    path = craft_bundle(tmp_path / "x.bundle", *of((name, ENTRY)))
+    assert import_refused(path, tmp_path / "cache") == (
         "form" if "\0" in name or not name.isascii() else "names"
     )
-    assert {found.name for found in tmp_path.iterdir()} <= {"x.bundle", "cache"}
+    assert {file.name for file in tmp_path.iterdir()} <= {"x.bundle", "cache"}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_name_that_is_no_place_is_refused(tmp_path: Path, name: str) -> None:
     ids=lambda size: f"{type(size).__name__} {size}",
 )
 def test_a_size_that_cannot_be_is_refused_whatever_the_file_has(tmp_path: Path, size: Any) -> None:
-    path = crafted(tmp_path / "x.bundle", [(ENTRY_NAME, size, sha(ENTRY))], b"")
+    path = craft_bundle(tmp_path / "x.bundle", [(ENTRY_NAME, size, sha(ENTRY))], b"")
     if type(size) is int and abs(size) < 1 << 40:
         os.truncate(
             path, path.stat().st_size + max(size, 0)
@@ -269,31 +269,36 @@ def test_a_bomb_that_announces_its_size_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sparse file: 32 GiB announced and there, no bytes on the disk."""
-    places = [(renamed(key=f"{number:02x}" * 32), 4 << 30, sha(b"")) for number in range(17)]
-    path = crafted(tmp_path / "x.bundle", places, b"")
+    places = [(name_entry(key=f"{number:02x}" * 32), 4 << 30, sha(b"")) for number in range(17)]
+    path = craft_bundle(tmp_path / "x.bundle", places, b"")
     os.truncate(path, path.stat().st_size + 17 * (4 << 30))
     monkeypatch.setattr(bundle_module.Bundle, "files", None)  # reading would be an error of its own
-    assert refused(path, tmp_path / "cache") == "size"
+    assert import_refused(path, tmp_path / "cache") == "size"
     os.truncate(path, path.stat().st_size - 2 * (4 << 30))
-    assert refused(path, tmp_path / "cache") == "size"
+    assert import_refused(path, tmp_path / "cache") == "size"
 
 
 @pytest.mark.parametrize("extra", [-1, 1, 1 << 20])
 def test_a_bomb_that_hides_its_size_is_refused(tmp_path: Path, extra: int) -> None:
     """More or less in the file than its manifest announces."""
-    path = crafted(tmp_path / "x.bundle", *of((ENTRY_NAME, ENTRY)))
+    path = craft_bundle(tmp_path / "x.bundle", *of((ENTRY_NAME, ENTRY)))
     os.truncate(path, path.stat().st_size + extra)
-    assert refused(path, tmp_path / "cache") == "size"
+    assert import_refused(path, tmp_path / "cache") == "size"
 
 
 def test_more_files_than_allowed_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_module, "FILES_LIMIT", 3)
-    files, payload = of(*((renamed(key=f"{number:02x}" * 32), b"x") for number in range(4)))
-    assert refused(crafted(tmp_path / "x.bundle", files, payload), tmp_path / "cache") == "names"
+    files, payload = of(*((name_entry(key=f"{number:02x}" * 32), b"x") for number in range(4)))
     assert (
-        refused(crafted(tmp_path / "y.bundle", files * 9, payload * 9), tmp_path / "cache")
+        import_refused(craft_bundle(tmp_path / "x.bundle", files, payload), tmp_path / "cache")
+        == "names"
+    )
+    assert (
+        import_refused(
+            craft_bundle(tmp_path / "y.bundle", files * 9, payload * 9), tmp_path / "cache"
+        )
         == "count"
     )
 
@@ -309,17 +314,25 @@ def test_a_header_that_wants_memory_is_refused_before_it_is_parsed(
     tmp_path: Path, header: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle_module.json, "loads", None)
-    assert refused(framed(tmp_path / "x.bundle", header), tmp_path / "cache") in ("count", "form")
+    assert import_refused(frame_file(tmp_path / "x.bundle", header), tmp_path / "cache") in (
+        "count",
+        "form",
+    )
 
 
 def test_duplicate_and_unordered_names_are_refused(tmp_path: Path) -> None:
     files, payload = of((ENTRY_NAME, ENTRY), (RECORD_NAME, RECORD))
     assert (
-        refused(crafted(tmp_path / "x.bundle", [files[0], files[0]], payload), tmp_path / "cache")
+        import_refused(
+            craft_bundle(tmp_path / "x.bundle", [files[0], files[0]], payload), tmp_path / "cache"
+        )
         == "names"
     )
     assert (
-        refused(crafted(tmp_path / "y.bundle", files[::-1], payload), tmp_path / "cache") == "names"
+        import_refused(
+            craft_bundle(tmp_path / "y.bundle", files[::-1], payload), tmp_path / "cache"
+        )
+        == "names"
     )
 
 
@@ -330,11 +343,12 @@ def test_a_header_that_says_more_than_its_manifest_is_refused(tmp_path: Path) ->
     for number, change in enumerate(
         ({"../../x": overlap}, {"__metadata__": {}}, {ENTRY_NAME: overlap})
     ):
-        rule = refused(
-            crafted(tmp_path / f"{number}.bundle", files, payload, **change), tmp_path / "cache"
+        rule = import_refused(
+            craft_bundle(tmp_path / f"{number}.bundle", files, payload, **change),
+            tmp_path / "cache",
         )
         assert rule == "form"
-    honest = crafted(tmp_path / "x.bundle", files, payload).read_bytes()
+    honest = craft_bundle(tmp_path / "x.bundle", files, payload).read_bytes()
     length = int.from_bytes(honest[:8], "little")
     twice = (
         honest[8 : 8 + length].rstrip()[:-1]
@@ -344,7 +358,10 @@ def test_a_header_that_says_more_than_its_manifest_is_refused(tmp_path: Path) ->
         + canonical_json(overlap).encode()
         + b"}"
     )
-    assert refused(framed(tmp_path / "twice.bundle", twice, payload), tmp_path / "cache") == "form"
+    assert (
+        import_refused(frame_file(tmp_path / "twice.bundle", twice, payload), tmp_path / "cache")
+        == "form"
+    )
 
 
 @pytest.mark.parametrize(
@@ -360,8 +377,8 @@ def test_a_header_that_says_more_than_its_manifest_is_refused(tmp_path: Path) ->
     ids=canonical_json,
 )
 def test_a_manifest_of_another_form_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
-    path = crafted(tmp_path / "x.bundle", *of((ENTRY_NAME, ENTRY)), body=body)
-    assert refused(path, tmp_path / "cache") in ("form", "format", "count")
+    path = craft_bundle(tmp_path / "x.bundle", *of((ENTRY_NAME, ENTRY)), body=body)
+    assert import_refused(path, tmp_path / "cache") in ("form", "format", "count")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -374,7 +391,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     deep = b'{"__metadata__":{"' + METADATA_KEY.encode() + b'":' + b"[" * 100_000
-    for number, data in enumerate(
+    for number, content in enumerate(
         (
             b"",
             b"\0" * 8,
@@ -385,9 +402,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             b"\xff" * 64,
         )
     ):
-        (tmp_path / "x.bundle").write_bytes(data)
-        assert refused(tmp_path / "x.bundle", tmp_path / "cache") == "form", number
-    assert refused(framed(tmp_path / "x.bundle", deep), tmp_path / "cache") == "form"
+        (tmp_path / "x.bundle").write_bytes(content)
+        assert import_refused(tmp_path / "x.bundle", tmp_path / "cache") == "form", number
+    assert import_refused(frame_file(tmp_path / "x.bundle", deep), tmp_path / "cache") == "form"
 
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
@@ -401,26 +418,28 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
 
 
 def test_truncated_at_any_byte_is_refused(tmp_path: Path) -> None:
-    whole = bundle_of(filled(tmp_path / "full"), tmp_path / "whole.bundle").read_bytes()
+    complete = bundle_of(fill_cache(tmp_path / "full"), tmp_path / "whole.bundle").read_bytes()
     cut = tmp_path / "cut.bundle"
-    cut.write_bytes(whole)
-    for size in reversed(range(len(whole))):
+    cut.write_bytes(complete)
+    for size in reversed(range(len(complete))):
         os.truncate(cut, size)
         with pytest.raises(SupplyError) as raised, open_bundle(cut):
             pass
         assert raised.value.rule in ("size", "form"), size
-    for size in (0, 1, 8, 9, len(whole) // 2, len(whole) - 1):
-        cut.write_bytes(whole[:size])
-        refused(cut, tmp_path / "cache")
+    for size in (0, 1, 8, 9, len(complete) // 2, len(complete) - 1):
+        cut.write_bytes(complete[:size])
+        import_refused(cut, tmp_path / "cache")
 
 
 def test_a_changed_byte_anywhere_is_refused(tmp_path: Path) -> None:
-    whole = bytearray(bundle_of(filled(tmp_path / "full"), tmp_path / "whole.bundle").read_bytes())
+    complete = bytearray(
+        bundle_of(fill_cache(tmp_path / "full"), tmp_path / "whole.bundle").read_bytes()
+    )
     changed = tmp_path / "changed.bundle"
-    for offset in range(0, len(whole), 211):
-        whole[offset] ^= 0x20
-        changed.write_bytes(whole)
-        assert refused(changed, tmp_path / "cache") in (
+    for offset in range(0, len(complete), 211):
+        complete[offset] ^= 0x20
+        changed.write_bytes(complete)
+        assert import_refused(changed, tmp_path / "cache") in (
             "form",
             "size",
             "digest",
@@ -428,15 +447,15 @@ def test_a_changed_byte_anywhere_is_refused(tmp_path: Path) -> None:
             "count",
             "format",
         ), offset
-        whole[offset] ^= 0x20
+        complete[offset] ^= 0x20
 
 
 WRONG_CONTENT = {
     "noise with the right digest": (ENTRY_NAME, os.urandom(4096)),
     "an entry cut short": (ENTRY_NAME, ENTRY[:-1]),
-    "another family": (renamed(GPU), ENTRY),
-    "another key": (renamed(key=OTHER_KEY), ENTRY),
-    "another contract": (renamed(precision="strict"), ENTRY),
+    "another family": (name_entry(GPU), ENTRY),
+    "another key": (name_entry(key=OTHER_KEY), ENTRY),
+    "another contract": (name_entry(precision="strict"), ENTRY),
     "a family that is no plain name": (
         ENTRY_NAME,
         encode_entry(make_entry(target=dataclasses.replace(HERE, arch="../x"))),
@@ -460,11 +479,14 @@ def test_content_that_does_not_belong_is_refused_with_all_that_came_before(
         "0/v1/aaa-a/" + ENTRY_NAME.split("/", 3)[3],
         encode_entry(make_entry(target=dataclasses.replace(HERE, device="aaa", arch="a"))),
     )
-    path = crafted(tmp_path / "x.bundle", *of(good, wrong))
-    assert refused(path, tmp_path / "cache") == "content"
-    assert import_bundle(crafted(tmp_path / "y.bundle", *of(good)), tmp_path / "cache").entries == 1
+    path = craft_bundle(tmp_path / "x.bundle", *of(good, wrong))
+    assert import_refused(path, tmp_path / "cache") == "content"
+    assert (
+        import_bundle(craft_bundle(tmp_path / "y.bundle", *of(good)), tmp_path / "cache").entries
+        == 1
+    )
 
 
 def test_a_digest_that_differs_is_refused(tmp_path: Path) -> None:
-    path = crafted(tmp_path / "x.bundle", [(ENTRY_NAME, len(ENTRY), sha(b"other"))], ENTRY)
-    assert refused(path, tmp_path / "cache") == "digest"
+    path = craft_bundle(tmp_path / "x.bundle", [(ENTRY_NAME, len(ENTRY), sha(b"other"))], ENTRY)
+    assert import_refused(path, tmp_path / "cache") == "digest"

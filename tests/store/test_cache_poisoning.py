@@ -50,9 +50,11 @@ def answers(call: Any, net: torch.nn.Module, x: torch.Tensor) -> dict[str, float
     with torch.no_grad():
         inference = call(x) - net(x)
     out = call(x)
-    ours = torch.autograd.grad(out.sum(), list(net.parameters()))
-    own = torch.autograd.grad(net(x).sum(), list(net.parameters()))
-    wrong = max((a - b).abs().max().item() for a, b in zip(ours, own, strict=True))
+    gradients_served = torch.autograd.grad(out.sum(), list(net.parameters()))
+    gradients_plain = torch.autograd.grad(net(x).sum(), list(net.parameters()))
+    wrong = max(
+        (a - b).abs().max().item() for a, b in zip(gradients_served, gradients_plain, strict=True)
+    )
     return {
         "inference": inference.mean().item(),
         "training": (out - net(x)).mean().item(),
@@ -60,13 +62,13 @@ def answers(call: Any, net: torch.nn.Module, x: torch.Tensor) -> dict[str, float
     }
 
 
-def run(whose: str, folder: Path, forced: bool) -> dict[str, float]:
+def run(side: str, folder: Path, forced: bool) -> dict[str, float]:
     """What a fresh process with that compiler answers, and its hits of AOTAutogradCache."""
     command = [
         sys.executable,
         "-c",
         SCRIPT,
-        whose,
+        side,
         str(folder / "entries"),
         "forced" if forced else "free",
     ]
@@ -74,9 +76,9 @@ def run(whose: str, folder: Path, forced: bool) -> dict[str, float]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-3000:]
+    answer: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     return answer
 
 
@@ -106,12 +108,12 @@ def test_neither_runs_the_other_s_graph(order, schedule, forced, tmp_path):
     )
     torch._dynamo.reset()
     last = {}
-    for whose in order:
-        last[whose] = run(whose, tmp_path, forced)
-        shift = 1.0 if whose == "ours" else 0.0
-        assert last[whose]["inference"] == pytest.approx(shift, abs=1e-5), (whose, order)
-        assert last[whose]["training"] == pytest.approx(shift, abs=1e-5), (whose, order)
-        assert last[whose]["gradient"] < 1e-5, (whose, order)
+    for side in order:
+        last[side] = run(side, tmp_path, forced)
+        shift = 1.0 if side == "ours" else 0.0
+        assert last[side]["inference"] == pytest.approx(shift, abs=1e-5), (side, order)
+        assert last[side]["training"] == pytest.approx(shift, abs=1e-5), (side, order)
+        assert last[side]["gradient"] < 1e-5, (side, order)
     if order[0] == "plain":
         assert last["plain"]["hits"] >= 1  # the cache does work, or this test would prove nothing
 
@@ -125,11 +127,11 @@ def test_within_one_process_both_live_side_by_side(tmp_path, monkeypatch):
         torch._dynamo.reset()
         torch.compile(net, backend=PlantingBackend(tmp_path, add_one_to_output))(x)
         torch._dynamo.reset()
-        ours = torch.compile(
+        served = torch.compile(
             net, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
         )
         plain = torch.compile(lambda x: net(x))
         for _ in range(2):
-            torch.testing.assert_close(ours(x), net(x) + 1)
+            torch.testing.assert_close(served(x), net(x) + 1)
             torch.testing.assert_close(plain(x), net(x))
     torch._dynamo.reset()

@@ -69,17 +69,19 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(
     )
     log, chosen = tmp_path / "built", tmp_path / "chosen"
 
-    def built(asked: Region, *args: object, **kwargs: object) -> Entry:
+    def build_entry(searched_region: Region, *args: object, **kwargs: object) -> Entry:
         """Stands for a search: as long as it takes, nobody else searches this key."""
         with open(log, "a") as file:
-            file.write(f"{asked.key}\n")
+            file.write(f"{searched_region.key}\n")
         time.sleep(0.02)
-        own = entry_for(
-            asked, Candidate(asked.program, "eager", "rewrites", ("planted",)), settings
+        decision = entry_for(
+            searched_region,
+            Candidate(searched_region.program, "eager", "rewrites", ("planted",)),
+            settings,
         )
-        return dataclasses.replace(own, package=str(os.getpid()))
+        return dataclasses.replace(decision, package=str(os.getpid()))
 
-    monkeypatch.setattr(tune, "tune", built)
+    monkeypatch.setattr(tune, "tune", build_entry)
 
     def starts(seed: int) -> Callable[[], None]:
         def work() -> None:
@@ -93,13 +95,13 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(
 
     assert run_all([starts(seed) for seed in range(PROCESSES)]) == [0] * PROCESSES
     assert Counter(log.read_text().split()) == {each.key: 1 for each in regions}
-    seen = [line.split() for line in chosen.read_text().splitlines()]
-    assert len(seen) == PROCESSES * KEYS
-    assert len({tuple(pair) for pair in seen}) == KEYS, (
+    rows = [line.split() for line in chosen.read_text().splitlines()]
+    assert len(rows) == PROCESSES * KEYS
+    assert len({tuple(pair) for pair in rows}) == KEYS, (
         "two processes ran different entries of one key"
     )
     assert {
-        found.entry.region_key for found in place.cache.entries() if isinstance(found, EntryFile)
+        cached.entry.region_key for cached in place.cache.entries() if isinstance(cached, EntryFile)
     } == {r.key for r in regions}
     assert place.cache.verify() == ()
     assert list(files_under(settings.cache_dir, ".tmp")) == []
@@ -121,9 +123,9 @@ def test_processes_that_write_different_keys_at_once_lose_none(tmp_path: Path) -
 
     def writes(part: int) -> Callable[[], None]:
         def work() -> None:
-            for each, data in files[part::16]:
+            for each, content in files[part::16]:
                 write_file(
-                    entry_path(place.cache.root, each.key, place.target, place.contract), data
+                    entry_path(place.cache.root, each.key, place.target, place.contract), content
                 )
 
         return work
@@ -160,11 +162,11 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
 
     writing = FORK.Semaphore(0)
 
-    def writes(path: Path, data: bytes) -> Callable[[], None]:
+    def writes(path: Path, content: bytes) -> Callable[[], None]:
         def work() -> None:
             writing.release()
             while True:
-                write_file(path, data)
+                write_file(path, content)
                 write_file(record, record_data)
                 os.unlink(path)
 
@@ -175,7 +177,7 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
         assert killed < 10 * KILLS, "no kill hit a write: the test showed nothing"
         killed += WRITERS
         before = set(files_under(tmp_path, ".tmp"))
-        processes = [FORK.Process(target=writes(path, data)) for path, data in files]
+        processes = [FORK.Process(target=writes(path, content)) for path, content in files]
         for process in processes:
             process.start()
         assert all(writing.acquire(timeout=HANGS_S) for _ in processes)
@@ -187,10 +189,10 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
             process.join()
             assert process.exitcode == -signal.SIGKILL
         abandoned += len(set(files_under(tmp_path, ".tmp")) - before)
-        assert [found for found in place.cache.entries() if isinstance(found, BrokenFile)] == []
+        assert [file for file in place.cache.entries() if isinstance(file, BrokenFile)] == []
         assert isinstance(place.cache.get_decision_record(name, place.target, place.contract), dict)
-    for path, data in files:
-        write_file(path, data)
+    for path, content in files:
+        write_file(path, content)
     write_file(record, record_data)
     assert list(files_under(tmp_path, ".tmp")) == [], (
         "the next writer of a name removes what was left of it"

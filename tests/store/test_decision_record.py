@@ -36,9 +36,9 @@ def test_a_decision_record_comes_back(cache: LocalCache) -> None:
 def test_every_flipped_bit_of_a_decision_record_is_a_miss(cache: LocalCache) -> None:
     cache.put_decision_record(NAME, RECORD, HERE, CONTRACT)
     path = record_path(cache.root, NAME, HERE, CONTRACT)
-    data = path.read_bytes()
-    for place in range(len(data)):
-        flipped = bytearray(data)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        flipped = bytearray(content)
         flipped[place] ^= 1 << (place % 8)
         path.write_bytes(flipped)
         assert isinstance(cache.get_decision_record(NAME, HERE, CONTRACT), Refusal), place

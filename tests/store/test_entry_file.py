@@ -35,26 +35,26 @@ GOLDEN = {
 
 
 def rewritten(
-    data: bytes, change: Callable[[dict], None], *, resign: bool = True, spaced: bool = False
+    content: bytes, change: Callable[[dict], None], *, resign: bool = True, spaced: bool = False
 ) -> bytes:
     """The file with changed metadata; with `resign`, as its author would have signed it."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
     meta = json.loads(header["__metadata__"][METADATA_KEY])
     digest = meta.pop("digest")
     change(meta)
     meta["digest"] = digest_of(meta) if resign else digest
     header["__metadata__"][METADATA_KEY] = json.dumps(meta) if spaced else canonical_json(meta)
     text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
-def is_unreadable(data: bytes, why: str = "") -> bool:
-    found = decode_entry(data)
+def is_unreadable(content: bytes, why: str = "") -> bool:
+    decoded = decode_entry(content)
     return (
-        isinstance(found, Refusal)
-        and found.reason.startswith("unreadable: ")
-        and why in found.reason
+        isinstance(decoded, Refusal)
+        and decoded.reason.startswith("unreadable: ")
+        and why in decoded.reason
     )
 
 
@@ -77,13 +77,13 @@ def test_an_entry_comes_back_equal(entry: Entry) -> None:
 def test_payloads_come_back_bit_for_bit_and_aligned(entry: Entry) -> None:
     back = decode_entry(encode_entry(entry, GOLDEN))
     assert isinstance(back, Entry)
-    expected, found = entry.choice.program.all_payloads(), back.choice.program.all_payloads()
-    assert set(expected) == set(found)
+    expected, payloads = entry.choice.program.all_payloads(), back.choice.program.all_payloads()
+    assert set(expected) == set(payloads)
     for name, tensor in expected.items():
-        assert torch.equal(tensor, found[name])
-        assert tensor.dtype == found[name].dtype
+        assert torch.equal(tensor, payloads[name])
+        assert tensor.dtype == payloads[name].dtype
         assert (
-            found[name].data_ptr() % 64 == 0
+            payloads[name].data_ptr() % 64 == 0
         )  # bytes in the file are packed; what is loaded must not depend on that
 
 
@@ -157,27 +157,27 @@ def test_a_choice_without_timing_is_refused() -> None:
 
 
 def test_every_truncation_is_a_miss(entry: Entry) -> None:
-    data = encode_entry(entry)
-    for size in [*range(40), *range(40, len(data), 97), len(data) - 1]:
-        assert is_unreadable(data[:size]), size
+    content = encode_entry(entry)
+    for size in [*range(40), *range(40, len(content), 97), len(content) - 1]:
+        assert is_unreadable(content[:size]), size
 
 
 def test_extended_files_are_a_miss(entry: Entry) -> None:
-    data = encode_entry(entry)
-    assert is_unreadable(data + b"\0")
-    assert is_unreadable(data + data)
+    content = encode_entry(entry)
+    assert is_unreadable(content + b"\0")
+    assert is_unreadable(content + content)
 
 
 def test_every_flipped_bit_is_a_miss(entry: Entry) -> None:
-    data = encode_entry(entry, GOLDEN)
+    content = encode_entry(entry, GOLDEN)
     random.seed(0)
-    header = int.from_bytes(data[:8], "little") + 8
-    places = [(i, b) for i in [*range(64), *range(header - 8, len(data))] for b in range(8)]
+    header = int.from_bytes(content[:8], "little") + 8
+    places = [(i, b) for i in [*range(64), *range(header - 8, len(content))] for b in range(8)]
     places += [(random.randrange(header), random.randrange(8)) for _ in range(400)]
     for place, bit in places:
-        flipped = bytearray(data)
+        flipped = bytearray(content)
         flipped[place] ^= 1 << bit
-        assert is_unreadable(bytes(flipped)), (place, bit, data[place])
+        assert is_unreadable(bytes(flipped)), (place, bit, content[place])
 
 
 @pytest.mark.parametrize("size", [2**64 - 1, 2**63, 2**31, 10**6, 1, 0])
@@ -203,17 +203,17 @@ def test_foreign_safetensors_files_are_a_miss() -> None:
 
 
 def test_a_changed_text_needs_its_digest(entry: Entry) -> None:
-    data = rewritten(
+    content = rewritten(
         encode_entry(entry), lambda meta: meta["evidence"]["timing"].update(low=99.0), resign=False
     )
-    assert is_unreadable(data, "digest of the metadata")
+    assert is_unreadable(content, "digest of the metadata")
 
 
 def test_a_tensor_that_the_metadata_does_not_name_is_a_miss(entry: Entry) -> None:
-    data = encode_entry(entry)
-    size = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
-    tensors = load(data)
+    content = encode_entry(entry)
+    size = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+    tensors = load(content)
     assert isinstance(decode_entry(save(tensors, metadata=metadata)), Entry)
     assert is_unreadable(
         save(tensors | {"payload.more": torch.ones(1)}, metadata=metadata), "payload.more"

@@ -48,7 +48,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_PAUSES_S", (0.0, 0.0))
 
 
-def left_in(folder: Path) -> list[str]:
+def list_folder(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.endswith(".tmp")]
 
 
@@ -58,13 +58,13 @@ def failing(
     """A call that fails `times` times as the system would (after doing `before`); later ones do
     nothing.
     """
-    left = [times]
+    remaining = [times]
 
     def fail(*args: Any, **kwargs: Any) -> None:
         if before is not None:
             before(*args, **kwargs)
-        if left[0]:
-            left[0] -= 1
+        if remaining[0]:
+            remaining[0] -= 1
             raise OSError(number, os.strerror(number))
 
     return fail
@@ -77,12 +77,12 @@ class Full(io.FileIO):
 
     room = 0
 
-    def write(self, data: Any) -> int:
-        taken = bytes(data)[: Full.room]
-        if not taken:
+    def write(self, content: Any) -> int:
+        written = bytes(content)[: Full.room]
+        if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        Full.room -= len(taken)
-        return super().write(taken) or 0
+        Full.room -= len(written)
+        return super().write(written) or 0
 
 
 # A disk that is full at any byte
@@ -103,7 +103,7 @@ def test_a_disk_that_fills_up_at_any_byte_keeps_the_old_entry(
     assert str(path) in answer.reason
     assert os.strerror(errno.ENOSPC) in answer.reason
     assert path.read_bytes() == OLD
-    assert left_in(path.parent) == []
+    assert list_folder(path.parent) == []
     assert write_file(path, NEW) == Stored(path)
 
 
@@ -114,10 +114,10 @@ def test_a_disk_so_full_that_nothing_can_be_deleted_is_cleared_by_the_next_write
         patch.setattr(os, "fsync", failing(errno.ENOSPC))
         patch.setattr(Path, "unlink", failing(errno.ENOSPC))
         assert isinstance(write_file(path, NEW), Refusal)
-    assert len(left_in(path.parent)) == 1
+    assert len(list_folder(path.parent)) == 1
     assert path.read_bytes() == OLD
     assert write_file(path, NEW) == Stored(path)
-    assert left_in(path.parent) == []
+    assert list_folder(path.parent) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write read-only folders")
@@ -148,25 +148,25 @@ def test_a_rename_that_keeps_failing_names_file_and_reason(
     assert str(path) in answer.reason
     assert os.strerror(number) in answer.reason
     assert path.read_bytes() == OLD
-    assert left_in(path.parent) == []
+    assert list_folder(path.parent) == []
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_stale_handle_is_tried_again(
     path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, left = getattr(os, call), [2]
+    original, remaining = getattr(os, call), [2]
 
     def stale_twice(*args: Any) -> None:
-        left[0] -= 1
-        if left[0] >= 0:
+        remaining[0] -= 1
+        if remaining[0] >= 0:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        own(*args)
+        original(*args)
 
     monkeypatch.setattr(os, call, stale_twice)
     assert write_file(path, NEW) == Stored(path)
     assert path.read_bytes() == NEW
-    assert left_in(path.parent) == []
+    assert list_folder(path.parent) == []
 
 
 def test_a_rename_that_took_place_though_it_failed_is_stored(
@@ -180,17 +180,17 @@ def test_a_rename_that_took_place_though_it_failed_is_stored(
 def test_a_folder_removed_under_the_writer_is_made_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, removed = os.replace, []
+    original, removed = os.replace, []
 
-    def removed_once(*args: Any) -> None:
+    def remove_once(*args: Any) -> None:
         if not removed:
             for name in os.listdir(path.parent):
                 os.unlink(path.parent / name)
             path.parent.rmdir()
             removed.append(True)
-        own(*args)
+        original(*args)
 
-    monkeypatch.setattr(os, "replace", removed_once)
+    monkeypatch.setattr(os, "replace", remove_once)
     assert write_file(path, NEW) == Stored(path)
     assert path.read_bytes() == NEW
 
@@ -200,11 +200,11 @@ def test_reading_through_a_stale_handle_is_tried_again_and_then_a_miss(
 ) -> None:
     stale = failing(errno.ESTALE, times=2)
 
-    def opened(name: Path, mode: str) -> Any:
+    def open_once(name: Path, mode: str) -> Any:
         stale()
         return io.open(name, mode)  # noqa: UP020  the built-in is what is replaced
 
-    monkeypatch.setattr(files, "open", opened, raising=False)
+    monkeypatch.setattr(files, "open", open_once, raising=False)
     assert read_file(path, 1 << 30) == OLD
     monkeypatch.setattr(files, "open", failing(errno.ESTALE), raising=False)
     miss = read_file(path, 1 << 30)
@@ -245,15 +245,15 @@ def test_a_writer_that_never_ends_is_not_waited_for_forever(
     ) as frozen:
         assert frozen.stdout is not None
         assert frozen.stdout.readline() == b"held\n"
-        left = path.with_name(f".{path.name}.{frozen.pid}.abcd.tmp")
-        left.write_bytes(b"half")
+        leftover = path.with_name(f".{path.name}.{frozen.pid}.abcd.tmp")
+        leftover.write_bytes(b"half")
         assert write_file(path, NEW) == Stored(path)
-        assert left.exists()  # it may still be writing that
+        assert leftover.exists()  # it may still be writing that
         assert remove_leftovers(path.parents[4]) == ()
         frozen.kill()
     assert path.read_bytes() == NEW
     assert write_file(path, OLD) == Stored(path)  # the dead hold nothing
-    assert not left.exists()
+    assert not leftover.exists()
 
 
 # Clocks and what the dead left
@@ -264,12 +264,12 @@ def test_a_writer_that_never_ends_is_not_waited_for_forever(
 def test_times_of_files_mean_nothing(
     path: Path, skew_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, left = Path(files._lock_path(path)), path.with_name(f".{path.name}.1.aa.tmp")
-    left.write_bytes(b"half")
+    lock, leftover = Path(files._lock_path(path)), path.with_name(f".{path.name}.1.aa.tmp")
+    leftover.write_bytes(b"half")
     search = path.with_suffix(".search.lock")
     search.touch()
     when = time.time() + skew_s
-    for each in (path, lock, left, search, path.parent):
+    for each in (path, lock, leftover, search, path.parent):
         os.utime(each, (when, when))
     monkeypatch.setattr(time, "time", lambda: when)
     cache = LocalCache(path.parents[4])
@@ -279,18 +279,18 @@ def test_times_of_files_mean_nothing(
         assert isinstance(hit, Hit)
         assert (hit.entry.package, hit.stale) == ("old", None)
         assert write_file(path, NEW) == Stored(path)
-    assert left_in(path.parent) == []
+    assert list_folder(path.parent) == []
 
 
 def test_the_next_writer_removes_what_killed_ones_left_of_this_name_only(path: Path) -> None:
-    own, other = (
+    own_leftover, other = (
         path.with_name(f".{name}.99999.abcd.tmp")
         for name in (path.name, f"{'cd' * 32}.safetensors")
     )
-    for each in (own, other):
+    for each in (own_leftover, other):
         each.write_bytes(b"half")
     assert write_file(path, NEW) == Stored(path)
-    assert left_in(path.parent) == [other.name]
+    assert list_folder(path.parent) == [other.name]
 
 
 def test_lock_files_of_dead_processes_with_anything_in_them_hold_nothing(path: Path) -> None:

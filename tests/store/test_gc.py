@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.signing import make_signer
-from tests.store.bundles import KEY, bundle_of, filled
+from tests.store.bundles import KEY, bundle_of, fill_cache
 from tests.store.conftest import HERE, make_entry
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands.doctor import _cache
@@ -36,12 +36,12 @@ from torch_cudal1.store.cache.local_cache import LocalCache
 COMMITS = {name: name * 40 for name in "abc"}
 
 
-def imported(tmp_path: Path, cache: LocalCache, name: str) -> Path:
+def import_to(tmp_path: Path, cache: LocalCache, name: str) -> Path:
     return import_bundle(bundle_of(cache, tmp_path / f"{name}.bundle"), tmp_path / "cache").root
 
 
-def named(cache_dir: Path, hub: str = "") -> set[Path]:
-    return {one.path for one in find_unused(cache_dir, hub)}
+def list_unused(cache_dir: Path, hub: str = "") -> set[Path]:
+    return {folder.path for folder in find_unused(cache_dir, hub)}
 
 
 @pytest.fixture
@@ -62,21 +62,21 @@ def pin(repository: Path, revision: str, commit: str) -> Path:
 
 
 def test_an_import_that_a_later_one_contains_goes(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "made")
-    old = imported(tmp_path, cache, "old")
-    assert named(tmp_path / "cache") == set()
+    cache = fill_cache(tmp_path / "made")
+    old = import_to(tmp_path, cache, "old")
+    assert list_unused(tmp_path / "cache") == set()
     cache.put(make_entry(region_key="12" * 32))
-    new = imported(tmp_path, cache, "new")
-    assert named(tmp_path / "cache") == {old}
+    new = import_to(tmp_path, cache, "new")
+    assert list_unused(tmp_path / "cache") == {old}
     assert list_imported_bundles(tmp_path / "cache") == (new, old)
 
 
 def test_an_import_with_one_file_more_stays(tmp_path: Path) -> None:
-    imported(tmp_path, filled(tmp_path / "made"), "old")
+    import_to(tmp_path, fill_cache(tmp_path / "made"), "old")
     fewer = LocalCache(tmp_path / "fewer")
     fewer.put(make_entry())
-    imported(tmp_path, fewer, "new")
-    assert named(tmp_path / "cache") == set()
+    import_to(tmp_path, fewer, "new")
+    assert list_unused(tmp_path / "cache") == set()
 
 
 @pytest.mark.parametrize("change", ["torch", "sku"])
@@ -86,8 +86,8 @@ def test_an_import_for_another_torch_or_device_replaces_nothing(
     for name in ("old", "new"):
         cache = LocalCache(tmp_path / name)
         cache.put(make_entry(target=dataclasses.replace(HERE, **{change: name})))
-        imported(tmp_path, cache, name)
-    assert named(tmp_path / "cache") == set()
+        import_to(tmp_path, cache, name)
+    assert list_unused(tmp_path / "cache") == set()
 
 
 def test_an_unsigned_import_does_not_replace_a_signed_one(tmp_path: Path) -> None:
@@ -95,19 +95,19 @@ def test_an_unsigned_import_does_not_replace_a_signed_one(tmp_path: Path) -> Non
     signed.put(make_entry())
     unsigned.put(make_entry(region_name="judged again"))
     assert not signed.sign(make_signer(tmp_path)).failed
-    first = imported(tmp_path, signed, "signed")
-    second = imported(tmp_path, unsigned, "unsigned")
-    assert named(tmp_path / "cache") == set()
+    first = import_to(tmp_path, signed, "signed")
+    second = import_to(tmp_path, unsigned, "unsigned")
+    assert list_unused(tmp_path / "cache") == set()
     import_bundle(tmp_path / "signed.bundle", tmp_path / "cache")  # the latest again
-    assert named(tmp_path / "cache") == {second}
+    assert list_unused(tmp_path / "cache") == {second}
     assert first.is_dir()
 
 
 def test_commits_without_a_pin_go_and_the_pinned_one_stays(mirror: Path, tmp_path: Path) -> None:
-    assert named(tmp_path / "cache") == {mirror / COMMITS["b"], mirror / COMMITS["c"]}
+    assert list_unused(tmp_path / "cache") == {mirror / COMMITS["b"], mirror / COMMITS["c"]}
     pin(mirror, "v2", COMMITS["b"])
-    assert named(tmp_path / "cache") == {mirror / COMMITS["c"]}
-    assert named(tmp_path / "cache", hub=f"team/kernels@{COMMITS['c']}") == set()
+    assert list_unused(tmp_path / "cache") == {mirror / COMMITS["c"]}
+    assert list_unused(tmp_path / "cache", hub=f"team/kernels@{COMMITS['c']}") == set()
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"commit"'])
@@ -115,7 +115,7 @@ def test_where_a_pin_cannot_be_read_no_commit_goes(
     mirror: Path, tmp_path: Path, damage: str
 ) -> None:
     (mirror / "pins" / "main.json").write_text(damage)
-    assert named(tmp_path / "cache") == set()
+    assert list_unused(tmp_path / "cache") == set()
 
 
 def test_the_command_says_what_would_go_and_does_it_with_yes(
@@ -124,8 +124,12 @@ def test_the_command_says_what_would_go_and_does_it_with_yes(
     command = ["purge", "--unused", "--cache-dir", str(tmp_path / "cache"), "--json"]
     for dry in ([], ["--dry-run"]):
         assert main([*command, *dry]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (len(told["would_delete"]), told["deleted"], told["freed_bytes"]) == (2, [], 0)
+        document = json.loads(capsys.readouterr().out)
+        assert (len(document["would_delete"]), document["deleted"], document["freed_bytes"]) == (
+            2,
+            [],
+            0,
+        )
         assert (mirror / COMMITS["b"]).is_dir()
     size = sum(
         path.stat().st_size
@@ -134,8 +138,8 @@ def test_the_command_says_what_would_go_and_does_it_with_yes(
         if path.is_file()
     )
     assert main([*command, "--yes"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (len(told["deleted"]), told["freed_bytes"]) == (2, size)
+    document = json.loads(capsys.readouterr().out)
+    assert (len(document["deleted"]), document["freed_bytes"]) == (2, size)
     assert sorted(path.name for path in mirror.iterdir() if len(path.name) == 40) == [COMMITS["a"]]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["would_delete"] == []
@@ -163,16 +167,16 @@ def test_links_are_neither_followed_nor_deleted(mirror: Path, tmp_path: Path) ->
 
 
 def test_what_killed_processes_left_goes_too(mirror: Path, tmp_path: Path) -> None:
-    imported(tmp_path, filled(tmp_path / "made"), "one")
-    left = [
+    import_to(tmp_path, fill_cache(tmp_path / "made"), "one")
+    leftovers = [
         tmp_path / "cache" / "imported" / name
         for name in (".incoming-" + "0" * 64, ".old-x", ".purged-y")
     ]
-    for folder in (*left, mirror / ".purged-z"):
+    for folder in (*leftovers, mirror / ".purged-z"):
         folder.mkdir()
-    assert named(tmp_path / "cache") >= {*left, mirror / ".purged-z"}
+    assert list_unused(tmp_path / "cache") >= {*leftovers, mirror / ".purged-z"}
     assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 0
-    assert named(tmp_path / "cache") == set()
+    assert list_unused(tmp_path / "cache") == set()
     assert len(list_imported_bundles(tmp_path / "cache")) == 1
 
 
@@ -216,7 +220,7 @@ def kernels(tmp_path: Path) -> Path:
     return home
 
 
-def left_in(home: Path) -> set[str]:
+def list_home(home: Path) -> set[str]:
     return {path.name for path in home.iterdir() if path.is_dir()}
 
 
@@ -226,13 +230,13 @@ def test_kernels_of_other_versions_go_and_those_that_a_search_here_takes_stay(
     command = ["purge", "--unused", "--cache-dir", str(tmp_path / "cache"), "--json"]
     assert main(command) == 0
     assert len(json.loads(capsys.readouterr().out)["would_delete"]) == 2
-    assert len(left_in(kernels)) == 3
+    assert len(list_home(kernels)) == 3
     assert main([*command, "--yes"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["freed_bytes"] == 2 * len("0.1.0-torch2.0-triton2.0-0123") + 2 * len(
+    document = json.loads(capsys.readouterr().out)
+    assert document["freed_bytes"] == 2 * len("0.1.0-torch2.0-triton2.0-0123") + 2 * len(
         ".purged-0.0.9"
     )
-    assert left_in(kernels) == {name_versions()}
+    assert list_home(kernels) == {name_versions()}
     assert main([*command, "--yes"]) == 0
     assert json.loads(capsys.readouterr().out)["deleted"] == []
 
@@ -244,11 +248,11 @@ def test_purge_of_everything_takes_all_kernels_and_one_of_a_key_takes_none(
     cache.put(make_entry())
     for some in (["--broken"], [KEY]):
         assert main(["purge", *some, "--yes", "--cache-dir", str(cache.root)]) == 0
-        assert len(left_in(kernels)) == 3
+        assert len(list_home(kernels)) == 3
     assert main(["purge", "--cache-dir", str(cache.root)]) == 0
-    assert len(left_in(kernels)) == 3
+    assert len(list_home(kernels)) == 3
     assert main(["purge", "--yes", "--cache-dir", str(cache.root)]) == 0
-    assert left_in(kernels) == set()
+    assert list_home(kernels) == set()
 
 
 def test_purge_of_everything_takes_measured_times_and_what_a_killed_one_left_of_them(
@@ -261,7 +265,7 @@ def test_purge_of_everything_takes_measured_times_and_what_a_killed_one_left_of_
     assert len(json.loads(capsys.readouterr().out)["would_delete"]) == 2
     assert (tmp_path / "timings" / "0123.jsonl").exists()
     assert main(["purge", "--yes", "--cache-dir", str(tmp_path)]) == 0
-    assert {one.name for one in tmp_path.iterdir() if one.is_dir()} & {
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} & {
         "timings",
         ".purged-timings",
     } == set()
@@ -279,10 +283,10 @@ def test_a_purge_of_everything_that_may_not_delete_kernels_says_so(
 
     monkeypatch.setattr(os, "replace", refuse)
     assert main(["purge", "--yes", "--cache-dir", str(tmp_path / "cache"), "--json"]) == 1
-    told = capsys.readouterr()
-    assert told.err.count("stays: OSError: [Errno 30]") == 3
-    assert json.loads(told.out)["deleted"] == []
-    assert len(left_in(kernels)) == 3
+    shown = capsys.readouterr()
+    assert shown.err.count("stays: OSError: [Errno 30]") == 3
+    assert json.loads(shown.out)["deleted"] == []
+    assert len(list_home(kernels)) == 3
 
 
 def test_kernels_that_another_purge_is_at_stay(
@@ -292,43 +296,43 @@ def test_kernels_that_another_purge_is_at_stay(
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["purge", "--unused", "--yes", "--cache-dir", str(tmp_path / "cache")]) == 1
     assert capsys.readouterr().err.count(" stays: another process may be at work there: ") == 2
-    assert len(left_in(kernels)) == 3
+    assert len(list_home(kernels)) == 3
 
 
 def test_two_purges_at_once_are_both_right(kernels: Path, tmp_path: Path) -> None:
-    found = list(find_build_folders(tmp_path / "cache"))
-    assert [remove_folder(one) for one in found] == [None] * 3
-    assert [remove_folder(one) for one in found] == [None] * 3, "the other one was first"
+    folders = list(find_build_folders(tmp_path / "cache"))
+    assert [remove_folder(folder) for folder in folders] == [None] * 3
+    assert [remove_folder(folder) for folder in folders] == [None] * 3, "the other one was first"
 
 
 def test_writers_and_readers_go_on_while_their_folder_is_purged(tmp_path: Path) -> None:
-    cache, data = tmp_path / "cache", b"machine code" * 500
+    cache, content = tmp_path / "cache", b"machine code" * 500
     paths = [build_path(cache, f"{number:064x}") for number in range(200)]
 
     def search() -> list[Stored | Refusal | bytes | Refusal]:
         return [
             answer
             for path in paths
-            for answer in (write_file(path, data), read_file(path, 1 << 20))
+            for answer in (write_file(path, content), read_file(path, 1 << 20))
         ]
 
     with ThreadPoolExecutor() as pool:
         work, purged = pool.submit(search), 0
         while not work.done():
-            purged += sum(remove_folder(one) is None for one in find_build_folders(cache))
+            purged += sum(remove_folder(item) is None for item in find_build_folders(cache))
     answers = work.result()
     assert purged > 1
-    assert {type(one) for one in answers[0::2]} <= {Stored, Refusal}, (
+    assert {type(item) for item in answers[0::2]} <= {Stored, Refusal}, (
         "a purge after each step may refuse a writer, not stop it"
     )
-    assert [one for one in answers[1::2] if one not in (data, Refusal("absent"))] == [], (
+    assert [item for item in answers[1::2] if item not in (content, Refusal("absent"))] == [], (
         "no half file"
     )
-    assert [one for one in search() if isinstance(one, Refusal)] == [], (
+    assert [item for item in search() if isinstance(item, Refusal)] == [], (
         "what was purged is kept again"
     )
-    assert count_builds(cache) == BuildCount(len(paths), len(paths) * len(data))
-    assert left_in(build_folder(cache)) == {name_versions()}
+    assert count_builds(cache) == BuildCount(len(paths), len(paths) * len(content))
+    assert list_home(build_folder(cache)) == {name_versions()}
 
 
 def test_list_and_doctor_say_how_much_the_kernels_take(
@@ -338,6 +342,6 @@ def test_list_and_doctor_say_how_much_the_kernels_take(
     assert main(["list", "--json", "--cache-dir", str(tmp_path / "cache")]) == 0
     size = sum(path.stat().st_size for path in kernels.rglob("*") if path.is_file())
     assert json.loads(capsys.readouterr().out)["compiled"] == {"count": 6, "size_bytes": size}
-    told = _cache(tmp_path / "cache").what
-    assert "cache: 1 entry, " in told
-    assert f"; 6 compiled kernels kept for later searches, {text.size(size)}" in told
+    finding = _cache(tmp_path / "cache").what
+    assert "cache: 1 entry, " in finding
+    assert f"; 6 compiled kernels kept for later searches, {text.size(size)}" in finding

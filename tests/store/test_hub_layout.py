@@ -34,10 +34,10 @@ def test_every_index_reads_back() -> None:
     assert shards.covering("0" * 12, KEY) is None
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"null", b'{"format": 2}', b"[" * 100_000])
-def test_what_is_no_index_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"format": 2}', b"[" * 100_000])
+def test_what_is_no_index_is_refused(content: bytes) -> None:
     for kind in (Root, TargetIndex, Shard):
-        assert isinstance(kind.read(data), Refusal)
+        assert isinstance(kind.read(content), Refusal)
 
 
 def test_a_large_shard_is_split_by_prefix_and_loses_nothing() -> None:

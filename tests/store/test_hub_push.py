@@ -24,10 +24,10 @@ from tests.store.hub_cases import (
     REGION,
     REPO,
     client,
-    found,
+    find_hit,
     hub,
     list_keys,
-    pushed,
+    push_entries,
     settings,
     source,
 )
@@ -56,7 +56,7 @@ from torch_cudal1.store.hub.hub_push import list_offers, push
 __all__ = ["client", "hub"]  # fixtures
 
 
-def listed(hub: HubServer) -> dict[str, str]:
+def list_index(hub: HubServer) -> dict[str, str]:
     """Every file that the index of the repository leads to, with its digest, read as a client
     would.
     """
@@ -78,8 +78,8 @@ def listed(hub: HubServer) -> dict[str, str]:
                         prefix
                     }  # where a look-up asks for it
                     rows |= {
-                        hub_layout.repository_file(kind, key, target, contract): one.sha256
-                        for key, one in part.items()
+                        hub_layout.repository_file(kind, key, target, contract): listing.sha256
+                        for key, listing in part.items()
                     }
     return rows
 
@@ -87,14 +87,14 @@ def listed(hub: HubServer) -> dict[str, str]:
 def is_consistent(hub: HubServer) -> bool:
     """Whether the index names exactly the files that are there, with their digests."""
     there = {
-        path: hashlib.sha256(data).hexdigest()
-        for path, data in hub.repositories[REPO].head.files.items()
+        path: hashlib.sha256(content).hexdigest()
+        for path, content in hub.repositories[REPO].head.files.items()
         if path.startswith("targets/")
     }
-    return there == listed(hub)
+    return there == list_index(hub)
 
 
-def offered(folder: Path, *entries: Entry) -> tuple[hub_push.Offer, ...]:
+def offer_entries(folder: Path, *entries: Entry) -> tuple[hub_push.Offer, ...]:
     cache = LocalCache(folder)
     for entry in entries:
         cache.put(entry)
@@ -107,19 +107,19 @@ def offered(folder: Path, *entries: Entry) -> tuple[hub_push.Offer, ...]:
 
 def test_a_push_is_one_commit_with_index_and_entries(hub: HubServer, tmp_path: Path) -> None:
     before = len(hub.repositories[REPO].commits)
-    done = pushed(
+    report = push_entries(
         tmp_path, ENTRY, make_entry(), dataclasses.replace(ENTRY, target=OTHER)
     )  # the third replaces the first in a cache
-    assert (done.entries, done.unchanged, done.kept, done.left_out) == (2, 0, 0, ())
+    assert (report.entries, report.unchanged, report.kept, report.left_out) == (2, 0, 0, ())
     assert len(hub.repositories[REPO].commits) == before + 1
-    assert hub.repositories[REPO].head.oid == done.commit
+    assert hub.repositories[REPO].head.oid == report.commit
     assert hub.repositories[REPO].head.files["README.md"] == b"kernels"
     assert is_consistent(hub)
 
 
 def test_what_is_there_already_makes_no_commit(hub: HubServer, tmp_path: Path) -> None:
-    first = pushed(tmp_path, ENTRY)
-    second = pushed(tmp_path, ENTRY)
+    first = push_entries(tmp_path, ENTRY)
+    second = push_entries(tmp_path, ENTRY)
     assert (second.commit, second.entries, second.unchanged) == (first.commit, 0, 1)
 
 
@@ -142,21 +142,23 @@ def test_a_server_without_the_librarys_own_storage_is_told_as_such(
 
 
 def test_a_push_between_ours_and_its_parent_is_not_lost(hub: HubServer, tmp_path: Path) -> None:
-    hub.faults.before_commit.append(lambda: pushed(tmp_path / "theirs", make_entry()) and None)
-    done = pushed(tmp_path / "ours", ENTRY)
-    assert done.entries == 1
+    hub.faults.before_commit.append(
+        lambda: push_entries(tmp_path / "theirs", make_entry()) and None
+    )
+    report = push_entries(tmp_path / "ours", ENTRY)
+    assert report.entries == 1
     assert list_keys(hub) == {ENTRY.region_key, make_entry().region_key}
     assert is_consistent(hub)
 
 
 def test_many_who_push_at_once_lose_nothing(hub: HubServer, tmp_path: Path) -> None:
     entries = [make_entry(region_key=f"{i:02x}" * 32) for i in range(4)]
-    offers = [offered(tmp_path / str(i), entry) for i, entry in enumerate(entries)]
-    given = source(settings(tmp_path)).hub
+    offers = [offer_entries(tmp_path / str(i), entry) for i, entry in enumerate(entries)]
+    opened = source(settings(tmp_path)).hub
     answers: list[object] = []
     threads = [
         threading.Thread(
-            target=lambda o=o: answers.append(push(given.client, given.repo, o, message="x"))
+            target=lambda o=o: answers.append(push(opened.client, opened.repo, o, message="x"))
         )
         for o in offers
     ]
@@ -176,15 +178,15 @@ def test_a_branch_that_never_stands_still_is_given_up(
     hub.faults.before_commit += [
         lambda i=i: hub.repositories[REPO].add({"n": b"%d" % i}) and None for i in range(20)
     ]
-    given = source(settings(tmp_path)).hub
-    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    opened = source(settings(tmp_path)).hub
+    answer = push(opened.client, opened.repo, offer_entries(tmp_path / "c", ENTRY), message="x")
     assert isinstance(answer, HubFailure)
     assert answer.kind == "overtaken"
     assert "another commit came first (412)" in answer.reason
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "wins"),
+    ("their_time", "our_time", "wins"),
     [
         ("2025-02", "2025-01", "theirs"),
         ("2025-01", "2025-02", "ours"),
@@ -192,13 +194,17 @@ def test_a_branch_that_never_stands_still_is_given_up(
     ],
 )
 def test_the_later_entry_stays_unless_its_clock_is_wrong(
-    theirs: str, ours: str, wins: str, hub: HubServer, tmp_path: Path
+    their_time: str, our_time: str, wins: str, hub: HubServer, tmp_path: Path
 ) -> None:
     day = "-01T00:00:00+00:00"
-    pushed(tmp_path / "theirs", dataclasses.replace(ENTRY, package="theirs", created=theirs + day))
-    done = pushed(tmp_path / "ours", dataclasses.replace(ENTRY, package="ours", created=ours + day))
-    assert (done.entries, done.kept) == ((0, 1) if wins == "theirs" else (1, 0))
-    assert found(source(settings(tmp_path / "two"))).entry.package == wins
+    push_entries(
+        tmp_path / "theirs", dataclasses.replace(ENTRY, package="theirs", created=their_time + day)
+    )
+    report = push_entries(
+        tmp_path / "ours", dataclasses.replace(ENTRY, package="ours", created=our_time + day)
+    )
+    assert (report.entries, report.kept) == ((0, 1) if wins == "theirs" else (1, 0))
+    assert find_hit(source(settings(tmp_path / "two"))).entry.package == wins
 
 
 def test_a_large_shard_becomes_many_and_every_entry_is_found(
@@ -209,9 +215,9 @@ def test_a_large_shard_becomes_many_and_every_entry_is_found(
         make_entry(region_key=f"{i:x}{j:x}" * 32)
         for i, j in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0))
     ]
-    pushed(tmp_path, *entries[:3])
+    push_entries(tmp_path, *entries[:3])
     assert shard_file(target_id(HERE), CONTRACT.digest, "") in hub.repositories[REPO].head.files
-    pushed(tmp_path, *entries[3:])
+    push_entries(tmp_path, *entries[3:])
     shards = {
         path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path
     }
@@ -224,7 +230,7 @@ def test_a_large_shard_becomes_many_and_every_entry_is_found(
         "2.json",
     }  # "all" is gone, in the same commit
     assert is_consistent(hub)
-    pushed(
+    push_entries(
         tmp_path, ENTRY, make_entry(region_key="04" * 32)
     )  # under prefixes that no shard covers yet
     assert is_consistent(hub)
@@ -232,17 +238,17 @@ def test_a_large_shard_becomes_many_and_every_entry_is_found(
         path.split("/")[-1] for path in hub.repositories[REPO].head.files if "/index/" in path
     }
     assert shards_now == shards | {"all.json"}
-    found(source(settings(tmp_path / "two")))
+    find_hit(source(settings(tmp_path / "two")))
 
 
 def test_a_file_that_changes_while_it_is_pushed_is_left_out(hub: HubServer, tmp_path: Path) -> None:
-    offers = offered(tmp_path / "c", ENTRY, make_entry())
+    offers = offer_entries(tmp_path / "c", ENTRY, make_entry())
     path = entry_path(tmp_path / "c", ENTRY.region_key, HERE, CONTRACT)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    given = source(settings(tmp_path)).hub
-    done = push(given.client, given.repo, offers, message="x")
-    assert not isinstance(done, HubFailure)
-    assert [(broken.path, broken.reason) for broken in done.left_out] == [
+    opened = source(settings(tmp_path)).hub
+    report = push(opened.client, opened.repo, offers, message="x")
+    assert not isinstance(report, HubFailure)
+    assert [(broken.path, broken.reason) for broken in report.left_out] == [
         (path, "it changed while it was pushed; push again")
     ]
     assert list_keys(hub) == {make_entry().region_key}
@@ -262,8 +268,8 @@ def test_what_no_reader_would_take_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hub_layout, "FILE_LIMIT_BYTES", limit)
-    done = pushed(tmp_path, dataclasses.replace(ENTRY, created=created))
-    (left_out,) = done.left_out
+    report = push_entries(tmp_path, dataclasses.replace(ENTRY, created=created))
+    (left_out,) = report.left_out
     assert "an index cannot list it" in left_out.reason
     assert rule in left_out.reason
     assert list_keys(hub) == set()
@@ -275,8 +281,8 @@ def test_a_hub_that_does_not_take_it_is_a_reason_and_changes_nothing(
 ) -> None:
     hub.faults.status[part] = (403, -1)
     head = hub.repositories[REPO].head.oid
-    given = source(settings(tmp_path)).hub
-    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    opened = source(settings(tmp_path)).hub
+    answer = push(opened.client, opened.repo, offer_entries(tmp_path / "c", ENTRY), message="x")
     assert isinstance(answer, HubFailure)
     assert f"{REPO}@main: " in answer.reason
     assert "may have arrived" not in answer.reason
@@ -290,8 +296,8 @@ def test_a_commit_whose_answer_is_lost_is_looked_for_before_it_is_sent_again(
     hub.faults.lost_answers = 1 if arrived else 0
     hub.faults.status["/commit/"] = (500, 0 if arrived else 1)
     before = len(hub.repositories[REPO].commits)
-    done = pushed(tmp_path, ENTRY)
-    assert (done.entries, done.commit) == (1, hub.repositories[REPO].head.oid)
+    report = push_entries(tmp_path, ENTRY)
+    assert (report.entries, report.commit) == (1, hub.repositories[REPO].head.oid)
     assert len(hub.repositories[REPO].commits) == before + 1
     assert is_consistent(hub)
 
@@ -300,8 +306,8 @@ def test_a_commit_that_is_never_answered_is_said_to_be_in_doubt(
     hub: HubServer, tmp_path: Path
 ) -> None:
     hub.faults.status["/commit/"] = (500, -1)
-    given = source(settings(tmp_path)).hub
-    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    opened = source(settings(tmp_path)).hub
+    answer = push(opened.client, opened.repo, offer_entries(tmp_path / "c", ENTRY), message="x")
     assert isinstance(answer, HubFailure)
     assert "the Hub answered 500" in answer.reason
     assert "push again, what is there is not sent twice" in answer.reason
@@ -309,8 +315,8 @@ def test_a_commit_that_is_never_answered_is_said_to_be_in_doubt(
 
 def test_a_push_does_not_write_over_an_index_it_cannot_read(hub: HubServer, tmp_path: Path) -> None:
     hub.repositories[REPO].add({ROOT_INDEX: b'{"weight_map": {}}'})
-    given = source(settings(tmp_path)).hub
-    answer = push(given.client, given.repo, offered(tmp_path / "c", ENTRY), message="x")
+    opened = source(settings(tmp_path)).hub
+    answer = push(opened.client, opened.repo, offer_entries(tmp_path / "c", ENTRY), message="x")
     assert isinstance(answer, HubFailure)
     assert "index.json: not an index of this package" in answer.reason
 
@@ -342,7 +348,7 @@ def here(hub: HubServer, tmp_path: Path) -> Entry:
     """An entry for this machine, in the repository."""
     place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path / "none"))
     entry = dataclasses.replace(ENTRY, target=place.target, contract=place.contract)
-    pushed(tmp_path / "one", entry)
+    push_entries(tmp_path / "one", entry)
     return entry
 
 
@@ -355,18 +361,18 @@ def test_the_pipeline_asks_the_hub_after_the_cache_and_survives_it(
     assert f"hub: {REPO}@" in choice.reason
     assert "the Hub answered 500" in choice.reason
     hub.faults.status.clear()
-    given = settings(tmp_path / "three")
-    place = make_context(torch.device("cpu"), given)
+    reader_settings = settings(tmp_path / "three")
+    place = make_context(torch.device("cpu"), reader_settings)
     assert [each.name for each in place.sources] == ["local cache", "hub"]
     choose(REGION, place)
-    assert len(hub.asked(f"{here.region_key}.safetensors", "GET")) > 0
-    assert [path.name for path in given.cache_dir.rglob("*.safetensors")] == [
+    assert len(hub.list_requests(f"{here.region_key}.safetensors", "GET")) > 0
+    assert [path.name for path in reader_settings.cache_dir.rglob("*.safetensors")] == [
         f"{here.region_key}.safetensors"
     ]
     assert isinstance(place.find_decision_record(NAME), Refusal)
-    assert [each.name for each in make_context(torch.device("cpu"), given.but(hub="")).sources] == [
-        "local cache"
-    ]
+    assert [
+        each.name for each in make_context(torch.device("cpu"), reader_settings.but(hub="")).sources
+    ] == ["local cache"]
 
 
 def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Path) -> None:
@@ -385,15 +391,17 @@ def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Pa
             HubFailure,
         )
         allow(tmp_path / "publishers.toml", team=signer.public)
-        given = settings(
+        reader_settings = settings(
             tmp_path / "two",
             strictness="error",
             on_miss="error",
             publishers=tmp_path / "publishers.toml",
         )
-        served = torch_cudal1.accelerate(model, inputs, settings=given)
+        served = torch_cudal1.accelerate(model, inputs, settings=reader_settings)
         assert torch.equal(served(inputs), expected)
-        planned = torch_cudal1.plan(model, inputs, given.but(cache_dir=tmp_path / "three"))
+        planned = torch_cudal1.plan(
+            model, inputs, reader_settings.but(cache_dir=tmp_path / "three")
+        )
         (row,) = torch_cudal1.explain(served).regions
         torch_cudal1.restore(model)
     assert "planted" in str(row)
@@ -401,5 +409,5 @@ def test_a_model_runs_what_a_team_pushed_and_signed(hub: HubServer, tmp_path: Pa
         True
     ]  # a plan asks the team too
     assert not (
-        given.cache_dir / "v1"
+        reader_settings.cache_dir / "v1"
     ).exists()  # nothing was searched, measured or remembered: the team's decision serves

@@ -25,14 +25,14 @@ from tests.store.hub_cases import (
     OTHER,
     REGION,
     REPO,
-    again,
     client,
-    filled,
-    found,
+    filled_hub,
+    find_hit,
+    find_miss,
     hub,
-    missed,
-    pushed,
-    replaced,
+    push_entries,
+    reopen,
+    replace_files,
     repository,
     settings,
     source,
@@ -53,7 +53,7 @@ from torch_cudal1.store.hub.hub_layout import (
 )
 from torch_cudal1.store.hub.hub_source import list_mirrored_roots
 
-__all__ = ["client", "filled", "hub", "repository"]  # fixtures
+__all__ = ["client", "filled_hub", "hub", "repository"]  # fixtures
 
 # What is found
 # -----------------------------------------------------------------------------------------------------------------
@@ -61,10 +61,10 @@ __all__ = ["client", "filled", "hub", "repository"]  # fixtures
 
 def test_what_one_machine_pushed_another_finds(hub: HubServer, tmp_path: Path) -> None:
     record = {"candidates": [ENTRY.choice.digest], "winner": "cudal1"}
-    done = pushed(tmp_path / "one", ENTRY, record=record)
-    assert (done.entries, done.records) == (1, 1)
+    report = push_entries(tmp_path / "one", ENTRY, record=record)
+    assert (report.entries, report.records) == (1, 1)
     there = source(settings(tmp_path / "two"))
-    hit = found(there)
+    hit = find_hit(there)
     assert hit.entry.choice == ENTRY.choice
     assert Path(hit.where).is_relative_to(tmp_path / "two" / "cache" / "hub")
     assert not (tmp_path / "two" / "cache" / "v1").exists()  # never among the user's own
@@ -76,36 +76,38 @@ def test_what_one_machine_pushed_another_finds(hub: HubServer, tmp_path: Path) -
 def test_a_look_up_reads_three_small_files_and_lists_nothing(
     hub: HubServer, tmp_path: Path
 ) -> None:
-    pushed(tmp_path / "one", ENTRY, *(make_entry(region_key=f"{i:064x}") for i in range(20)))
+    push_entries(tmp_path / "one", ENTRY, *(make_entry(region_key=f"{i:064x}") for i in range(20)))
     hub.requests.clear()
     there = source(settings(tmp_path / "two"))
-    found(there)
-    files = [path.split("/resolve/")[1].partition("/")[2] for path in hub.asked("/resolve/")]
+    find_hit(there)
+    files = [
+        path.split("/resolve/")[1].partition("/")[2] for path in hub.list_requests("/resolve/")
+    ]
     name = target_id(HERE)
-    own = repository_file("entry", REGION.key, HERE, CONTRACT.digest)
+    entry_path = repository_file("entry", REGION.key, HERE, CONTRACT.digest)
     assert files == [
         ROOT_INDEX,
         target_index_file(name),
         f"targets/{name}/index/{CONTRACT.digest}/all.json",
-        own,
+        entry_path,
     ]
-    assert hub.asked("tree") == hub.asked("paths-info") == []
-    (api,) = hub.asked("/api/")
+    assert hub.list_requests("tree") == hub.list_requests("paths-info") == []
+    (api,) = hub.list_requests("/api/")
     assert api == f"/api/models/{REPO}/revision/main"
     before = len(hub.requests)
-    found(there)
-    assert missed(there, contract=Contract("strict")) == "absent"
+    find_hit(there)
+    assert find_miss(there, contract=Contract("strict")) == "absent"
     assert (
         len(hub.requests) == before
     )  # what is here is not asked for again, and what the index lacks never
 
 
 def test_a_second_process_without_network_finds_what_the_first_fetched(
-    filled: HubServer, tmp_path: Path
+    filled_hub: HubServer, tmp_path: Path
 ) -> None:
-    given = settings(tmp_path / "two")
-    found(source(given))
-    asked = len(filled.requests)
+    reader_settings = settings(tmp_path / "two")
+    find_hit(source(reader_settings))
+    requests_before = len(filled_hub.requests)
     code = (
         "from tests.store.hub_cases import REGION, HERE, CONTRACT\n"
         "from torch_cudal1.ir.records import Target, Contract\n"
@@ -120,11 +122,11 @@ def test_a_second_process_without_network_finds_what_the_first_fetched(
         name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "HF_"))
     } | {
         "HF_HUB_OFFLINE": "1",
-        "HF_ENDPOINT": filled.url,
+        "HF_ENDPOINT": filled_hub.url,
         PREFIX + "HUB": REPO,
-        PREFIX + "CACHE_DIR": str(given.cache_dir),
+        PREFIX + "CACHE_DIR": str(reader_settings.cache_dir),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
         capture_output=True,
@@ -132,71 +134,75 @@ def test_a_second_process_without_network_finds_what_the_first_fetched(
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["eager", "absent", "offline mode is on (HF_HUB_OFFLINE)"]
-    assert len(filled.requests) == asked
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == ["eager", "absent", "offline mode is on (HF_HUB_OFFLINE)"]
+    assert len(filled_hub.requests) == requests_before
 
 
 @pytest.mark.parametrize("how", ["library", "setting"])
 def test_offline_asks_nothing_and_says_so(
-    how: str, filled: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, filled_hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled.requests.clear()
+    filled_hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "library")
-    given = settings(tmp_path / "two", offline=how == "setting")
-    assert "offline" in missed(source(given))
-    assert filled.requests == []
+    reader_settings = settings(tmp_path / "two", offline=how == "setting")
+    assert "offline" in find_miss(source(reader_settings))
+    assert filled_hub.requests == []
 
 
 def test_a_revision_is_pinned_once_and_stays(hub: HubServer, tmp_path: Path) -> None:
-    first = pushed(tmp_path / "one", ENTRY)
-    given = settings(tmp_path / "two")
-    found(source(given))
-    (pin,) = (given.cache_dir / "hub").rglob("pins/main.json")
+    first = push_entries(tmp_path / "one", ENTRY)
+    reader_settings = settings(tmp_path / "two")
+    find_hit(source(reader_settings))
+    (pin,) = (reader_settings.cache_dir / "hub").rglob("pins/main.json")
     assert json.loads(pin.read_text())["commit"] == first.commit
     newer = dataclasses.replace(ENTRY, package="newer", created="2025-06-01T00:00:00+00:00")
-    second = pushed(tmp_path / "three", newer)
-    assert found(again(given)).entry.package == ENTRY.package
-    assert len(hub.asked(f"{REPO}/revision/main")) == 3  # by the two pushes and the first look-up
-    there = again(given)
+    second = push_entries(tmp_path / "three", newer)
+    assert find_hit(reopen(reader_settings)).entry.package == ENTRY.package
+    assert (
+        len(hub.list_requests(f"{REPO}/revision/main")) == 3
+    )  # by the two pushes and the first look-up
+    there = reopen(reader_settings)
     mirror = there.hub.open_latest()
     assert not isinstance(mirror, HubFailure)
     assert mirror.repo.revision == second.commit
     there.hub.record_pin(mirror)
-    assert found(again(given)).entry.package == "newer"
+    assert find_hit(reopen(reader_settings)).entry.package == "newer"
 
 
 def test_a_commit_as_revision_is_what_is_read(hub: HubServer, tmp_path: Path) -> None:
-    first = pushed(tmp_path / "one", ENTRY)
-    pushed(
+    first = push_entries(tmp_path / "one", ENTRY)
+    push_entries(
         tmp_path / "one",
         dataclasses.replace(ENTRY, package="newer", created="2025-06-01T00:00:00+00:00"),
     )
     hub.requests.clear()
     there = source(settings(tmp_path / "two", hub=f"{REPO}@{first.commit}"))
-    assert found(there).entry.package == ENTRY.package
-    assert hub.asked("/api/") == []
+    assert find_hit(there).entry.package == ENTRY.package
+    assert hub.list_requests("/api/") == []
 
 
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"[]", b'{"repo":"team/kernels","revision":"main","commit":"../../x"}']
 )
-def test_a_damaged_pin_is_asked_for_again(damage: bytes, filled: HubServer, tmp_path: Path) -> None:
-    given = settings(tmp_path / "two")
-    found(source(given))
-    (pin,) = (given.cache_dir / "hub").rglob("pins/main.json")
+def test_a_damaged_pin_is_asked_for_again(
+    damage: bytes, filled_hub: HubServer, tmp_path: Path
+) -> None:
+    reader_settings = settings(tmp_path / "two")
+    find_hit(source(reader_settings))
+    (pin,) = (reader_settings.cache_dir / "hub").rglob("pins/main.json")
     pin.write_bytes(damage)
-    found(again(given))
+    find_hit(reopen(reader_settings))
     assert len(json.loads(pin.read_text())["commit"]) == 40
 
 
 def test_the_entry_of_this_very_machine_is_preferred(hub: HubServer, tmp_path: Path) -> None:
-    pushed(tmp_path / "one", dataclasses.replace(ENTRY, target=OTHER, package="other"))
+    push_entries(tmp_path / "one", dataclasses.replace(ENTRY, target=OTHER, package="other"))
     there = source(settings(tmp_path / "two"))
-    assert found(there).entry.package == "other"
-    pushed(tmp_path / "three", ENTRY)
-    assert found(source(settings(tmp_path / "four"))).entry.package == ENTRY.package
-    assert found(source(settings(tmp_path / "five")), OTHER).entry.package == "other"
+    assert find_hit(there).entry.package == "other"
+    push_entries(tmp_path / "three", ENTRY)
+    assert find_hit(source(settings(tmp_path / "four"))).entry.package == ENTRY.package
+    assert find_hit(source(settings(tmp_path / "five")), OTHER).entry.package == "other"
 
 
 def test_a_signed_entry_is_vouched_for_offline_too(
@@ -207,61 +213,67 @@ def test_a_signed_entry_is_vouched_for_offline_too(
     cache.put(ENTRY)
     cache.put_decision_record(NAME, {"regions": [REGION.key]}, HERE, CONTRACT)
     assert len(cache.sign(signer).files) == 2
-    pushed(cache.root)
+    push_entries(cache.root)
     allow(tmp_path / "publishers.toml", team=signer.public)
-    given = settings(tmp_path / "two", trust="signed", publishers=tmp_path / "publishers.toml")
-    hit = found(source(given))
+    reader_settings = settings(
+        tmp_path / "two", trust="signed", publishers=tmp_path / "publishers.toml"
+    )
+    hit = find_hit(source(reader_settings))
     assert (hit.vouched_by, hit.stale) == ("publisher 'team'", None)
-    assert source(given).find_decision_record(NAME, HERE, CONTRACT) == {"regions": [REGION.key]}
+    assert source(reader_settings).find_decision_record(NAME, HERE, CONTRACT) == {
+        "regions": [REGION.key]
+    }
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert found(again(given)).vouched_by == "publisher 'team'"
-    assert "which is not on the list of publishers" in missed(again(given.but(publishers=None)))
+    assert find_hit(reopen(reader_settings)).vouched_by == "publisher 'team'"
+    assert "which is not on the list of publishers" in find_miss(
+        reopen(reader_settings.but(publishers=None))
+    )
 
 
-def test_another_family_or_contract_is_absent(filled: HubServer, tmp_path: Path) -> None:
+def test_another_family_or_contract_is_absent(filled_hub: HubServer, tmp_path: Path) -> None:
     there = source(settings(tmp_path / "two"))
-    assert missed(there, dataclasses.replace(HERE, device="cuda", arch="sm_90")) == "absent"
-    assert missed(there, contract=Contract("strict")) == "absent"
+    assert find_miss(there, dataclasses.replace(HERE, device="cuda", arch="sm_90")) == "absent"
+    assert find_miss(there, contract=Contract("strict")) == "absent"
 
 
-def test_a_damaged_file_on_the_disk_is_fetched_again(filled: HubServer, tmp_path: Path) -> None:
-    given = settings(tmp_path / "two")
-    where = Path(found(source(given)).where)
+def test_a_damaged_file_on_the_disk_is_fetched_again(filled_hub: HubServer, tmp_path: Path) -> None:
+    reader_settings = settings(tmp_path / "two")
+    where = Path(find_hit(source(reader_settings)).where)
     where.write_bytes(b"garbage")
-    for index in (given.cache_dir / "hub").rglob("*.json"):
+    for index in (reader_settings.cache_dir / "hub").rglob("*.json"):
         index.write_bytes(index.read_bytes()[:-1])
-    assert found(again(given)).entry.choice == ENTRY.choice
+    assert find_hit(reopen(reader_settings)).entry.choice == ENTRY.choice
 
 
 def test_a_new_commit_costs_only_what_changed(hub: HubServer, tmp_path: Path) -> None:
-    pushed(tmp_path / "one", ENTRY)
-    given = settings(tmp_path / "two")
-    there = source(given)
-    found(there)
-    pushed(tmp_path / "three", make_entry())
+    push_entries(tmp_path / "one", ENTRY)
+    reader_settings = settings(tmp_path / "two")
+    there = source(reader_settings)
+    find_hit(there)
+    push_entries(tmp_path / "three", make_entry())
     mirror = there.hub.open_latest()
     assert not isinstance(mirror, HubFailure)
     there.hub.record_pin(mirror)
     hub.requests.clear()
-    assert mirror.repo.revision in found(there).where
-    assert hub.asked(".safetensors") == []
+    assert mirror.repo.revision in find_hit(there).where
+    assert hub.list_requests(".safetensors") == []
 
 
-def test_what_is_on_the_disk_is_part_of_the_cache(filled: HubServer, tmp_path: Path) -> None:
-    given = settings(tmp_path / "two")
-    assert list_mirrored_roots(given) == ()
-    where = Path(found(source(given)).where)
-    (root,) = list_mirrored_roots(given)
+def test_what_is_on_the_disk_is_part_of_the_cache(filled_hub: HubServer, tmp_path: Path) -> None:
+    reader_settings = settings(tmp_path / "two")
+    assert list_mirrored_roots(reader_settings) == ()
+    where = Path(find_hit(source(reader_settings)).where)
+    (root,) = list_mirrored_roots(reader_settings)
     assert where.is_relative_to(root)
-    assert list_mirrored_roots(given.but(hub="")) == ()
+    assert list_mirrored_roots(reader_settings.but(hub="")) == ()
 
 
 # What is refused
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def flipped(data: bytes) -> bytes:
-    return data[:-1] + bytes([data[-1] ^ 1])
+def flip_last_bit(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
 
 
 def listing(change: Callable[[dict], None], part: str) -> Callable[[dict[str, bytes]], None]:
@@ -278,10 +290,10 @@ def listing(change: Callable[[dict], None], part: str) -> Callable[[dict[str, by
     return apply
 
 
-def agree(files: dict[str, bytes], path: str, data: bytes) -> None:
+def agree(files: dict[str, bytes], path: str, content: bytes) -> None:
     """Put `data` at `path`, and its digest into every index above."""
-    row = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "created": ""}
-    files[path] = data
+    row = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "created": ""}
+    files[path] = content
     parts = path.split("/")
     if path == ROOT_INDEX:
         return
@@ -319,11 +331,11 @@ def with_entry(entry: Entry) -> Callable[[dict[str, bytes]], None]:
 
 FORGED = {
     "digest of an entry": (
-        lambda files: files.update({own_file(files): flipped(files[own_file(files)])}),
+        lambda files: files.update({own_file(files): flip_last_bit(files[own_file(files)])}),
         "the index says",
     ),
     "digest of a shard": (
-        lambda files: files.update({shard_of(files): flipped(files[shard_of(files)])}),
+        lambda files: files.update({shard_of(files): flip_last_bit(files[shard_of(files)])}),
         "the index says",
     ),
     "size of an entry": (
@@ -412,36 +424,38 @@ FORGED = {
 
 @pytest.mark.parametrize("case", FORGED)
 def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_kept(
-    case: str, filled: HubServer, tmp_path: Path
+    case: str, filled_hub: HubServer, tmp_path: Path
 ) -> None:
     forge, rule = FORGED[case]
-    replaced(filled, forge)
-    given = settings(tmp_path / "two")
-    there = source(given)
-    reason = missed(there)
+    replace_files(filled_hub, forge)
+    reader_settings = settings(tmp_path / "two")
+    there = source(reader_settings)
+    reason = find_miss(there)
     assert rule in reason
-    assert f"{REPO}@{filled.repositories[REPO].head.oid[:12]}: " in reason
+    assert f"{REPO}@{filled_hub.repositories[REPO].head.oid[:12]}: " in reason
     assert ".json" in reason or ".safetensors" in reason  # the file, by name
-    assert list(given.cache_dir.rglob("*.safetensors")) == []
-    outside = [path for path in tmp_path.rglob("*") if not path.is_relative_to(given.cache_dir)]
+    assert list(reader_settings.cache_dir.rglob("*.safetensors")) == []
+    outside = [
+        path for path in tmp_path.rglob("*") if not path.is_relative_to(reader_settings.cache_dir)
+    ]
     assert outside in ([], [tmp_path / "two"])
-    asked = len(filled.requests)
-    missed(there)
+    requests_before = len(filled_hub.requests)
+    find_miss(there)
     assert (
-        len(filled.requests) == asked
+        len(filled_hub.requests) == requests_before
     )  # a commit does not change: a refused file is not fetched for every region
 
 
-def test_a_target_under_another_name_is_refused(filled: HubServer, tmp_path: Path) -> None:
-    pushed(tmp_path / "one", dataclasses.replace(ENTRY, target=OTHER))
+def test_a_target_under_another_name_is_refused(filled_hub: HubServer, tmp_path: Path) -> None:
+    push_entries(tmp_path / "one", dataclasses.replace(ENTRY, target=OTHER))
 
     def claim(files: dict[str, bytes]) -> None:
         body = json.loads(files[ROOT_INDEX])
         body["targets"][target_id(OTHER)]["target"] = dataclasses.asdict(HERE)
         files[ROOT_INDEX] = json.dumps(body).encode()
 
-    replaced(filled, claim)
-    assert "is named after another target" in missed(source(settings(tmp_path / "two")))
+    replace_files(filled_hub, claim)
+    assert "is named after another target" in find_miss(source(settings(tmp_path / "two")))
 
 
 # A Hub that fails
@@ -451,25 +465,29 @@ def test_a_target_under_another_name_is_refused(filled: HubServer, tmp_path: Pat
 @pytest.mark.parametrize("part", ["/api/models", "/resolve/", "/storage/"])
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_an_error_that_passes_is_asked_over(
-    part: str, status: int, filled: HubServer, tmp_path: Path
+    part: str, status: int, filled_hub: HubServer, tmp_path: Path
 ) -> None:
-    filled.faults.status[part] = (status, 1)
-    filled.faults.headers = {"Retry-After": "0"}
-    found(source(settings(tmp_path / "two")))
+    filled_hub.faults.status[part] = (status, 1)
+    filled_hub.faults.headers = {"Retry-After": "0"}
+    find_hit(source(settings(tmp_path / "two")))
 
 
-def test_a_connection_that_ends_halfway_is_asked_over(filled: HubServer, tmp_path: Path) -> None:
+def test_a_connection_that_ends_halfway_is_asked_over(
+    filled_hub: HubServer, tmp_path: Path
+) -> None:
     times = iter([True])
-    filled.faults.body[".safetensors"] = lambda data: data[:-3] if next(times, False) else data
-    found(source(settings(tmp_path / "two")))
+    filled_hub.faults.body[".safetensors"] = lambda content: (
+        content[:-3] if next(times, False) else content
+    )
+    find_hit(source(settings(tmp_path / "two")))
 
 
 def test_a_file_that_stays_too_short_is_said_with_both_sizes(
-    filled: HubServer, tmp_path: Path
+    filled_hub: HubServer, tmp_path: Path
 ) -> None:
-    filled.faults.body[".safetensors"] = lambda data: data[:-3]
+    filled_hub.faults.body[".safetensors"] = lambda content: content[:-3]
     size = len(encode_entry(ENTRY))
-    assert f".safetensors: {size - 3} bytes came, the index says {size}" in missed(
+    assert f".safetensors: {size - 3} bytes came, the index says {size}" in find_miss(
         source(settings(tmp_path))
     )
 
@@ -509,101 +527,103 @@ FAILING = {
 
 @pytest.mark.parametrize("case", FAILING)
 def test_a_hub_that_fails_costs_one_waiting_time(
-    case: str, filled: HubServer, tmp_path: Path
+    case: str, filled_hub: HubServer, tmp_path: Path
 ) -> None:
-    FAILING[case](filled.faults)
+    FAILING[case](filled_hub.faults)
     there = source(settings(tmp_path / "two", hub_timeout_s=1.0))
-    reason = missed(there)  # whoever waited to the end would hang, or find the entry
+    reason = find_miss(there)  # whoever waited to the end would hang, or find the entry
     assert REPO in reason
-    assert "not asked again yet" in missed(there)
+    assert "not asked again yet" in find_miss(there)
 
 
-def test_a_slow_hub_costs_a_start_a_bounded_time(filled: HubServer, tmp_path: Path) -> None:
-    given = settings(tmp_path, hub_timeout_s=20.0)
-    there = source(given)
+def test_a_slow_hub_costs_a_start_a_bounded_time(filled_hub: HubServer, tmp_path: Path) -> None:
+    reader_settings = settings(tmp_path, hub_timeout_s=20.0)
+    there = source(reader_settings)
     there.hub.breaker.record_answer("an answer that came", 60.0)
-    found(there)  # a little is left
-    there = again(given.but(cache_dir=tmp_path / "another"))
+    find_hit(there)  # a little is left
+    there = reopen(reader_settings.but(cache_dir=tmp_path / "another"))
     there.hub.breaker.record_answer("an answer that came", 120.0)
-    filled.requests.clear()
-    assert "has waited 120 s for the Hub; `cudal1 pull`" in missed(there)
-    assert filled.requests == []
-    there = again(given)
+    filled_hub.requests.clear()
+    assert "has waited 120 s for the Hub; `cudal1 pull`" in find_miss(there)
+    assert filled_hub.requests == []
+    there = reopen(reader_settings)
     there.hub.breaker.record_answer("an answer that came", 120.0)
-    found(there)  # what is on the disk needs no question
+    find_hit(there)  # what is on the disk needs no question
 
 
-def test_an_answer_for_another_commit_is_refused(filled: HubServer, tmp_path: Path) -> None:
-    filled.faults.headers = {"X-Repo-Commit": "f" * 40}
-    assert f"the Hub answered for the commit {'f' * 40}" in missed(source(settings(tmp_path)))
+def test_an_answer_for_another_commit_is_refused(filled_hub: HubServer, tmp_path: Path) -> None:
+    filled_hub.faults.headers = {"X-Repo-Commit": "f" * 40}
+    assert f"the Hub answered for the commit {'f' * 40}" in find_miss(source(settings(tmp_path)))
 
 
-def test_a_packed_answer_is_not_unpacked(filled: HubServer, tmp_path: Path) -> None:
-    filled.faults.headers = {"Content-Encoding": "gzip"}
-    filled.faults.body[ROOT_INDEX] = lambda data: gzip.compress(data + b" " * (64 << 20))
-    assert f"{ROOT_INDEX}: it came packed as 'gzip'" in missed(source(settings(tmp_path)))
+def test_a_packed_answer_is_not_unpacked(filled_hub: HubServer, tmp_path: Path) -> None:
+    filled_hub.faults.headers = {"Content-Encoding": "gzip"}
+    filled_hub.faults.body[ROOT_INDEX] = lambda content: gzip.compress(content + b" " * (64 << 20))
+    assert f"{ROOT_INDEX}: it came packed as 'gzip'" in find_miss(source(settings(tmp_path)))
 
 
 @pytest.mark.parametrize("part", [ROOT_INDEX, ".safetensors"])
 def test_a_file_without_end_is_cut_off_and_refused(
-    part: str, filled: HubServer, tmp_path: Path
+    part: str, filled_hub: HubServer, tmp_path: Path
 ) -> None:
-    filled.faults.endless.add(part)
-    reason = missed(source(settings(tmp_path / "two")))
+    filled_hub.faults.endless.add(part)
+    reason = find_miss(source(settings(tmp_path / "two")))
     assert part in reason
     assert "bytes came, expected" in reason
 
 
 def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "ConnectError" in missed(source(settings(tmp_path)))
+    assert "ConnectError" in find_miss(source(settings(tmp_path)))
 
 
 @pytest.mark.parametrize(
     ("repo", "reason"), [("team/none", "no such repository"), (f"{REPO}@none", "no such revision")]
 )
 def test_what_does_not_exist_is_said(
-    repo: str, reason: str, filled: HubServer, tmp_path: Path
+    repo: str, reason: str, filled_hub: HubServer, tmp_path: Path
 ) -> None:
-    assert reason in missed(source(settings(tmp_path, hub=repo)))
+    assert reason in find_miss(source(settings(tmp_path, hub=repo)))
 
 
 def test_a_repository_without_entries_has_none(hub: HubServer, tmp_path: Path) -> None:
     there = source(settings(tmp_path))
-    assert missed(there) == "absent"
-    asked = len(hub.requests)
-    assert missed(there) == "absent"
-    assert len(hub.requests) == asked
+    assert find_miss(there) == "absent"
+    requests_before = len(hub.requests)
+    assert find_miss(there) == "absent"
+    assert len(hub.requests) == requests_before
 
 
 def test_a_folder_that_cannot_be_written_costs_the_entry_only(
-    filled: HubServer, tmp_path: Path
+    filled_hub: HubServer, tmp_path: Path
 ) -> None:
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "cache").write_text("a file where the cache belongs")
-    reason = missed(source(settings(tmp_path / "two")))
+    reason = find_miss(source(settings(tmp_path / "two")))
     assert "came whole, but" in reason
     assert "NotADirectoryError" in reason or "FileExistsError" in reason
 
 
 def test_tokens_are_the_librarys_and_stay_on_the_hub(
-    filled: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled_hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled.token, filled.repositories[REPO].private = "hf_secret", True
-    assert "no right to read it" in missed(source(settings(tmp_path / "two")))
+    filled_hub.token, filled_hub.repositories[REPO].private = "hf_secret", True
+    assert "no right to read it" in find_miss(source(settings(tmp_path / "two")))
     with serving() as cdn:
-        cdn.storage, filled.cdn = filled.storage, cdn.url.replace("127.0.0.1", "localhost")
+        cdn.storage, filled_hub.cdn = filled_hub.storage, cdn.url.replace("127.0.0.1", "localhost")
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        found(source(settings(tmp_path / "three")))
+        find_hit(source(settings(tmp_path / "three")))
         assert [headers.get("authorization") for _, _, headers in cdn.requests] == [None]
     assert {
-        headers.get("authorization") for _, path, headers in filled.requests if "/resolve/" in path
+        headers.get("authorization")
+        for _, path, headers in filled_hub.requests
+        if "/resolve/" in path
     } >= {"Bearer hf_secret"}
 
 
-def test_what_was_refused_is_in_the_report(filled: HubServer, tmp_path: Path) -> None:
-    replaced(filled, FORGED["another target"][0])
+def test_what_was_refused_is_in_the_report(filled_hub: HubServer, tmp_path: Path) -> None:
+    replace_files(filled_hub, FORGED["another target"][0])
     telemetry.reset()
-    missed(source(settings(tmp_path / "two")))
+    find_miss(source(settings(tmp_path / "two")))
     (event,) = [event for event in telemetry.report().events if event.what == "refused"]
     assert event.facts["file"] == repository_file("entry", REGION.key, HERE, CONTRACT.digest)

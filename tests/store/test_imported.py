@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.bundles import KEY, NAME, bundle_of, filled
+from tests.store.bundles import KEY, NAME, bundle_of, fill_cache
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.core.refusal import Refusal
@@ -35,14 +35,14 @@ FILES = 4
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    return bundle_of(filled(tmp_path / "made"), tmp_path / "x.bundle")
+    return bundle_of(fill_cache(tmp_path / "made"), tmp_path / "x.bundle")
 
 
 def present(folder: Path) -> int:
     """How many whole entries a look-up can reach among the imported ones; a broken one fails."""
-    found = [list(LocalCache(root).entries()) for root in list_imported_roots(folder)]
-    assert all(hasattr(one, "entry") for entries in found for one in entries)
-    return sum(map(len, found))
+    entries_by_root = [list(LocalCache(root).entries()) for root in list_imported_roots(folder)]
+    assert all(hasattr(file, "entry") for entries in entries_by_root for file in entries)
+    return sum(map(len, entries_by_root))
 
 
 def in_child(work: Callable[[], Any]) -> int | None:
@@ -79,14 +79,19 @@ def killing(name: str, at: int, *, after: bool) -> Callable[[pytest.MonkeyPatch]
 def test_an_import_is_found_beside_the_own_entries_and_never_among_them(
     tmp_path: Path, bundle: Path
 ) -> None:
-    done = import_bundle(bundle, tmp_path / "cache")
-    assert (done.entries, done.records, done.families, done.already) == (
+    imported_bundle = import_bundle(bundle, tmp_path / "cache")
+    assert (
+        imported_bundle.entries,
+        imported_bundle.records,
+        imported_bundle.families,
+        imported_bundle.already,
+    ) == (
         3,
         1,
         ("cpu-x86_64", "cuda-sm_90"),
         False,
     )
-    assert done.root == tmp_path / "cache" / "imported" / done.digest
+    assert imported_bundle.root == tmp_path / "cache" / "imported" / imported_bundle.digest
     assert present(tmp_path / "cache") == 3
     assert list(LocalCache(tmp_path / "cache").entries()) == []
     cache = cache_for(Settings(cache_dir=tmp_path / "cache"))
@@ -145,8 +150,8 @@ def test_the_latest_import_is_asked_first(tmp_path: Path, bundle: Path) -> None:
     other = bundle_of(LocalCache(tmp_path / "other"), tmp_path / "other.bundle")
     folder = tmp_path / "cache"
     for last in (bundle, other, bundle, bundle, other):
-        wanted = import_bundle(last, folder).root
-        assert list_imported_roots(folder)[0].parent == wanted
+        expected = import_bundle(last, folder).root
+        assert list_imported_roots(folder)[0].parent == expected
 
 
 def test_a_clock_that_was_ahead_does_not_keep_an_old_import_first(
@@ -156,8 +161,8 @@ def test_a_clock_that_was_ahead_does_not_keep_an_old_import_first(
     other = bundle_of(LocalCache(tmp_path / "other"), tmp_path / "other.bundle")
     ahead = time.time_ns() + 10**9 * 86_400 * 365
     os.utime(import_bundle(bundle, tmp_path / "cache").root, ns=(ahead, ahead))
-    wanted = import_bundle(other, tmp_path / "cache").root
-    assert list_imported_roots(tmp_path / "cache")[0].parent == wanted
+    expected = import_bundle(other, tmp_path / "cache").root
+    assert list_imported_roots(tmp_path / "cache")[0].parent == expected
 
 
 def test_links_among_the_imports_are_not_followed(tmp_path: Path, bundle: Path) -> None:
@@ -258,17 +263,17 @@ def test_a_killed_import_shows_nothing_and_the_next_one_goes_on(
     monkeypatch.setattr(
         imported_module,
         "write_file",
-        lambda path, data: written.append(path) or original(path, data),
+        lambda path, content: written.append(path) or original(path, content),
     )
     assert import_bundle(bundle, folder).already is done_already
     assert len(written) == (0 if done_already else FILES - at + (not after))
     assert present(folder) == 3
-    left = [
+    leftovers = [
         path.name
         for path in folder.rglob("*")
         if path.suffix in (".tmp", ".lock") or path.name.startswith(".")
     ]
-    assert left == ["import.lock"]
+    assert leftovers == ["import.lock"]
 
 
 def test_what_a_killed_import_left_is_swept_by_the_next_of_another_bundle(

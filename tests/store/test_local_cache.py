@@ -44,13 +44,13 @@ def cache(tmp_path: Path) -> LocalCache:
     return LocalCache(tmp_path / "cache")
 
 
-def found(cache: LocalCache, target: Target = HERE, contract: Contract = CONTRACT) -> Hit:
+def find_hit(cache: LocalCache, target: Target = HERE, contract: Contract = CONTRACT) -> Hit:
     hit = cache.get(KEY, target, contract)
     assert isinstance(hit, Hit), hit
     return hit
 
 
-def missed(cache: LocalCache, target: Target = HERE, contract: Contract = CONTRACT) -> str:
+def find_miss(cache: LocalCache, target: Target = HERE, contract: Contract = CONTRACT) -> str:
     miss = cache.get(KEY, target, contract)
     assert isinstance(miss, Refusal), miss
     return miss.reason
@@ -65,11 +65,11 @@ def leftovers(root: Path) -> list[Path]:
 
 
 def test_what_was_put_is_found(cache: LocalCache, entry: Entry) -> None:
-    assert missed(cache) == "absent"
+    assert find_miss(cache) == "absent"
     stored = cache.put(entry)
     path = cache.root / "v1" / "cpu-x86_64" / CONTRACT.digest / "ab" / f"{KEY}.safetensors"
     assert stored == Stored(path)
-    hit = found(cache)
+    hit = find_hit(cache)
     assert (hit.where, hit.stale) == (str(path), None)
     assert hit.entry.choice == entry.choice
     assert leftovers(cache.root) == []
@@ -78,13 +78,13 @@ def test_what_was_put_is_found(cache: LocalCache, entry: Entry) -> None:
 def test_a_later_put_replaces_the_entry(cache: LocalCache) -> None:
     cache.put(make_entry(package="1"))
     cache.put(make_entry(package="2"))
-    assert found(cache).entry.package == "2"
+    assert find_hit(cache).entry.package == "2"
     assert len(list(cache.entries())) == 1
 
 
 def test_golden_vectors_are_found_with_the_hit(cache: LocalCache, entry: Entry) -> None:
     cache.put(entry, {"in0": torch.ones(3)})
-    golden = cache.golden(found(cache))
+    golden = cache.golden(find_hit(cache))
     assert isinstance(golden, dict)
     assert torch.equal(golden["in0"], torch.ones(3))
 
@@ -102,12 +102,12 @@ def test_the_cache_is_a_source(cache: LocalCache) -> None:
 )
 def test_another_contract_is_absent(cache: LocalCache, entry: Entry, change: dict) -> None:
     cache.put(entry)
-    assert missed(cache, contract=dataclasses.replace(CONTRACT, **change)) == "absent"
+    assert find_miss(cache, contract=dataclasses.replace(CONTRACT, **change)) == "absent"
 
 
 def test_another_family_is_absent(cache: LocalCache, entry: Entry) -> None:
     cache.put(entry)
-    assert missed(cache, dataclasses.replace(HERE, device="cuda", arch="sm_90")) == "absent"
+    assert find_miss(cache, dataclasses.replace(HERE, device="cuda", arch="sm_90")) == "absent"
 
 
 @pytest.mark.parametrize("field", ["sku", "driver", "torch", "triton"])
@@ -115,7 +115,7 @@ def test_another_machine_of_the_family_is_stale_and_says_why(
     cache: LocalCache, entry: Entry, field: str
 ) -> None:
     cache.put(entry)
-    stale = found(cache, dataclasses.replace(HERE, **{field: "9.9"})).stale
+    stale = find_hit(cache, dataclasses.replace(HERE, **{field: "9.9"})).stale
     assert stale == f"judged elsewhere: {field} {getattr(HERE, field) or 'none'!r} -> '9.9'"
     assert stale_reason(HERE, HERE) is None
 
@@ -124,32 +124,32 @@ def test_read_only_caches_are_asked_in_order(tmp_path: Path) -> None:
     shared, shipped = LocalCache(tmp_path / "shared"), LocalCache(tmp_path / "shipped")
     cache = LocalCache(tmp_path / "own", (shared.root, shipped.root))
     shipped.put(make_entry(package="shipped"))
-    assert found(cache).entry.package == "shipped"
+    assert find_hit(cache).entry.package == "shipped"
     shared.put(make_entry(package="shared"))
-    assert found(cache).entry.package == "shared"
+    assert find_hit(cache).entry.package == "shared"
     cache.put(make_entry(package="own"))
-    assert found(cache).entry.package == "own"
+    assert find_hit(cache).entry.package == "own"
 
 
 def test_a_fresh_entry_is_preferred_to_a_stale_one_before_it(tmp_path: Path) -> None:
     shared = LocalCache(tmp_path / "shared")
     cache = LocalCache(tmp_path / "own", shipped=shared.root)  # vouched for without a key
     cache.put(make_entry(target=dataclasses.replace(HERE, torch="2.11"), package="old"))
-    assert found(cache).stale is not None
+    assert find_hit(cache).stale is not None
     shared.put(make_entry(package="fresh"))
-    assert found(cache).entry.package == "fresh"
+    assert find_hit(cache).entry.package == "fresh"
 
 
 def test_what_came_with_the_package_is_asked_last_and_is_nobody_s_own(tmp_path: Path) -> None:
     shared, shipped = LocalCache(tmp_path / "shared"), LocalCache(tmp_path / "shipped")
     cache = LocalCache(tmp_path / "own", (shared.root,), shipped=shipped.root)
     shipped.put(make_entry(package="shipped"))
-    hit = found(cache)
+    hit = find_hit(cache)
     assert (hit.entry.package, hit.vouched_by, hit.stale) == ("shipped", "torch-cudal1", None)
     assert take_inventory(cache).entries == ()
     assert cache.own.shipped is None
     cache.put(make_entry(package="own"))
-    assert found(cache).entry.package == "own"
+    assert find_hit(cache).entry.package == "own"
 
 
 def test_the_setting_leaves_out_what_came_with_the_package(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_a_broken_local_file_does_not_hide_a_shared_one(tmp_path: Path) -> None:
     for each in (shared, cache):
         each.put(make_entry())
     entry_path(cache.root, KEY, HERE, CONTRACT).write_bytes(b"garbage")
-    assert found(cache).where.startswith(str(shared.root))
+    assert find_hit(cache).where.startswith(str(shared.root))
     shared.purge()
-    assert "unreadable: " in missed(cache)
+    assert "unreadable: " in find_miss(cache)
 
 
 @pytest.mark.parametrize("key", ["", "../../etc", "AB" * 32, "a/b", "ab" * 32 + "\n", "xyz"])
@@ -240,7 +240,7 @@ def test_a_disk_that_refuses_gives_a_reason_and_leaves_nothing(
         assert isinstance(answer, Refusal)
         assert os.strerror(number) in answer.reason
         assert isinstance(cache.put_decision_record(NAME, {}, HERE, CONTRACT), Refusal)
-    assert missed(cache) == "absent"
+    assert find_miss(cache) == "absent"
     assert leftovers(cache.root) == []
     assert isinstance(cache.put(entry), Stored)
 
@@ -252,7 +252,7 @@ def test_a_full_disk_keeps_the_older_entry(
     with monkeypatch.context() as patch:
         refuse(patch, "fsync", errno.ENOSPC)
         assert isinstance(cache.put(make_entry(package="new")), Refusal)
-    assert found(cache).entry.package == "old"
+    assert find_hit(cache).entry.package == "old"
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path, entry: Entry) -> None:
@@ -260,7 +260,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, entry: Entry) -> None
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         cache = LocalCache(root)
         assert isinstance(cache.put(entry), Refusal)
-        assert missed(cache) == "absent"
+        assert find_miss(cache) == "absent"
         assert list(cache.entries()) == []
         with cache.lock(KEY, HERE, CONTRACT) as state:
             assert not state.held
@@ -269,7 +269,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, entry: Entry) -> None
 
 def test_a_folder_where_the_file_should_be(cache: LocalCache, entry: Entry) -> None:
     entry_path(cache.root, KEY, HERE, CONTRACT).mkdir(parents=True)
-    assert "IsADirectoryError" in missed(cache)
+    assert "IsADirectoryError" in find_miss(cache)
     assert isinstance(cache.put(entry), Refusal)
     assert leftovers(cache.root) == []
 
@@ -301,25 +301,25 @@ def test_two_processes_writing_one_key_leave_one_whole_entry(cache: LocalCache) 
     path = entry_path(cache.root, KEY, HERE, CONTRACT)
     versions = [encode_entry(make_entry(package=name)) for name in ("one", "two")]
 
-    def writer(data: bytes) -> Callable[[], None]:
+    def writer(content: bytes) -> Callable[[], None]:
         def write() -> None:
             while True:  # until it is killed
-                write_file(path, data)
+                write_file(path, content)
 
         return write
 
     with child(writer(versions[0])), child(writer(versions[1])):
-        seen = set()
+        packages = set()
         deadline = time.monotonic() + HANGS_S
-        while len(seen) < 2 and time.monotonic() < deadline:
+        while len(packages) < 2 and time.monotonic() < deadline:
             hit = cache.get(KEY, HERE, CONTRACT)
             assert isinstance(hit, Hit) or hit.reason == "absent", hit
-            seen |= {hit.entry.package} if isinstance(hit, Hit) else set()
-    assert seen == {"one", "two"}
+            packages |= {hit.entry.package} if isinstance(hit, Hit) else set()
+    assert packages == {"one", "two"}
 
 
 def test_two_processes_search_a_key_once(cache: LocalCache, tmp_path: Path) -> None:
-    log, data = tmp_path / "log", encode_entry(make_entry())
+    log, content = tmp_path / "log", encode_entry(make_entry())
 
     def warm() -> None:
         with cache.lock(KEY, HERE, CONTRACT) as state:
@@ -328,7 +328,7 @@ def test_two_processes_search_a_key_once(cache: LocalCache, tmp_path: Path) -> N
                 with open(log, "a") as file:
                     file.write("searched\n")
                 time.sleep(0.3)
-                write_file(path, data)
+                write_file(path, content)
 
     processes = [FORK.Process(target=warm) for _ in range(4)]
     for process in processes:
@@ -378,17 +378,17 @@ def test_a_kill_at_each_step_leaves_the_old_entry_or_the_new(
 ) -> None:
     path = entry_path(cache.root, KEY, HERE, CONTRACT)
     cache.put(make_entry(package="old"))
-    data = encode_entry(make_entry(package="new"))
+    content = encode_entry(make_entry(package="new"))
 
     def write() -> None:
         setattr(Path if moment == "unlink" else os, moment, die)
-        write_file(path, data)
+        write_file(path, content)
 
     process = FORK.Process(target=write)
     process.start()
     process.join(HANGS_S)
     assert process.exitcode == -signal.SIGKILL
-    assert found(cache).entry.package == ("new" if moment == "unlink" else "old")
+    assert find_hit(cache).entry.package == ("new" if moment == "unlink" else "old")
     assert len(leftovers(cache.root)) == (0 if moment == "unlink" else 1)
     assert len(list(cache.entries())) == 1
     assert len(cache.purge(lambda entry: False).leftovers) == (0 if moment == "unlink" else 1)
@@ -426,7 +426,7 @@ def test_purge_leaves_the_temporary_file_of_a_living_writer(
 # -----------------------------------------------------------------------------------------------------------
 
 
-def filled(cache: LocalCache) -> list[Path]:
+def fill_cache(cache: LocalCache) -> list[Path]:
     for index in range(4):
         cache.put(make_entry(region_key=f"{index:02x}" * 32, region_name=f"r{index}"))
     cache.put_decision_record(NAME, {"regions": ["a"]}, HERE, CONTRACT)
@@ -434,7 +434,7 @@ def filled(cache: LocalCache) -> list[Path]:
 
 
 def test_entries_are_listed_with_the_broken_ones_marked(cache: LocalCache) -> None:
-    paths = filled(cache)
+    paths = fill_cache(cache)
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
     listed = list(cache.entries())
     assert [each.path for each in listed] == paths
@@ -443,7 +443,7 @@ def test_entries_are_listed_with_the_broken_ones_marked(cache: LocalCache) -> No
 
 
 def test_verify_names_each_broken_file_with_its_reason(cache: LocalCache) -> None:
-    paths = filled(cache)
+    paths = fill_cache(cache)
     assert cache.verify() == ()
     flipped = bytearray(paths[1].read_bytes())
     flipped[-1] ^= 1
@@ -457,7 +457,7 @@ def test_verify_names_each_broken_file_with_its_reason(cache: LocalCache) -> Non
 
 
 def test_purge_deletes_what_matches_and_what_is_unreadable(cache: LocalCache) -> None:
-    paths = filled(cache)
+    paths = fill_cache(cache)
     paths[3].write_bytes(b"")
     purged = cache.purge(lambda entry: entry.region_name == "r0")
     assert purged.entries == (paths[0], paths[3])
@@ -468,9 +468,9 @@ def test_purge_deletes_what_matches_and_what_is_unreadable(cache: LocalCache) ->
 
 def test_purge_without_a_filter_deletes_all_of_the_own_folder_only(tmp_path: Path) -> None:
     shared = LocalCache(tmp_path / "shared")
-    filled(shared)
+    fill_cache(shared)
     cache = LocalCache(tmp_path / "own", (shared.root,))
-    paths = filled(cache)
+    paths = fill_cache(cache)
     purged = cache.purge()
     assert (purged.entries, len(purged.records), purged.failed) == (tuple(paths), 1, ())
     assert list(LocalCache(cache.root).entries()) == []
@@ -480,7 +480,7 @@ def test_purge_without_a_filter_deletes_all_of_the_own_folder_only(tmp_path: Pat
 def test_purge_reports_what_it_cannot_delete(
     cache: LocalCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = filled(cache)
+    paths = fill_cache(cache)
     refuse(monkeypatch, "unlink", errno.EROFS)
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: os.unlink(self))
     purged = cache.purge()

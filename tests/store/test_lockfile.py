@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.bundles import KEY, NAME, OTHER_KEY, filled
+from tests.store.bundles import KEY, NAME, OTHER_KEY, fill_cache
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.ir.records import Candidate
@@ -36,30 +36,33 @@ TIMING = {
 }
 
 
-def locked(cache: LocalCache, **options: Any) -> Lock:
+def lock_cache(cache: LocalCache, **options: Any) -> Lock:
     return make_lock(take_inventory(cache), **options)
 
 
-def told(lock: Lock, cache: LocalCache) -> list[tuple[str, str, str]]:
-    return [(one.kind, one.family, one.key) for one in diff_lock(lock, take_inventory(cache))]
+def list_differences(lock: Lock, cache: LocalCache) -> list[tuple[str, str, str]]:
+    return [
+        (difference.kind, difference.family, difference.key)
+        for difference in diff_lock(lock, take_inventory(cache))
+    ]
 
 
 def test_the_text_is_the_same_for_the_same_cache_and_reads_back(tmp_path: Path) -> None:
-    write_lock(locked(filled(tmp_path / "a")), tmp_path / "a.lock")
-    write_lock(locked(filled(tmp_path / "b"), targets={}), tmp_path / "b.lock")
+    write_lock(lock_cache(fill_cache(tmp_path / "a")), tmp_path / "a.lock")
+    write_lock(lock_cache(fill_cache(tmp_path / "b"), targets={}), tmp_path / "b.lock")
     text = (tmp_path / "a.lock").read_bytes()
     assert text == (tmp_path / "b.lock").read_bytes()
     assert text.endswith(b"}\n")
     assert max(map(len, text.splitlines())) < 120, "one fact a line"
-    assert read_lock(tmp_path / "a.lock") == locked(filled(tmp_path / "a"))
+    assert read_lock(tmp_path / "a.lock") == lock_cache(fill_cache(tmp_path / "a"))
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "a.lock", "b.lock"}
 
 
 def test_a_diff_of_locks_shows_only_what_changed(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "cache")
-    write_lock(locked(cache), tmp_path / "old.lock")
+    cache = fill_cache(tmp_path / "cache")
+    write_lock(lock_cache(cache), tmp_path / "old.lock")
     cache.put(make_entry(package="0.2.0"))
-    write_lock(locked(cache), tmp_path / "new.lock")
+    write_lock(lock_cache(cache), tmp_path / "new.lock")
     old, new = ((tmp_path / name).read_text().splitlines() for name in ("old.lock", "new.lock"))
     changed = [after for before, after in zip(old, new, strict=True) if before != after]
     assert [line.split(":")[0].strip() for line in changed] == ['"digest"', '"package"']
@@ -73,26 +76,28 @@ def test_gains_are_quoted_only_where_they_were_measured(tmp_path: Path) -> None:
     )
     baseline = Candidate(make_entry().choice.program, "eager", "baseline")
     cache.put(make_entry(region_key="11" * 32, choice=baseline, evidence={"timing": None}))
-    by_key = {entry.key: entry for entry in locked(cache).entries}
+    by_key = {entry.key: entry for entry in lock_cache(cache).entries}
     assert (by_key[KEY].speedup, by_key[KEY].low, by_key[KEY].saved_us) == (1.412, 1.38, 8.2)
     for key in (OTHER_KEY, "11" * 32):
         assert (by_key[key].speedup, by_key[key].low, by_key[key].saved_us) == (None, None, None)
 
 
 def test_a_cache_that_agrees_has_no_difference(tmp_path: Path) -> None:
-    assert told(locked(filled(tmp_path / "a")), filled(tmp_path / "b")) == []
+    assert (
+        list_differences(lock_cache(fill_cache(tmp_path / "a")), fill_cache(tmp_path / "b")) == []
+    )
 
 
 def test_what_is_missing_changed_and_extra_is_told(tmp_path: Path) -> None:
-    lock = locked(filled(tmp_path / "a"))
-    cache = filled(tmp_path / "b")
+    lock = lock_cache(fill_cache(tmp_path / "a"))
+    cache = fill_cache(tmp_path / "b")
     cache.put(make_entry(package="9", region_name="renamed"))
     next((cache.root / "v1").rglob(f"cuda-sm_90/*/*/{KEY}.safetensors")).unlink()
     cache.put(make_entry(region_key="77" * 32))
     cache.put_decision_record(
         NAME, {"winner": "eager", "candidates": [make_entry().choice.digest]}, HERE, CONTRACT
     )
-    assert told(lock, cache) == [
+    assert list_differences(lock, cache) == [
         ("changed", "cpu-x86_64", KEY),
         ("changed", "cpu-x86_64", NAME),
         ("extra", "cpu-x86_64", "77" * 32),
@@ -103,15 +108,15 @@ def test_what_is_missing_changed_and_extra_is_told(tmp_path: Path) -> None:
 
 
 def test_an_entry_that_was_damaged_is_missing(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "a")
-    lock = locked(cache)
+    cache = fill_cache(tmp_path / "a")
+    lock = lock_cache(cache)
     next((cache.root / "v1").rglob(f"{OTHER_KEY}.safetensors")).write_bytes(b"damage")
-    assert told(lock, cache) == [("missing", "cpu-x86_64", OTHER_KEY)]
+    assert list_differences(lock, cache) == [("missing", "cpu-x86_64", OTHER_KEY)]
 
 
 def test_judged_again_with_the_same_outcome_is_a_change_that_says_so(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "a")
-    lock = locked(cache)
+    cache = fill_cache(tmp_path / "a")
+    lock = lock_cache(cache)
     cache.put(make_entry(created="2026-02-02T00:00:00+00:00"))
     assert diff_lock(lock, take_inventory(cache)) == (
         LockDifference(
@@ -121,26 +126,26 @@ def test_judged_again_with_the_same_outcome_is_a_change_that_says_so(tmp_path: P
 
 
 def test_signing_changes_no_lock(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "cache")
-    lock = locked(cache)
+    cache = fill_cache(tmp_path / "cache")
+    lock = lock_cache(cache)
     new_key("team", tmp_path / "team.pem", keep_out_of=())
     assert len(cache.sign(load_signer(tmp_path / "team.pem", keep_out_of=())).files) == 4
-    assert told(lock, cache) == []
+    assert list_differences(lock, cache) == []
 
 
 def test_a_lock_of_targets_does_not_speak_of_other_regions_and_families(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "cache")
+    cache = fill_cache(tmp_path / "cache")
     chosen = take_inventory(cache).only([KEY], ["cpu-x86_64"])
     lock = make_lock(chosen, families=["cpu-x86_64"], targets={"model.py:make": (KEY,)})
     cache.put(make_entry(region_key="77" * 32))
-    assert told(lock, cache) == []
+    assert list_differences(lock, cache) == []
     cache.put(make_entry(package="9"))
-    assert told(lock, cache) == [("changed", "cpu-x86_64", KEY)]
+    assert list_differences(lock, cache) == [("changed", "cpu-x86_64", KEY)]
 
 
 def test_the_digest_covers_the_program(tmp_path: Path) -> None:
-    cache = filled(tmp_path / "cache")
-    lock = locked(cache)
+    cache = fill_cache(tmp_path / "cache")
+    lock = lock_cache(cache)
     entry = make_entry()
     cache.put(
         make_entry(
@@ -149,7 +154,7 @@ def test_the_digest_covers_the_program(tmp_path: Path) -> None:
             )
         )
     )
-    ((kind, family, key), *_) = told(lock, cache)
+    ((kind, family, key), *_) = list_differences(lock, cache)
     assert (kind, family, key) == ("changed", "cpu-x86_64", KEY)
 
 
@@ -180,7 +185,7 @@ def _with(body: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
 def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "cudal1.lock"
-    lock = locked(filled(tmp_path / "cache"))
+    lock = lock_cache(fill_cache(tmp_path / "cache"))
     write_lock(lock, path)
     path.write_bytes(change(json.loads(path.read_text())))
     before = path.read_bytes()
@@ -192,7 +197,7 @@ def test_a_file_that_is_no_lock_is_refused_by_name(tmp_path: Path, change: Any) 
 
 
 def test_a_full_disk_keeps_the_old_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = locked(filled(tmp_path / "cache"))
+    lock = lock_cache(fill_cache(tmp_path / "cache"))
     (tmp_path / "out").mkdir()
     write_lock(lock, tmp_path / "out" / "cudal1.lock")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.signing import allow, make_signer, write_revocations
-from tests.store.bundles import ENTRY, ENTRY_NAME, GPU, KEY, crafted, of, renamed, sha
+from tests.store.bundles import ENTRY, ENTRY_NAME, GPU, KEY, craft_bundle, name_entry, of, sha
 from tests.store.conftest import CONTRACT, HERE, make_entry
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.core.refusal import Refusal
@@ -29,7 +29,7 @@ from torch_cudal1.store.trust.trust_policy import Rules
 Told = tuple[str, Path]  # the message, and the file that it must name
 
 
-def imported(path: Path) -> Told:
+def import_file(path: Path) -> Told:
     with pytest.raises(SupplyError) as refused:
         import_bundle(path, path.parent / "cache")
     assert list_imported_roots(path.parent / "cache") == ()
@@ -37,38 +37,40 @@ def imported(path: Path) -> Told:
 
 
 def another_digest(root: Path) -> Told:
-    return imported(crafted(root / "x.bundle", [(ENTRY_NAME, len(ENTRY), sha(b"other"))], ENTRY))
+    return import_file(
+        craft_bundle(root / "x.bundle", [(ENTRY_NAME, len(ENTRY), sha(b"other"))], ENTRY)
+    )
 
 
 def a_path_upwards(root: Path) -> Told:
-    return imported(crafted(root / "x.bundle", *of(("0/../../../etc/cron.d/x", ENTRY))))
+    return import_file(craft_bundle(root / "x.bundle", *of(("0/../../../etc/cron.d/x", ENTRY))))
 
 
 def a_bomb(root: Path) -> Told:
-    path = crafted(
+    path = craft_bundle(
         root / "x.bundle",
-        [(renamed(key=f"{n:02x}" * 32), 4 << 30, sha(b"")) for n in range(17)],
+        [(name_entry(key=f"{n:02x}" * 32), 4 << 30, sha(b"")) for n in range(17)],
         b"",
     )
     os.truncate(path, path.stat().st_size + 17 * (4 << 30))
-    return imported(path)
+    return import_file(path)
 
 
 def a_zip_archive(root: Path) -> Told:
     with zipfile.ZipFile(root / "x.bundle", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(1 << 24))
-    return imported(root / "x.bundle")
+    return import_file(root / "x.bundle")
 
 
 def an_entry_of_another_target(root: Path) -> Told:
-    return imported(crafted(root / "x.bundle", *of((renamed(GPU), ENTRY))))
+    return import_file(craft_bundle(root / "x.bundle", *of((name_entry(GPU), ENTRY))))
 
 
-def looked_up(root: Path, rules: Rules) -> Told:
+def look_up(root: Path, rules: Rules) -> Told:
     shared = LocalCache(root / "shared")
-    found = LocalCache(root / "own", (shared.root,), rules=rules).get(KEY, HERE, CONTRACT)
-    assert isinstance(found, Refusal)
-    return found.reason, entry_path(shared.root, KEY, HERE, CONTRACT)
+    hit = LocalCache(root / "own", (shared.root,), rules=rules).get(KEY, HERE, CONTRACT)
+    assert isinstance(hit, Refusal)
+    return hit.reason, entry_path(shared.root, KEY, HERE, CONTRACT)
 
 
 def a_revoked_entry(root: Path) -> Told:
@@ -76,22 +78,20 @@ def a_revoked_entry(root: Path) -> Told:
     shared.put(make_entry())
     (signed,) = shared.sign(signer).files
     publishers = allow(root / "publishers.toml", team=signer.public)
-    (found,) = shared.entries()
-    rules = Rules(
-        "signed", publishers, write_revocations(root / "revoked.toml", entry=found.digest)
-    )
+    (file,) = shared.entries()
+    rules = Rules("signed", publishers, write_revocations(root / "revoked.toml", entry=file.digest))
     assert signed.is_file()
-    return looked_up(root, rules)
+    return look_up(root, rules)
 
 
 def an_unsigned_entry(root: Path) -> Told:
     LocalCache(root / "shared").put(make_entry())
-    return looked_up(
+    return look_up(
         root, Rules("signed", allow(root / "publishers.toml", team=make_signer(root).public))
     )
 
 
-def stored(root: Path, call: str, number: int) -> Told:
+def store_call(root: Path, call: str, number: int) -> Told:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -104,11 +104,11 @@ def stored(root: Path, call: str, number: int) -> Told:
 
 
 def a_full_disk(root: Path) -> Told:
-    return stored(root, "fsync", errno.ENOSPC)
+    return store_call(root, "fsync", errno.ENOSPC)
 
 
 def a_rename_that_fails(root: Path) -> Told:
-    return stored(root, "replace", errno.EIO)
+    return store_call(root, "replace", errno.EIO)
 
 
 KINDS: dict[Callable[[Path], Told], str] = {

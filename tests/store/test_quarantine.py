@@ -23,8 +23,8 @@ RECORD = QuarantineRecord(
 def test_a_candidate_is_refused_by_the_first_folder_that_has_a_record(tmp_path: Path) -> None:
     assert find_quarantine_reason([tmp_path], KEY, CANDIDATE) is None
     assert isinstance(quarantine_candidate(tmp_path / "b", RECORD), Stored)
-    found = find_quarantine_reason([tmp_path / "a", tmp_path / "b"], KEY, CANDIDATE)
-    assert found == Refusal("quarantined: wrong for NaN")
+    reason = find_quarantine_reason([tmp_path / "a", tmp_path / "b"], KEY, CANDIDATE)
+    assert reason == Refusal("quarantined: wrong for NaN")
     assert find_quarantine_reason([tmp_path / "b"], KEY, "ef" * 32) is None
 
 
@@ -32,9 +32,9 @@ def test_a_damaged_record_still_holds_its_candidate_back(tmp_path: Path) -> None
     stored = quarantine_candidate(tmp_path, RECORD)
     assert isinstance(stored, Stored)
     stored.path.write_bytes(b"{")
-    found = find_quarantine_reason([tmp_path], KEY, CANDIDATE)
-    assert found is not None
-    assert "is unreadable" in found.reason
+    reason = find_quarantine_reason([tmp_path], KEY, CANDIDATE)
+    assert reason is not None
+    assert "is unreadable" in reason.reason
 
 
 def test_lifting_deletes_what_matches_only(tmp_path: Path) -> None:

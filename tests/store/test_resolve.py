@@ -18,10 +18,10 @@ class Fake:
 
     name: str
     answer: Hit | Refusal
-    asked: list[tuple[str, Target, Contract]] = field(default_factory=list)
+    lookups: list[tuple[str, Target, Contract]] = field(default_factory=list)
 
     def find(self, region: Region, target: Target, contract: Contract) -> Hit | Refusal:
-        self.asked.append((region.key, target, contract))
+        self.lookups.append((region.key, target, contract))
         return self.answer
 
 
@@ -32,35 +32,40 @@ def test_the_first_hit_wins_and_later_sources_are_not_asked() -> None:
         Fake("two", hit),
         Fake("three", Hit(make_entry(), "third")),
     ]
-    found = resolve(REGION, sources, HERE, CONTRACT)
-    assert found.hit is hit
-    assert found.misses == (SourceMiss("one", "absent"),)
-    assert [len(source.asked) for source in sources] == [1, 1, 0]
-    assert sources[0].asked == [(REGION.key, HERE, CONTRACT)]
+    resolution = resolve(REGION, sources, HERE, CONTRACT)
+    assert resolution.hit is hit
+    assert resolution.misses == (SourceMiss("one", "absent"),)
+    assert [len(source.lookups) for source in sources] == [1, 1, 0]
+    assert sources[0].lookups == [(REGION.key, HERE, CONTRACT)]
 
 
 def test_a_hit_that_needs_no_judging_is_preferred_to_one_that_does() -> None:
     stale, fresh = Hit(make_entry(), "cache", "judged elsewhere"), Hit(make_entry(), "hub")
     assert resolve(REGION, [Fake("cache", stale), Fake("hub", fresh)], HERE, CONTRACT).hit is fresh
-    found = resolve(
+    resolution = resolve(
         REGION,
         [Fake("cache", stale), Fake("hub", Refusal("offline")), Fake("more", Refusal("absent"))],
         HERE,
         CONTRACT,
     )
-    assert found.hit is stale
-    assert found.trouble == "hub: offline"
+    assert resolution.hit is stale
+    assert resolution.trouble == "hub: offline"
 
 
 def test_one_that_somebody_vouches_for_is_preferred_to_an_earlier_one_that_nobody_does() -> None:
-    unknown, known = (
+    unvouched, vouched = (
         Hit(make_entry(), "one", "nobody signed it"),
         Hit(make_entry(), "two", None, "publisher 'team'"),
     )
-    assert resolve(REGION, [Fake("one", unknown), Fake("two", known)], HERE, CONTRACT).hit is known
-    found = resolve(REGION, [Fake("one", unknown), Fake("two", Refusal("absent"))], HERE, CONTRACT)
-    assert found.hit is unknown
-    assert found.misses == (SourceMiss("two", "absent"),)
+    assert (
+        resolve(REGION, [Fake("one", unvouched), Fake("two", vouched)], HERE, CONTRACT).hit
+        is vouched
+    )
+    resolution = resolve(
+        REGION, [Fake("one", unvouched), Fake("two", Refusal("absent"))], HERE, CONTRACT
+    )
+    assert resolution.hit is unvouched
+    assert resolution.misses == (SourceMiss("two", "absent"),)
 
 
 def test_all_reasons_are_kept_when_nobody_knows() -> None:
@@ -68,9 +73,9 @@ def test_all_reasons_are_kept_when_nobody_knows() -> None:
         Fake("cache", Refusal("unreadable: x")),
         Fake("hub", Refusal("offline")),
     ]
-    found = resolve(REGION, sources, HERE, CONTRACT)
-    assert found.hit is None
-    assert found.misses == (SourceMiss("cache", "unreadable: x"), SourceMiss("hub", "offline"))
+    resolution = resolve(REGION, sources, HERE, CONTRACT)
+    assert resolution.hit is None
+    assert resolution.misses == (SourceMiss("cache", "unreadable: x"), SourceMiss("hub", "offline"))
 
 
 def test_no_source_is_no_hit() -> None:

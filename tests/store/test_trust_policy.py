@@ -50,9 +50,9 @@ class Team:
 
     @property
     def digest(self) -> str:
-        (found,) = self.shared.entries()
-        assert isinstance(found, EntryFile)
-        return found.digest
+        (file,) = self.shared.entries()
+        assert isinstance(file, EntryFile)
+        return file.digest
 
     def rules(self, policy: str = "judge", revoked: Path | None = None) -> Rules:
         return Rules(policy, self.folder / "publishers.toml", revoked)  # type: ignore[arg-type]
@@ -63,12 +63,14 @@ class Team:
 
     def told(self, rules: Rules | None = None, contract: Contract = CONTRACT) -> str:
         """Why the machine does not use the entry as it is, under both policies: a reason in either."""
-        asked = rules or self.rules()
-        hit = self.machine(asked).get(KEY, HERE, contract)
+        rules_used = rules or self.rules()
+        hit = self.machine(rules_used).get(KEY, HERE, contract)
         if isinstance(hit, Hit):
             assert not hit.vouched_by, "it would be run"
             assert hit.stale
-        strict = self.machine(dataclasses.replace(asked, policy="signed")).get(KEY, HERE, contract)
+        strict = self.machine(dataclasses.replace(rules_used, policy="signed")).get(
+            KEY, HERE, contract
+        )
         assert isinstance(strict, Refusal), "it would be run"
         return strict.reason
 
@@ -94,13 +96,15 @@ def test_a_signature_of_an_allowed_publisher_is_enough(team: Team, policy: str) 
 
 
 def test_the_own_cache_and_the_shipped_folder_need_no_signature(tmp_path: Path) -> None:
-    own, shipped = LocalCache(tmp_path / "own"), LocalCache(tmp_path / "shipped")
+    own_cache, shipped = LocalCache(tmp_path / "own"), LocalCache(tmp_path / "shipped")
     shipped.put(make_entry())
-    hit = LocalCache(own.root, rules=Rules("signed"), shipped=shipped.root).get(KEY, HERE, CONTRACT)
+    hit = LocalCache(own_cache.root, rules=Rules("signed"), shipped=shipped.root).get(
+        KEY, HERE, CONTRACT
+    )
     assert isinstance(hit, Hit)
     assert hit.vouched_by == "torch-cudal1"
-    own.put(make_entry())
-    hit = LocalCache(own.root, rules=Rules("signed")).get(KEY, HERE, CONTRACT)
+    own_cache.put(make_entry())
+    hit = LocalCache(own_cache.root, rules=Rules("signed")).get(KEY, HERE, CONTRACT)
     assert isinstance(hit, Hit)
     assert hit.vouched_by == "this cache"
 
@@ -142,17 +146,17 @@ def test_a_vouched_entry_after_an_unknown_one_is_taken(team: Team, tmp_path: Pat
 
 
 def test_no_flipped_bit_is_vouched_for(team: Team) -> None:
-    data = team.path.read_bytes()
-    start = data.index(b"signatures")
-    places = {*range(0, len(data), 13), *range(start, start + 320, 3)}
+    content = team.path.read_bytes()
+    start = content.index(b"signatures")
+    places = {*range(0, len(content), 13), *range(start, start + 320, 3)}
     machine = team.machine()
     for place in sorted(places):
-        flipped = bytearray(data)
+        flipped = bytearray(content)
         flipped[place] ^= 1 << (place % 8)
         team.path.write_bytes(flipped)
         hit = machine.get(KEY, HERE, CONTRACT)
         assert isinstance(hit, Refusal) or not hit.vouched_by, place
-    team.path.write_bytes(data)
+    team.path.write_bytes(content)
     assert isinstance(machine.get(KEY, HERE, CONTRACT), Hit)
 
 
@@ -219,11 +223,11 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], bool, str]] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_altered_file_is_not_used(team: Team, attack: str) -> None:
-    change, digest_fits, told = ATTACKS[attack]
-    data = change_metadata(team.path.read_bytes(), change, digest_fits=digest_fits)
-    assert data != team.path.read_bytes()
-    team.path.write_bytes(data)
-    assert told in team.told()
+    change, digest_fits, reason = ATTACKS[attack]
+    content = change_metadata(team.path.read_bytes(), change, digest_fits=digest_fits)
+    assert content != team.path.read_bytes()
+    team.path.write_bytes(content)
+    assert reason in team.told()
 
 
 def test_a_signature_from_another_entry_is_not_taken(team: Team) -> None:
@@ -312,11 +316,11 @@ def test_a_thousand_signatures_are_not_a_thousand_verifications(team: Team) -> N
 def test_a_revoked_entry_is_not_used_wherever_it_lies(team: Team, tmp_path: Path) -> None:
     rules = team.rules(revoked=write_revocations(tmp_path / "revoked.toml", entry=team.digest))
     assert "revoked: found wrong" in team.told(rules)
-    own = LocalCache(team.shared.root, rules=rules)
-    miss = own.get(KEY, HERE, CONTRACT)
+    own_cache = LocalCache(team.shared.root, rules=rules)
+    miss = own_cache.get(KEY, HERE, CONTRACT)
     assert isinstance(miss, Refusal)
     assert "revoked: found wrong" in miss.reason
-    assert [failed.reason for failed in own.sign(make_signer(tmp_path, "x")).failed] == [
+    assert [failed.reason for failed in own_cache.sign(make_signer(tmp_path, "x")).failed] == [
         "revoked: found wrong"
     ]
 
@@ -374,15 +378,15 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_list_of_publishers_refuses_and_says_which_line(team: Team, name: str) -> None:
-    content, told = DAMAGED[name]
+    content, reason = DAMAGED[name]
     path = team.folder / "publishers.toml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert f"{path}: {told}" in team.told()
+    assert f"{path}: {reason}" in team.told()
     assert isinstance(team.machine().get(KEY, HERE, CONTRACT), Refusal), "not even to be judged"
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
         ('[[revoked]]\nreason = "x"\n', "line 1: 0 of entry, program, key"),
         ('[[revoked]]\nentry = "12"\nreason = "x"\n', "line 1: entry: '12' is no digest"),
@@ -393,12 +397,12 @@ def test_a_damaged_list_of_publishers_refuses_and_says_which_line(team: Team, na
     ],
 )
 def test_a_damaged_revocation_list_refuses_everything_the_own_cache_too(
-    team: Team, content: str, told: str
+    team: Team, content: str, reason: str
 ) -> None:
     revoked = team.folder / "revoked.toml"
     revoked.write_text(content)
     rules = team.rules(revoked=revoked)
-    assert f"{revoked}: {told}" in team.told(rules)
+    assert f"{revoked}: {reason}" in team.told(rules)
     assert isinstance(LocalCache(team.shared.root, rules=rules).get(KEY, HERE, CONTRACT), Refusal)
     with pytest.raises(SettingError, match=r"revoked\.toml"):
         lists.append_revocation(revoked, "entry", "ab" * 32, "x")
@@ -450,9 +454,9 @@ def test_a_link_of_another_user_is_refused(team: Team, monkeypatch: pytest.Monke
     lstat = os.lstat
 
     def foreign(path: Any) -> os.stat_result:
-        found = lstat(path)
+        status = lstat(path)
         return os.stat_result(
-            (*found[:4], owner + 4711, *found[5:10]), {"st_mtime_ns": 0, "st_ctime_ns": 0}
+            (*status[:4], owner + 4711, *status[5:10]), {"st_mtime_ns": 0, "st_ctime_ns": 0}
         )
 
     monkeypatch.setattr(lists.os, "lstat", foreign)
@@ -506,10 +510,10 @@ def test_a_private_key_is_the_owner_s_alone_whatever_the_umask_and_is_never_over
         os.umask(before)
     path = tmp_path / "keys" / "team.pem"
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    held = path.read_bytes()
+    key_bytes = path.read_bytes()
     with pytest.raises(SettingError, match="never overwritten"):
         new_key("team", path, keep_out_of=())
-    assert path.read_bytes() == held
+    assert path.read_bytes() == key_bytes
     (tmp_path / "link.pem").symlink_to(tmp_path / "elsewhere.pem")
     with pytest.raises(SettingError, match="never overwritten"):
         new_key("team", tmp_path / "link.pem", keep_out_of=())
