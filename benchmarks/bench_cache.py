@@ -66,7 +66,7 @@ class LookupRow:
 
 
 def make_program(steps: int) -> Program:
-    """x * 1 * 1 ...: a region of that many steps."""
+    """A region with that many steps: x * 1 * 1 ..."""
     spec = TensorSpec("float32", (4, 4), (4, 1), "cpu")
     return Program(
         (spec,),
@@ -102,7 +102,7 @@ def make_entry(key: str, steps: int) -> Entry:
 
 
 def write_entries(root: Path, count: int, steps: int, generator: random.Random) -> list[str]:
-    """Write `count` entries under `root`, without the syncs of `put`; their keys."""
+    """Write `count` entries under `root`, without the syncs of `put`; returns their keys."""
     keys = [f"{generator.getrandbits(256):064x}" for _ in range(count)]
     example = make_entry(keys[0], steps) if keys else None
     for key in keys:
@@ -115,7 +115,9 @@ def write_entries(root: Path, count: int, steps: int, generator: random.Random) 
 
 
 def time_lookups(cache: LocalCache, keys: Sequence[str], *, there: bool) -> Iterator[float]:
-    """Microseconds of each look-up. Raises ValueError when an answer is not the one that was put."""
+    """Microseconds of each look-up. Raises ValueError when an answer is not the entry that was
+    written.
+    """
     for key in keys:
         begin = time.perf_counter_ns()
         answer = cache.get(key, _TARGET, _CONTRACT)
@@ -131,8 +133,8 @@ def time_lookups(cache: LocalCache, keys: Sequence[str], *, there: bool) -> Iter
 
 
 def time_new_process(cache_folder: Path, shipped: Path, key: str) -> tuple[float, float]:
-    """Microseconds of a new process that has torch: importing the cache's code, then a read-only
-    folder's first entry.
+    """Microseconds in a new process that has imported torch: to import the cache's code, and then
+    to open a read-only folder and read its first entry.
     """
     completed = subprocess.run(
         [sys.executable, "-c", _NEW_PROCESS_SCRIPT, cache_folder, shipped, key],
@@ -154,7 +156,7 @@ def make_row(name: str, limit_us: float | None, samples: Sequence[float]) -> Loo
 def measure_lookups(
     root: Path, entries: int, look_up_count: int, processes: int
 ) -> list[LookupRow]:
-    """All rows, on folders made below `root`."""
+    """All rows, from folders that are made below `root`."""
     generator = random.Random(0)
     cache = LocalCache(root / "many")
     few = LocalCache(root / "few")
@@ -204,7 +206,7 @@ def measure_lookups(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; 0 if every median is under its limit."""
+    """Measure every kind of look-up; 0 if every median is under its limit."""
     parser = argparse.ArgumentParser(prog="bench_cache", description=__doc__)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--look-ups", type=int, default=5_000)

@@ -42,8 +42,8 @@ _TIMED_CALLS = 5
 
 @dataclass(frozen=True)
 class ConvCase:
-    """A convolution of `x` (images, channels, axes) with `w`, as ATen's; one number an axis, or one
-    for all.
+    """A convolution of `x` (images, channels, axes) with `w`, in ATen's terms; a parameter has one
+    number per axis, or one for all.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ConvCase:
     tail: str = ""  # or "mish"
 
     def run(self, x: Tensor, w: Tensor) -> Tensor:
-        """The same in plain PyTorch."""
+        """The same computation in plain PyTorch."""
         rank = len(self.x) - 2
         geometry = [
             (numbers * rank)[:rank] for numbers in (self.stride, self.padding, self.dilation)
@@ -135,8 +135,8 @@ CASES = (
 def compile_proposal(
     case: ConvCase, config: Mapping[str, Any], sm: int, path: Path
 ) -> dict[str, Any]:
-    """The Program of a proposal as JSON and a file, or why there is none. Runs in a process of the
-    pool.
+    """The Program of a proposal as JSON and a file, or the reason why it does not compile. Runs in
+    a process of the pool.
     """
     from torch_cudal1.kernels import Proposal, build
 
@@ -149,7 +149,7 @@ def compile_proposal(
 
 
 class ConvMeasurer:
-    """One case's inputs and truth on a device."""
+    """The inputs of one case on a device, and their float64 result."""
 
     def __init__(self, case: ConvCase, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -194,14 +194,14 @@ class ConvMeasurer:
 
 
 def list_configs(case: ConvCase, sm: int, per_case: int) -> list[dict[str, Any]]:
-    """The configurations to try: half in TF32, half exact, where there are both."""
+    """The configurations to try: half in TF32, half exact, where both exist."""
     from torch_cudal1.kernels import propose
 
     return [dict(p.config) for p in propose(case.program(), sm, ("conv",), most=per_case)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile, measure, print, write. 1 when anything was not compiled or not run."""
+    """Compile, measure, print, write; 1 when a candidate did not compile or run."""
     parser = argparse.ArgumentParser(
         prog="bench_conv", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

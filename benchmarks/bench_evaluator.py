@@ -130,7 +130,7 @@ class EvaluatorRun:
 
 
 def generate_programs(result: str, device: str, block: int) -> Iterator[Decoded]:
-    """Endless different programs for a reference, every fourth one wrong."""
+    """An endless stream of different programs for a reference, every fourth one wrong."""
     forms = list(product((block, 2 * block), (2, 4, 8, 16), (1, 2, 3, 4)))
     for number in count():
         wrong = number % 4 == 3
@@ -148,7 +148,7 @@ def generate_programs(result: str, device: str, block: int) -> Iterator[Decoded]
 def run_batches(
     settings: MeasurementSettings, lanes: int, budget_s: float, shape: tuple[int, int]
 ) -> EvaluatorRun:
-    """Batches of new programs until the time is spent."""
+    """Measure batches of new programs until the time is spent."""
     tasks = [
         TrainingTask(name, _REFERENCE.format(result=name, rows=shape[0], width=shape[1]))
         for name in _BODIES
@@ -205,7 +205,7 @@ def _start_streams(
 
 
 def _compute_rate(batches: Sequence[tuple[int, float]]) -> float:
-    """Programs a second after the batches in which processes start, as far as there are others."""
+    """Programs a second, without the batches in which processes start where there are others."""
     warm = batches[: min(_WARM_UP_BATCHES, len(batches) - 1)]
     begin_s = warm[-1][1] if warm else 0.0
     counted = batches[len(warm) :]
@@ -213,9 +213,7 @@ def _compute_rate(batches: Sequence[tuple[int, float]]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure every run, write after each. Exit code 1 if nothing was right, or the goal was missed
-    on a GPU.
-    """
+    """Measure every run, write after each; 1 if no program was right, or a GPU missed the goal."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
     shape = tuple(map(int, options.shape.split(",")))
@@ -285,7 +283,7 @@ def _is_meant_right(measurement: Measured) -> bool:
 
 
 def _count_right(outcomes: Mapping[str, int]) -> int:
-    """How many programs computed what they should, those too whose time could not be measured on a
+    """How many programs computed what they should, including those that could not be timed on a
     busy machine.
     """
     return outcomes.get("ok", 0) + outcomes.get("unstable", 0)

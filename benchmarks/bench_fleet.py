@@ -75,7 +75,7 @@ class WarmupRun:
 
     @property
     def steady_tasks_per_s(self) -> float | None:
-        """By the tasks' own times, without the start of the workers."""
+        """Throughput by the tasks' own times, without the start of the workers."""
         return (
             self.workers * len(self.task_seconds) / sum(self.task_seconds)
             if self.task_seconds
@@ -102,7 +102,7 @@ def compare_with_goal(runs: Sequence[WarmupRun]) -> dict[str, Any]:
 
 
 def write_tasks(folder: Path, count: int, *, rows: int, first_width: int) -> list[Path]:
-    """`count` KernelBench-style files with a region each, all different."""
+    """Write `count` KernelBench-style files, all different, each with one region."""
     folder.mkdir(parents=True)
     paths = []
     for number in range(count):
@@ -114,7 +114,7 @@ def write_tasks(folder: Path, count: int, *, rows: int, first_width: int) -> lis
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every count of workers; 0 when all rows are "ok" and what goals there are were reached."""
+    """Run every count of workers; 0 when all rows are "ok" and every goal was reached."""
     args = _parser().parse_args(argv)
     # an outer `timeout` must not leave workers behind
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure_run(args: argparse.Namespace, workers: int, limit_s: float) -> WarmupRun:
-    """One warm-up in a fresh folder."""
+    """One warm-up in a new folder."""
     tasks = workers * args.tasks_per_worker
     if limit_s < 1:
         return WarmupRun(workers, tasks, "not run", "the total limit was reached")

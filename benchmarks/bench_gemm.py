@@ -51,8 +51,8 @@ _BASELINES = ("cublas fp32", "cublas tf32")
 
 @dataclass(frozen=True)
 class GemmCandidate:
-    """One candidate: which case, its proposal, and once compiled its Program (JSON and a file), or
-    why there is none.
+    """A case and a proposal for it; once compiled its Program (JSON and a file), or the reason why
+    it does not compile.
     """
 
     case: GemmCase
@@ -63,7 +63,7 @@ class GemmCandidate:
 
     @property
     def name(self) -> str:
-        """Unique among all jobs."""
+        """Unique among all candidates."""
         parts = [
             f"{k}={v}" for k, v in self.config.items() if k != "method" and v not in (0, False)
         ]
@@ -73,8 +73,8 @@ class GemmCandidate:
 def list_candidates(
     cases: Sequence[GemmCase], sm: int, per_case: int, methods: Sequence[str]
 ) -> list[GemmCandidate]:
-    """The candidates of each case: all packed ones and the likeliest others; of `methods` only, if
-    there are any.
+    """The candidates of each case: all packed ones and the most promising others; only those of
+    `methods`, if any are given.
     """
     from torch_cudal1.kernels import propose
 
@@ -105,7 +105,7 @@ def _limit_per_method(proposals: Sequence[Any], count: int) -> list[Any]:
 
 
 def compile_candidate(candidate: GemmCandidate, sm: int, path: Path) -> GemmCandidate:
-    """The job with its Program. Runs in a process of the pool."""
+    """The candidate with its Program. Runs in a process of the pool."""
     from torch_cudal1.kernels import Proposal, build
 
     torch.set_num_threads(1)
@@ -123,7 +123,7 @@ def compile_candidate(candidate: GemmCandidate, sm: int, path: Path) -> GemmCand
 
 
 def load_program(candidate: GemmCandidate) -> Program:
-    """The job's Program."""
+    """The candidate's Program."""
     assert candidate.program is not None
     return read_program(candidate.program["program"], candidate.program["payloads"])
 
@@ -135,7 +135,9 @@ class GemmMeasurer:
         self.device = device
 
     def start(self, case: GemmCase) -> list[dict[str, Any]]:
-        """Make the inputs and the float64 rows; the rows of the baselines."""
+        """Make the inputs and the float64 result of the compared rows; returns the rows of the
+        baselines.
+        """
         self.case, self.inputs = case, case.inputs(str(self.device))
         rows = [
             t.narrow(t.dim() - 2, 0, min(_CHECKED_ROWS, t.shape[-2])) if i == 0 else t
@@ -152,16 +154,18 @@ class GemmMeasurer:
         return result[0] if case.batch else result
 
     def baselines(self) -> tuple[str, ...]:
-        """TF32 means nothing for half types."""
+        """The names of the baselines: TF32 does not apply to half types."""
         return _BASELINES if self.case.dtype == "float32" else _BASELINES[:1]
 
     def baseline(self, name: str) -> torch.Tensor:
-        """cuBLAS through PyTorch. The switch costs a microsecond of host time on both."""
+        """cuBLAS through PyTorch. Setting the TF32 switch costs a microsecond of host time in both
+        baselines.
+        """
         torch.backends.cuda.matmul.allow_tf32 = name.endswith("tf32")
         return self.case.run(self.inputs)
 
     def row(self, name: str, run: Any, **more: Any) -> dict[str, Any]:
-        """Errors first, then device time."""
+        """A row: errors, then device time."""
         row: dict[str, Any] = {"case": self.case.name, "name": name, **more, **self.errors(run())}
         us = device_time_us(run, self.device, calls=10)
         return {
@@ -171,7 +175,7 @@ class GemmMeasurer:
         }
 
     def errors(self, got: torch.Tensor) -> dict[str, Any]:
-        """Of the compared rows, against float64; and whether NaN and infinity are at the same
+        """Errors of the compared rows against float64, and whether NaN and infinity are at the same
         places.
         """
         part = (got[0] if self.case.batch else got)[:_CHECKED_ROWS]
@@ -310,7 +314,7 @@ def _is_given_up(candidate: GemmCandidate, rows_by_name: Mapping[str, Mapping[st
 
 
 def _pick_finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The fastest of each precision class."""
+    """The names of the fastest candidates of each precision class."""
     names: set[str] = set()
     for loose in (False, True):
         of_class = [row for row in rows if (row["rms"] > 1e-5) == loose and row["wrong"] == 0]
@@ -361,7 +365,7 @@ def _make_compile_failure(candidate: GemmCandidate) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile, measure, print, write. 1 when anything was wrong, lost or not compiled."""
+    """Compile, measure, print, write; 1 when a candidate was wrong, lost or did not compile."""
     args = _parser().parse_args(argv)
     if args.serve:
         return serve(args.serve, args.budget_s)

@@ -43,7 +43,7 @@ _IMAGE = {name: _TEXT[name] for name in _TEXT if name != "vocab_size"} | {
 
 
 def make_models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor]]]:
-    """Name, module and keyword arguments of each."""
+    """Name, module and keyword arguments of each model."""
     import transformers as hf
 
     ids = {"input_ids": torch.randint(0, 96, (2, 12))}
@@ -67,9 +67,8 @@ def make_models() -> Iterator[tuple[str, torch.nn.Module, dict[str, torch.Tensor
 def make_checks(
     module: torch.nn.Module, kwargs: dict[str, torch.Tensor]
 ) -> tuple[Check, Check, int, int]:
-    """Dynamo's check, the package's, how many guards Dynamo made, and how many of them the package
-    leaves to Dynamo.
-    Raises ValueError for a module that cannot be watched.
+    """Dynamo's check and the package's, how many guards Dynamo made, and how many of them the
+    package leaves to Dynamo. Raises ValueError for a module whose state cannot be recorded.
     """
     with torch.no_grad():
         record = record_module(module)
@@ -94,7 +93,7 @@ def make_checks(
 
 
 def main() -> int:
-    """Measure, print and save. Exit code 1 where a guard says that something changed."""
+    """Measure, print and save; 1 where a check says that an unchanged module changed."""
     parser = argparse.ArgumentParser(description=" ".join((__doc__ or "").split()))
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--out", type=Path)

@@ -70,7 +70,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Source:
-    """The same as text: what `__init__` and `forward` hold."""
+    """A layer as text: the bodies of `__init__` and `forward`."""
 
     name: str
     layer: str
@@ -152,8 +152,8 @@ def _evaluate_program(
 
 
 def _split_steps(evaluation: Evaluation, seconds: float) -> dict[str, float]:
-    """Seconds of each step of the judgement that just ended; `rest`: handing over the Program, and
-    such.
+    """Seconds of each step of the evaluation that just ended. `rest`: sending the Program to the
+    worker, and other steps that are not timed.
     """
     validated = [
         event
@@ -169,7 +169,7 @@ def _split_steps(evaluation: Evaluation, seconds: float) -> dict[str, float]:
 def measure_sources(
     sources: Sequence[Source], device: torch.device, profile: TimingProfile, repeats: int
 ) -> Iterator[Row]:
-    """The same for sources; `shared_s` is what all of a reference share."""
+    """The same for sources; `shared_s` is what all candidates of a reference share."""
     for source in sources:
         head = {"candidate": source.name, "form": "source"}
         try:
@@ -217,8 +217,8 @@ def _make_row(durations_s: Sequence[float], shared: float, steps: Mapping[str, f
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 where a candidate could not be judged, or the first of them took longer
-    than the goal at fast.
+    """Run the command; 1 where a candidate was not judged, or a first one took longer than the goal
+    at profile fast.
     """
     args = _parser().parse_args(argv)
     device, facts = torch.device(args.device), environment()

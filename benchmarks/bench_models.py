@@ -84,8 +84,8 @@ def make_contenders(
 
 
 def _copy_forward(module: nn.Module) -> nn.Module:
-    """`module` with a `forward` of its own code: Dynamo's marks, such as "skip this frame", belong
-    to code, and so would hold for every contender of the process.
+    """`module` with a copy of its `forward`: Dynamo stores marks such as "skip this frame" with the
+    code object, and they would hold for every contender of the process.
     """
     forward = type(module).forward
     copied_forward = types.FunctionType(
@@ -100,7 +100,9 @@ def _copy_forward(module: nn.Module) -> nn.Module:
 
 
 def _find_backend() -> Any:
-    """The registered name, or, in a checkout that is not installed, the backend itself."""
+    """The registered name of the backend, or, in a checkout that is not installed, the backend
+    itself.
+    """
     if "cudal1" in torch._dynamo.list_backends():
         return "cudal1"
     from torch_cudal1.api.backend import cudal1
@@ -148,8 +150,8 @@ def run_model(args: argparse.Namespace) -> None:
 
 
 def list_fallbacks(events: Sequence[Event]) -> tuple[str, ...]:
-    """Why the package ran something else than a choice of its own: it failed, or could not take a
-    graph at all.
+    """Why the package ran something other than a choice of its own: a failure, or a graph that it
+    could not take.
     """
     return tuple(
         f"{'left out: ' if event.what == 'left_out' else ''}{event.facts.get('reason', '')}"[:300]
@@ -204,7 +206,7 @@ def _save_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the suite; the exit code is 0 when every expected row is there and verified, else 1."""
+    """Run the suite; 0 when every expected row is there and verified."""
     args = _parser().parse_args(argv)
     if args.child:
         run_model(args)
@@ -273,7 +275,7 @@ def _make_document(
 def _run_model_process(
     args: argparse.Namespace, model: str, limit_s: float, scratch: Path
 ) -> list[Row]:
-    """The rows of a model; those its process did not deliver are failures with the reason."""
+    """The rows of a model; rows that its process did not deliver are failures with the reason."""
     out = scratch / f"{model}.json"
     if limit_s < 5:
         return _make_missing_rows(args, model, [], "not started: the total limit was reached")
@@ -312,7 +314,7 @@ def _make_missing_rows(
 
 
 def _run_process(arguments: list[str], scratch: Path, limit_s: float) -> str:
-    """Run this file in a new process group; why it delivered less than expected, if it did."""
+    """Run this file in a new process group; returns why it delivered less than expected, if it did."""
     errors = scratch / "stderr"
     with errors.open("w") as stderr:
         process = _start_process(arguments, scratch, stderr)
@@ -327,9 +329,7 @@ def _run_process(arguments: list[str], scratch: Path, limit_s: float) -> str:
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """End a process that still runs, with everything it started in its group; nothing is done to
-    one that has ended.
-    """
+    """End a process and everything it started in its group, unless the process has already ended."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -376,7 +376,7 @@ def _prefill_all(args: argparse.Namespace, scratch: Path) -> dict[str, str]:
 
 
 def _list_common_options(args: argparse.Namespace) -> list[str]:
-    """The options a child needs as given to the parent."""
+    """The options that a child process shares with its parent."""
     pairs = {
         "--sizes": args.sizes,
         "--device": args.device,

@@ -78,24 +78,24 @@ class TimingTable:
 
     @property
     def best_us(self) -> float:
-        """Of all on record."""
+        """The smallest time on record."""
         return min(self.us.values())
 
     def timings(self) -> list[KernelTiming]:
-        """As a search would have kept them."""
+        """The records that a search would have stored."""
         return [make_timing(self.features, proposal, us) for proposal, us in self.us.items()]
 
     def keep_recorded(self, proposals: Sequence[Proposal]) -> list[Proposal]:
-        """Those that are on record: what else is legal cannot be looked up."""
+        """The proposals that are on record: another legal one has no time to look up."""
         return [proposal for proposal in proposals if proposal in self.us]
 
     def share(self, measured: Sequence[Proposal]) -> float:
-        """The best known time over the best of those."""
+        """The best known time over the best of these proposals."""
         return self.best_us / min(self.us[proposal] for proposal in measured)
 
 
 def load_product_tables(results: Path, *, exact: bool) -> list[TimingTable]:
-    """The tables of matrix products; `exact`: methods of fp32's accuracy only."""
+    """The tables of matrix products; `exact`: only methods of fp32's accuracy."""
     times_by_case: dict[GemmCase, dict[Proposal, float]] = defaultdict(dict)
     for path in sorted(results.glob("h200-gemm*.json")):
         document = report.load(path)
@@ -162,7 +162,7 @@ def _parse_program(operation: str, text: str) -> Proposal:
 
 
 def compute_curves(table: TimingTable, model: CostModel | Refusal) -> dict[str, list[float]]:
-    """By strategy: the share of the best known time after each of `_COUNTS` measurements."""
+    """For each strategy the share of the best known time after each of `_COUNTS` measurements."""
     family = list(table.us)
     orders = (
         [family]
@@ -209,7 +209,7 @@ def _run_generations(
     legal: Legal,
     draw: Draw,
 ) -> list[Proposal]:
-    """What a search with generations measures, in its order."""
+    """The proposals that a search with generations measures, in its order."""
     chosen = list(select_proposals(proposals, table.features, model, _GENERATION_SIZE))
     while len(chosen) < max(_COUNTS):
         measured = {proposal: table.us[proposal] for proposal in chosen}
@@ -255,8 +255,8 @@ def replay(kind: str, tables: Sequence[TimingTable]) -> list[dict[str, Any]]:
 
 
 def _compute_rank_errors(table: TimingTable, model: CostModel) -> dict[str, float]:
-    """How much of all differences between the table's kernels the model, and the bound, have the
-    other way round.
+    """The share of all pairwise differences between the table's kernels that the cost model, and
+    the lower bound, order the wrong way round.
     """
     guesses = [prediction.us for prediction in model.predict(table.features, list(table.us))]
     bounds = [table.features.lower_bound_us(proposal) for proposal in table.us]
@@ -272,7 +272,7 @@ def _compute_rank_errors(table: TimingTable, model: CostModel) -> dict[str, floa
 
 
 def compute_means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Over the cases of a kind, by strategy."""
+    """Means over the cases of a kind, for each strategy."""
     rows_by_strategy: dict[tuple[Any, Any], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         rows_by_strategy[row["kind"], row["strategy"]].append(row)

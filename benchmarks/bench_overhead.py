@@ -47,8 +47,8 @@ _CHAIN_LAUNCHES = (1, 2, 4, 8)  # launches in a Program; the slope is what a fur
 
 @dataclass(frozen=True)
 class OverheadRow:
-    """One contender: median, 10th and 90th percentile of host microseconds, or why there is none
-    ("" if there is).
+    """One contender: median, 10th and 90th percentile of host microseconds, or the reason why there
+    are none.
     """
 
     name: str
@@ -79,8 +79,8 @@ class ThreeOperators(nn.Module):
 def measure(
     calls: Sequence[Call], count: int, wait: Call, batch: int = _CALLS_PER_BATCH
 ) -> list[tuple[float, float, float]]:
-    """(median, 10th, 90th percentile) microseconds of `count` calls of each, in turns of `batch`
-    calls begun on an idle device.
+    """Microseconds (median, 10th, 90th percentile) of `count` calls of each, in turns of `batch`
+    calls that begin on an idle device.
     """
     for call in calls:
         for _ in range(_WARM_CALLS):
@@ -111,7 +111,9 @@ def _percentiles(samples: Sequence[int], clock_ns: float) -> tuple[float, float,
 
 
 def list_contenders(device: torch.device) -> Iterator[Group]:
-    """Groups of contenders, each made when its turn has come, so that a failure costs one row."""
+    """Groups of contenders; each contender is made when it is measured, so that a failure costs one
+    row.
+    """
     x = torch.randn(4096, device=device)
     yield [("eager: function, relu", lambda: (lambda: torch.relu(x), torch.relu(x)))]
     yield [("eager: nn.Module, relu", lambda: _make_module_call(Relu(), x))]
@@ -268,8 +270,8 @@ def _make_replay(module: nn.Module, x: torch.Tensor) -> CallAndResult:
 
 
 def measure_group(group: Group, calls: int, wait: Call) -> list[OverheadRow]:
-    """The rows of a group. One that cannot be made is a row with its reason, and the others are
-    measured without it.
+    """The rows of a group. A contender that cannot be made is a row with its reason, and the others
+    are measured without it.
     """
     rows: dict[str, OverheadRow] = {}
     ready: dict[str, Call] = {}

@@ -49,8 +49,8 @@ _MAX_RELATIVE_ERROR = 1e-3  # of the largest element: sums over ranks are taken 
 
 
 class Scaled(nn.Module):
-    """A product with a diagonal matrix, which a rewrite makes a broadcast: something that a search
-    finds for certain.
+    """A product with a diagonal matrix, which a rewrite turns into a broadcast: every search finds
+    this one.
     """
 
     def __init__(self, features: int) -> None:
@@ -79,7 +79,7 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Scene:
-    """One line of the results: what all ranks saw of one way to spread a model."""
+    """One line of the results: what all ranks report about one way to distribute a model."""
 
     devices: int
     backend: str
@@ -192,7 +192,7 @@ class RankContext:
 
 
 def data_parallel(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
-    """A training step inside DDP, every rank with a batch of its own: the gradients that all share."""
+    """A training step inside DDP, each rank with its own batch: the gradients that all ranks share."""
     module, plain = context.block(), context.block()
     torch_cudal1.accelerate(module, context.batch(context.rank), **context.options())
     return _compute_gradient(DistributedDataParallel(module), module, context), _compute_gradient(
@@ -212,7 +212,7 @@ def fully_sharded(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tensor_parallel(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
-    """Layers split over the ranks; what lies between them sees plain tensors, a share of the
+    """Layers split over the ranks. The module between them gets plain tensors, a share of the
     features each, and is accelerated.
     """
     plans = {"first": ColwiseParallel(), "second": RowwiseParallel()}
@@ -262,7 +262,7 @@ def _run_scene(
 
 
 def _run_rank(args: argparse.Namespace) -> int:
-    """One rank: every scene, then what it saw as a file."""
+    """One rank: run every scene and write its report as a file."""
     faulthandler.dump_traceback_later(args.time_limit_s, exit=True)
     context = RankContext(args.rank, args.counts[0], args.kind, args.folder, args.budget_s)
     limit = timedelta(seconds=args.time_limit_s)
@@ -301,7 +301,9 @@ def _measure_world(args: argparse.Namespace, world: int) -> list[Scene]:
 
 
 def _launch_ranks(args: argparse.Namespace, world: int, scratch: Path) -> list[Scene]:
-    """A row for each scene: what every rank saw, or why one of them did not come to its end."""
+    """A row for each scene, from the reports of all ranks or the reason why one of them did not
+    end.
+    """
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     environment = dict(os.environ) | {
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),

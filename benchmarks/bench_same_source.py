@@ -79,7 +79,7 @@ def measure_source(
 
 
 def _split_evenly(trials: int, evaluators: int) -> list[int]:
-    """As even as can be, none empty."""
+    """How many trials each evaluator has: as even as possible, none with zero."""
     return [
         count
         for count in (trials // evaluators + (at < trials % evaluators) for at in range(evaluators))

@@ -131,8 +131,8 @@ def find_recompilation(warm: Sequence[Mapping[str, Any]], *, offline: bool) -> s
 
 
 def compare_with_compile(rows: Sequence[Start]) -> list[dict[str, Any]]:
-    """For each start of this package: is it no later than a warm torch.compile, and how much sooner
-    than a cold one.
+    """For each start of this package: whether it is no later than a warm torch.compile, and how
+    much sooner than a cold one.
     """
     comparisons = []
     for row in rows:
@@ -208,8 +208,8 @@ def _drop_counters(row: Start) -> dict[str, Any]:
 
 
 def _measure_model(args: argparse.Namespace, model: str, deadline: float) -> list[Start]:
-    """All contenders on one model: each one's cold process, then rounds of warm ones. A contender
-    that fails once is out.
+    """All contenders on one model: the cold process of each, then rounds of warm ones. A contender
+    that fails once gets no further process.
     """
     scratch = Path(tempfile.mkdtemp(prefix="cudal1-start-"))
     names: list[str] = args.contenders
@@ -298,7 +298,7 @@ def _run_process(
     scratch: Path,
     limit_s: float,
 ) -> dict[str, Any]:
-    """One fresh process; its last line of output. Raises _ChildFailed."""
+    """The last line of output of a new process. Raises _ChildFailed."""
     if limit_s < 1:
         raise _ChildFailed(f"{state} process not started: the total limit was reached")
     offline = args.offline and state == "warm" and model_and_contender[1].startswith("cudal1")
@@ -356,7 +356,7 @@ def _make_environment(scratch: Path) -> dict[str, str]:
 
 
 def _find_error_line(errors: str) -> str:
-    """The last line that names an exception, else the last one: advice may stand behind it."""
+    """The last line that names an exception, else the last one: advice may follow the exception."""
     lines = errors.strip().splitlines() or [""]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Failed)\b", line)]
     return (named or lines)[-1][:_MAX_REASON_CHARS]

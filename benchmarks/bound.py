@@ -99,7 +99,7 @@ def _capture_call(
 def compile_relu(
     device: torch.device, block: int = 1024
 ) -> tuple[torch.Tensor, dict[str, Any], Any]:
-    """The machine code of a relu for this GPU, its launch facts, and the Triton function."""
+    """The machine code of a relu for this GPU, the facts to launch it, and the Triton function."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -120,7 +120,7 @@ def compile_relu(
 
 
 def make_chain(x: torch.Tensor, launches: int, block: int = 1024) -> Program:
-    """relu applied `launches` times, each a launch of its own into an alloc of its own."""
+    """A Program that applies relu `launches` times, each launch into a new allocation."""
     cubin, facts, _ = compile_relu(x.device, block)
     spec = TensorSpec.of(x)
     steps: list[Any] = []

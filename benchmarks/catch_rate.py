@@ -137,7 +137,7 @@ def apply_kernelbench_rule(reference: str, candidate: str, device: torch.device)
 
 
 def make_table(results: Mapping[str, Any]) -> str:
-    """Cheats refused and twins accepted, by group of cases; and by name what the judge got wrong."""
+    """Cheats refused and twins accepted, by group of cases; then the names of the wrong verdicts."""
     rows = results["rows"]
     header = [
         "| cases | cheats | refused by the judge | by 5 x allclose, 1e-4 | by 5 x allclose, 1e-2 | twins accepted by the judge |"
@@ -153,8 +153,8 @@ def make_table(results: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge what is missing in --out; or write, or check, the page. 1 when a verdict is wrong or
-    the page differs.
+    """Evaluate what --out lacks; or write, or check, the page. 1 when a verdict is wrong or the
+    page differs.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.catch_rate", description=__doc__)
     parser.add_argument("--out", type=Path, help="results, continued if the file exists")
@@ -228,8 +228,8 @@ def _evaluate_tasks(
 
 
 def _start_worker() -> None:
-    """A worker: its children are forked from one process that has done the imports, which spares
-    three starts a task.
+    """Set up a worker: its children are forked from one process that has done the imports, which
+    saves three starts a task.
     """
     stack = ExitStack()
     stack.enter_context(fork_children())
@@ -298,8 +298,8 @@ def _summarise_verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _applies(file: CaseFile, device: str) -> bool:
-    """On a GPU all cases, on the CPU those that need none. Attacks on our own runtime assert for
-    themselves and have no answers.
+    """On a GPU all cases, on the CPU those that need none. Attacks on the package's own runtime are
+    tests of their own and have no answers here.
     """
     return file.case.form != "runtime" and (file.case.device == "cpu" or device == "cuda")
 

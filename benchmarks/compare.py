@@ -74,7 +74,9 @@ class Comparison:
 
 
 def make_reference(exact: Outputs, eager_runs: Sequence[Outputs]) -> Reference:
-    """Several eager runs, because atomics make some of eager's own results differ from run to run."""
+    """The reference from a float64 run and several eager runs, because atomics make some of eager's
+    results differ from run to run.
+    """
     rms, effective = dict[str, float](), dict[str, int]()
     for name, exact_tensor in exact.items():
         rms[name], largest = max(
@@ -124,7 +126,9 @@ def _compare_one(name: str, got: Tensor, ref: Reference) -> Comparison:
 
 
 def _find_layout_difference(got: Tensor, eager: Tensor) -> str:
-    """What is wrong with shape, dtype, device or the places of NaN and infinity; empty if nothing."""
+    """The first difference in shape, dtype, device or the places of NaN and infinity; "" if there
+    is none.
+    """
     for attribute in ("shape", "dtype", "device"):
         if getattr(got, attribute) != getattr(eager, attribute):
             return f"{attribute} is {getattr(got, attribute)}; expected {getattr(eager, attribute)}"
@@ -158,7 +162,7 @@ def _rms_error(tensor: Tensor, exact: Tensor) -> float:
 
 
 def _rms_of(parts: Iterable[Tensor]) -> float:
-    """Of the finite elements of all parts together."""
+    """Root mean square of the finite elements of all parts together."""
     total, count = 0.0, 0
     for part in parts:
         finite = part[part.isfinite()]

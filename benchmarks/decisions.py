@@ -53,7 +53,7 @@ def collect_decisions(report: telemetry.Report) -> list[dict[str, Any]]:
 
 
 def describe_explanation(explanation: Explanation) -> list[dict[str, Any]]:
-    """Of every region what runs, and every baseline and candidate with the reason why it does not;
+    """For every region what runs, and every baseline and candidate with the reason why it does not;
     then the whole call.
     """
     region_events: list[dict[str, Any]] = []

@@ -27,7 +27,7 @@ class FunctionModule(nn.Module):
         self.function = function
 
     def forward(self, *tensors: Tensor) -> Any:
-        """What the function says."""
+        """The function of the tensors."""
         return self.function(*tensors)
 
 
@@ -47,7 +47,7 @@ class FamilyCase:
 def _function_case(
     family: str, name: str, function: Callable[..., Any], *shapes: tuple[int, ...]
 ) -> FamilyCase:
-    """A function of uniform numbers from 0 to 1."""
+    """A case of a function on uniform numbers from 0 to 1."""
     return FamilyCase(
         family, name, lambda: FunctionModule(function), lambda: tuple(map(torch.rand, shapes))
     )
@@ -62,7 +62,7 @@ def _layer_case(
 def _attention_case(
     name: str, module: Callable[[], nn.Module], *shapes: tuple[int, ...], mask: int = 0
 ) -> FamilyCase:
-    """Of normal numbers; `mask`: a square of ones below the diagonal is the last input."""
+    """A case on normal numbers; `mask`: the last input is a lower triangle of ones of this size."""
 
     def inputs() -> tuple[Tensor, ...]:
         tensors = tuple(map(torch.randn, shapes))
@@ -344,7 +344,7 @@ _STATE_SPACES = (
 
 
 def _multiply_int4(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """Weights of four bits, two to a byte, in groups of 128."""
+    """x times weights of four bits, two to a byte, in groups of 128."""
     rows, half = packed.shape
     bits = torch.stack((packed & 15, packed >> 4), -1).view(rows, 2 * half // 128, 128)
     return x @ ((bits.to(x.dtype) - 8) * scales[..., None]).view(rows, 2 * half).t()

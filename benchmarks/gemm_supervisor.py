@@ -55,7 +55,7 @@ def supervise(folder: Path, budget_s: float) -> None:
 
 
 def _supervise_process(folder: Path, end: float) -> tuple[str, str]:
-    """What it did last, and why it is gone ("" when it ended well)."""
+    """The last step that a process announced, and why it is gone ("" when it ended well)."""
     command = [
         sys.executable,
         "-m",

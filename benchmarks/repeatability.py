@@ -57,7 +57,7 @@ class Kernel:
 
 @dataclass
 class RepeatabilityRow:
-    """One kernel: what its trials said. Times are microseconds per call."""
+    """One kernel and the results of its trials. Times are microseconds per call."""
 
     kernel: str
     trials: int = 0
@@ -98,7 +98,7 @@ class RepeatabilityRow:
 
 @dataclass(frozen=True)
 class _WarmSampler:
-    """Sides that were settled once, for all their trials."""
+    """Two sides whose warm-up was measured once, for all their trials."""
 
     sides: LocalSampler
     warm_costs: tuple[WarmCosts, WarmCosts]
@@ -115,7 +115,7 @@ class _WarmSampler:
 
 
 def list_kernels(device: torch.device) -> list[Kernel]:
-    """From a few microseconds to milliseconds on a large GPU: element by element, reductions,
+    """Kernels from a few microseconds to milliseconds on a large GPU: pointwise, reductions,
     products, a chain of small ones.
     """
     scale = 1 if device.type == "cuda" else 8
@@ -157,9 +157,7 @@ def run_trials(
 
 
 def summarise_rows(rows: Sequence[RepeatabilityRow], *, judged: bool) -> dict[str, Any]:
-    """Both numbers and whether they are reached; `passed` is None where the machine is not one to
-    judge by.
-    """
+    """Both numbers and whether they are reached; `passed` is None where the machine does not count."""
     trials, faster = sum(row.trials for row in rows), sum(row.faster for row in rows)
     differences = [
         value for row in rows for value in row.twice.values() if row.kernel != _HOST_BOUND

@@ -43,7 +43,7 @@ _GPU_FACTS = ("driver_version", "utilization.gpu", "clocks.sm", "temperature.gpu
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the switches that change numbers. Looked up before anything is measured."""
+    """The machine and the switches that change numbers, read before anything is measured."""
     cuda = torch.cuda.is_available()
     return {
         "package": __version__,
@@ -207,7 +207,7 @@ def _read_cpu_model() -> str:
 
 
 def _run_command(command: list[str]) -> str:
-    """What a command prints; empty when it is absent or fails."""
+    """The output of a command; "" when it is absent or fails."""
     try:
         completed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

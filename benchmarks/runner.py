@@ -47,8 +47,8 @@ _INPUT_SETS = 4
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to run a module: `start_contender(module, inputs)` returns what to call. A `baseline`
-    is timed even when it is not verified.
+    """A way to run a module: `start(module, inputs)` returns the callable. A `baseline` is timed
+    even when it is not verified.
     """
 
     name: str
@@ -67,11 +67,11 @@ class Case:
 
     @property
     def device(self) -> str:
-        """Where it runs: "cuda:0", "cpu"."""
+        """The device of the inputs, such as "cuda:0"."""
         return str(self.workload.inputs[0].device)
 
     def copy(self) -> nn.Module:
-        """A module of its own with the same weights, in the mode of the phase."""
+        """A copy of the module with the same weights, in the mode of the phase."""
         module = copy.deepcopy(self.workload.module).train(self.phase == "train")
         for layer in module.modules():
             if isinstance(layer, nn.RNNBase):
@@ -142,7 +142,7 @@ class Row:
 
 @dataclass
 class StartedContender:
-    """A contender that runs: its own module, what to call, and what is known about it so far."""
+    """A contender that runs: its own module, its callable, and its results so far."""
 
     contender: Contender
     module: nn.Module
@@ -237,7 +237,7 @@ def measure_contenders(
 
 
 def make_failed_row(model: str, phase: str, contender: str, reason: str) -> Row:
-    """A contender without an answer."""
+    """The row of a contender without an answer."""
     return Row(model, phase, contender, "failed", reason=reason)
 
 

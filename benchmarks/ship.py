@@ -32,12 +32,12 @@ _FilesByPath: TypeAlias = dict[str, CacheFile]
 
 
 class ShippingError(RuntimeError):
-    """What may not come with the package, or could not be written, and why."""
+    """An entry that may not be shipped, or could not be written, and why."""
 
 
 def ship(folders: Iterable[Path], into: Path) -> tuple[int, int, int]:
-    """How many entries are new or newer in `into`, how many there are, and their bytes. Raises
-    ShippingError.
+    """Copy entries; returns how many of them are new or newer in `into`, how many there are, and
+    their bytes. Raises ShippingError.
     """
     newest: _FilesByPath = {}
     before = _list_kernel_entries(into)
@@ -87,7 +87,7 @@ def _creation_time(cache_file: CacheFile) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 where something may not come with the package."""
+    """Run the command; 1 where an entry may not be shipped."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.ship", description=__doc__.splitlines()[0] if __doc__ else None
     )

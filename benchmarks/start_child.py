@@ -60,8 +60,8 @@ STARTS: Mapping[str, Callable[[], Start]] = {
 
 
 def record_started_programs(started: list[str], *, offline: bool) -> None:
-    """From now on `started` gets the name of every program that this process starts; offline, what
-    uses the network raises.
+    """Append the name of every program that this process starts from now on to `started`; offline,
+    every use of the network raises.
     """
 
     def listen(event: str, args: tuple[Any, ...]) -> None:
@@ -114,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read_inductor_counters() -> dict[str, int]:
-    """What Inductor found in its caches and what it did not; {} in a process that has not loaded
-    it.
-    """
+    """Inductor's hits and misses in its caches; {} in a process that has not loaded it."""
     loaded = sys.modules.get("torch._dynamo.utils")
     return (
         {}

@@ -43,8 +43,8 @@ _GPU_MEMORY_SHARE, _HOST_MEMORY_SHARE = 0.92, 0.6  # the rest is for processes o
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every chosen task has its row, or the report is written; 3: the budget ended first, call
-    again; 2: wrong usage; 1: nothing runs here.
+    """Run a command: 0 when every chosen task has its row or the report is written; 3 when the
+    budget ended first (call again); 2 for wrong usage; 1 when nothing runs here.
     """
     actions = {"run": _run, "report": _report, "plan": _plan_products, "compile": _compile}
     args = make_parser(__doc__, actions).parse_args(argv)
@@ -112,7 +112,9 @@ def _make_job(args: argparse.Namespace) -> Job:
 
 
 def _name_release(path: Path | None) -> str:
-    """Two release files are two columns, whatever they are called."""
+    """A name that tells two release files apart, whatever they are called: it has the start of
+    their digest.
+    """
     return (
         "" if path is None else f"{path.stem} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
     )

@@ -28,8 +28,8 @@ ARMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Product:
-    """One task: what each family gains alone over eager, their product, and what all of them gain
-    together.
+    """One task: the gain of each family alone over eager, the product of these gains, and the gain
+    of all together.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Product:
 
     @property
     def product(self) -> float:
-        """Of the gains alone; an arm below 1.0 had nothing to offer and counts 1.0."""
+        """Product of the single gains; an arm below 1.0 found nothing and counts 1.0."""
         return math.prod(max(1.0, gain) for gain in self.alone.values())
 
     @property
@@ -50,14 +50,14 @@ class Product:
 
 
 def make_settings(name: str, settings: Settings) -> Settings:
-    """The settings of a column: those of an arm leave its families out. Raises KeyError for an arm
-    that is none.
+    """The settings of a column; those of an arm leave families out. Raises KeyError for an unknown
+    arm.
     """
     return settings if name == OURS else settings.but(without=ARMS[name])
 
 
 def compute_products(rows: Iterable[Mapping[str, Any]]) -> list[Product]:
-    """For every task whose arms were all measured."""
+    """The products of every task whose arms were all measured."""
     rows = list(rows)
     single_arms = {
         name: _index_by_key(compute_ratios(rows, name, EAGER))

@@ -40,8 +40,8 @@ _TF32_OP_CLASSES = {"default": ("conv",), "tf32": ("matmul", "conv"), "ieee": ()
 
 @dataclass(frozen=True)
 class CompileSummary:
-    """How many kernels there are, how many were compiled now and could not be, why tasks were left
-    out, and the seconds it took.
+    """How many kernels there are, how many were compiled now and how many refused, which tasks were
+    left out and why, and the seconds.
     """
 
     kernels: int
@@ -60,8 +60,8 @@ def compile_ahead(
     processes: int = 1,
     until: float | None = None,
 ) -> CompileSummary:
-    """Fill `cache` in the order of the tasks, until `until` on the monotonic clock. `rights`: as of
-    the run that comes after.
+    """Fill `cache` in the order of the tasks, until `until` on the monotonic clock. `rights`: those
+    of the run that follows.
     """
     begin = time.monotonic()
     outcomes: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def _list_kernels(task: Task, sm: int, rights: tuple[str, ...]) -> list[str]:
 
 
 def _compile_kernel(cache: Path, kernel: str, sm: int, until: float | None) -> str:
-    """What became of one kernel: "known", "compiled", "refused", or "late"."""
+    """Compile one kernel, unless it is cached: "known", "compiled", "refused", or "late"."""
     region_program, config = json.loads(kernel)
     program, proposal = Program.from_json(region_program, {}), Proposal.from_json(config)
     if not isinstance(build_cache.find_build(cache, program, proposal, sm), Refusal):

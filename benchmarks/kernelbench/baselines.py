@@ -98,7 +98,7 @@ STARTS: Mapping[str, Start] = MappingProxyType(
 
 
 def list_state_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers, and tensors that are plain attributes, by name."""
+    """Buffers, and tensors in plain attributes, by name."""
     attributes = {
         f"{module_path}.{name}".lstrip("."): item
         for module_path, submodule in module.named_modules()
@@ -110,7 +110,7 @@ def list_state_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def copy_tensors(result: Any) -> dict[str, Tensor]:
-    """Every tensor of a result by its place, as copies: a graph's next replay would change them."""
+    """Copies of every tensor of a result, by its position: a graph's next replay would change them."""
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     return {f"output {place}": leaf.detach().clone() for place, leaf in enumerate(leaves)}
 

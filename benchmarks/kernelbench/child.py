@@ -88,7 +88,7 @@ class Bench:
 
     @property
     def device(self) -> torch.device:
-        """Where everything runs."""
+        """The device that everything runs on."""
         return torch.device(self.job.device)
 
     @property
@@ -107,7 +107,7 @@ class Bench:
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + time.monotonic() - begin, 3)
 
     def attempt(self, name: str, action: Callable[[], Any]) -> Any:
-        """Run one column's action; what it raises is the column's failure, and the column runs no
+        """Run one action of a column; an exception is the failure of the column, which then runs no
         more.
         """
         try:
@@ -117,7 +117,7 @@ class Bench:
             return None
 
     def fail(self, name: str, reason: str, status: str = "failed") -> None:
-        """The column has no time."""
+        """Mark a column as failed: it has no time."""
         self.columns[name] = {**self.columns.get(name, {}), "status": status, "reason": reason}
         self.calls.pop(name, None)
 
@@ -154,8 +154,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _prepare(bench: Bench, memory_bytes: int | None) -> None:
-    """Compile the baselines, beside other tasks; the memory of it is given back. Meanwhile a
-    process of the judge starts.
+    """Compile the baselines, beside other tasks, and release the memory. Meanwhile a process of the
+    judge starts.
     """
     bench.line.memory(None if memory_bytes is None else int(_COMPILING_FACTOR * memory_bytes))
     if bench.package_columns:
@@ -180,7 +180,7 @@ def _prepare(bench: Bench, memory_bytes: int | None) -> None:
 
 
 def _measure_task(bench: Bench, estimate: Demand | None) -> dict[str, Any]:
-    """Everything from the second grant of memory on: the row."""
+    """The row: everything after the second grant of memory."""
     contexts = _CONTEXTS_BYTES if bench.device.type == "cuda" else 0
     bench.line.memory(
         None if estimate is None else contexts + _count_search_bytes(estimate),
@@ -244,12 +244,13 @@ def _tune(bench: Bench, module: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def _report_progress(bench: Bench, column: str, step: str, fraction: float | None) -> None:
-    """Progress of a search, which is what a failure names when the process has to be ended."""
+    """Send the step of a search: a failure names it when the process has to be ended."""
     bench.line.stage(f"tune: {step}", column)
 
 
 def _check(bench: Bench, module: nn.Module) -> None:
-    """Are the package's columns right; a wrong one is not timed, or its times do not count.
+    """Compare the package's columns with the reference; a wrong one is not timed, or its times do
+    not count.
 
     The reference is computed again each time: nothing of it takes memory while a search or a
     measurement runs.

@@ -25,8 +25,8 @@ class Claims:
     folder: Path
 
     def take(self, task: Task) -> bool:
-        """Whether the task is this process's, now or since before. False: another one that lives
-        has it.
+        """Whether the task belongs to this process, now or since before. False: another live
+        process has it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(task)
@@ -52,8 +52,8 @@ class Claims:
 
 
 def order_tasks(tasks: Sequence[Task]) -> list[Task]:
-    """The same order in every run: levels mixed, so that large and small tasks share a GPU, whole
-    models in the first half.
+    """The tasks in an order that is the same in every run: levels mixed, so that large and small
+    tasks share a GPU, whole models in the first half.
     """
     return sorted(
         tasks,
@@ -62,7 +62,7 @@ def order_tasks(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _is_claimed_by_other(path: Path, *, own_pid: int) -> bool:
-    """Whether the process that made this claim runs, and is another one than `own_pid`."""
+    """Whether the process that made this claim runs, and is not `own_pid`."""
     try:
         pid = int(path.read_text())
         os.kill(pid, 0)

@@ -76,8 +76,8 @@ def tune_module(
     cache: Path,
     progress: Callable[[str, float | None], None],
 ) -> TunedModule:
-    """Search for this task now, within the profile's budget, in the present precision. Raises what
-    `accelerate` raises.
+    """Search for this task now, within the budget of the profile, in the present precision. Raises
+    what `accelerate` raises.
     """
     accelerated = copy_module(module)
     for layer in accelerated.modules():
@@ -105,8 +105,8 @@ def _make_settings(name: str, job: Job, cache: Path) -> Settings:
 
 
 def judge_candidate(reference: str, candidate: str, job: Job, cache: Path) -> dict[str, Any]:
-    """What the judge says of a release's candidate: status "ok" (right) or "refused", with its
-    paired speed-up and over what.
+    """The judge's verdict on a release's candidate: status "ok" (right) or "refused", with the
+    paired speed-up and its baseline.
     """
     settings = Settings(cache_dir=cache, offline=True)
     config = SourceEvaluationConfig(

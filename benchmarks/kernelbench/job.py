@@ -97,7 +97,9 @@ class Job:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """What PyTorch offers here: no CUDA graphs on a CPU, max-autotune where asked for."""
+        """The baselines on this device: no CUDA graphs on a CPU, max-autotune where it is asked
+        for.
+        """
         cuda = torch.device(self.device).type == "cuda"
         names = (
             EAGER,
@@ -114,15 +116,15 @@ class Job:
 
     @property
     def limit_s(self) -> float:
-        """When a task's process is ended: the profile's limit, and more for every further column
-        that is searched or judged.
+        """The seconds after which a task's process is ended: the profile's limit, and more for
+        every further column that is searched or judged.
         """
         return self.profile.limit_s * (2 if self.judged else 1) + 1.5 * self.profile.tune_s * len(
             self.arms
         )
 
     def withdraw(self, columns: Collection[str]) -> Job:
-        """The same without some of the columns."""
+        """The same job without some of its columns."""
         arms = tuple(arm for arm in self.arms if arm not in columns)
         package_column, release = (
             self.ours and OURS not in columns,
@@ -138,12 +140,12 @@ class Job:
 
     @property
     def label(self) -> str:
-        """What every output says of precision and size."""
+        """Precision and size, as every output names them."""
         small = f"; SIZES CUT DOWN by {self.scale}: no result" if self.scale > 1 else ""
         return LABELS[self.rights] + small
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; equal ones may share a table."""
+        """A JSON object; jobs with equal objects may share a table."""
         left_out = {"left_out": list(self.left_out)} if self.left_out else {}
         values = {name: value for name, value in asdict(self).items() if name != "left_out"}
         return {**values, "arms": list(self.arms), **left_out, "label": self.label}
@@ -157,6 +159,6 @@ class Job:
 
 
 def set_precision(rights: Rights) -> None:
-    """Set this process's precision switches, the same for every column. For a process of its own."""
+    """Set the precision switches of this process, the same for every column."""
     torch.set_float32_matmul_precision("high" if rights == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = rights != "ieee"

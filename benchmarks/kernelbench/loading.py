@@ -47,12 +47,12 @@ _LIVE_INTERMEDIATES = 4  # intermediates of the largest size that are alive at o
 
 @dataclass(frozen=True)
 class TaskSource:
-    """What a task's file defines."""
+    """The module that a task defines."""
 
     source: ModuleType
 
     def module(self) -> nn.Module:
-        """A new Model as its file constructs it."""
+        """A new Model, constructed as its file does."""
         args, kwargs = constructor_arguments(self.source.get_init_inputs())
         return self.source.Model(*args, **kwargs)  # type: ignore[no-any-return]
 
@@ -104,7 +104,7 @@ class Demand:
 
     @property
     def result_bytes(self) -> int:
-        """Of its results."""
+        """Bytes of its results."""
         return self.least_bytes - self.given_bytes
 
 
@@ -158,7 +158,7 @@ def tensor_bytes(tree: Any) -> int:
 
 
 class _Outputs(TorchDispatchMode):
-    """Sizes of what operators return, views left out."""
+    """Records the sizes of what operators return, without views."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -175,7 +175,7 @@ def _rotate_inputs(call: Call, input_sets: Sequence[tuple[Any, ...]]) -> Callabl
 def _collect_samples(
     runs: Mapping[str, Callable[[], object]], device: torch.device, job: Job
 ) -> dict[str, list[float]]:
-    """At least seven rounds; with a window, as many as fill it."""
+    """Samples of at least seven rounds; with a window, of as many as fill it."""
     samples: dict[str, list[float]] = {name: [] for name in runs}
     window_end = time.monotonic() + (job.profile.measure_s if job.profile.window else 0.0)
     while runs:

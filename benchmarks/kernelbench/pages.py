@@ -39,7 +39,7 @@ def render_markdown(rows: Iterable[Mapping[str, Any]], *, every_task: bool = Tru
 
 
 def render_html(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The page as text; write it as UTF-8."""
+    """The page as text, to be written as UTF-8."""
     page_groups = group_rows(rows)
     title = page_groups[0].title if len(page_groups) == 1 else _TITLE
     body = [f"<header><h1>{_escape(title)}</h1></header><main>"]

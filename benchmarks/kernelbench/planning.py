@@ -71,7 +71,7 @@ class ProductPlan:
     compile_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value."""
+        """The plan as a JSON value."""
         return asdict(self)
 
 
@@ -152,7 +152,7 @@ def find_coverage(task: Task, *, sm: int = 90, rights: Sequence[str] = ("conv",)
 
 
 def format_coverage(coverages: Sequence[Coverage]) -> str:
-    """Lines for a terminal: each task, then how many have nothing."""
+    """Lines for a terminal: one a task, then how many tasks have nothing."""
     lines = []
     for coverage in coverages:
         candidates = (

@@ -100,7 +100,7 @@ def draw_curves(lines: Sequence[Curve], label: str, axis: str, *, logarithmic_y:
 
 
 def _draw_legend_line(number: int, name: str, colour: str, dash: str) -> str:
-    """A line of the legend, which is where curves seldom are: top right."""
+    """A line of the legend, at the top right, where curves seldom are."""
     right, y = _WIDTH - _RIGHT, _TOP + 14 * (number + 1)
     text = f'<text x="{right - 40}" y="{y}" text-anchor="end" fill="var(--ink)">{html.escape(name)}</text>'
     return (

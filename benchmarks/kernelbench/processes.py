@@ -34,8 +34,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """From now on this process is killed when the thread that started it ends, however that comes
-    about. Raises OSError.
+    """Have this process killed when the thread that started it ends, for whatever reason. Raises
+    OSError.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -54,7 +54,7 @@ def list_process_tree(pid: int) -> list[int]:
 
 
 def stop_tree(pid: int) -> None:
-    """Stop them all, and whatever they started before they were stopped."""
+    """Stop a process and its descendants, including those that start while it is being stopped."""
     stopped: set[int] = set()
     for _ in range(_MAX_STOP_PASSES):
         running = [process_id for process_id in list_process_tree(pid) if process_id not in stopped]
@@ -66,17 +66,19 @@ def stop_tree(pid: int) -> None:
 
 
 def continue_tree(pid: int) -> None:
-    """Let them all go on, children first: none of them is to find the other side of a pipe asleep."""
+    """Continue them all, children first: a parent must not wake to a pipe whose other side is
+    stopped.
+    """
     for process_id in reversed(list_process_tree(pid)):
         _send_signal(process_id, signal.SIGCONT)
 
 
 class Process(Protocol):
-    """What `kill_tree` asks of a process."""
+    """What `kill_tree` needs of a process."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process number."""
 
     def poll(self) -> int | None:
         """Its exit status, None while it runs."""
@@ -110,7 +112,7 @@ def locate_process(process: Process, log: Path) -> str:
 
 
 def kill_tree(process: Process) -> None:
-    """Kill it and all it started, and wait for it. Safe to call twice."""
+    """Kill a process and all it started, and wait for it. Safe to call twice."""
     if process.poll() is not None:
         return
     for process_id in list_process_tree(process.pid):

@@ -46,7 +46,7 @@ def append_row(
 
 
 def read_rows(*files: Path) -> list[dict[str, Any]]:
-    """Every readable row of those files, the newest of a task and job, by level and number."""
+    """Every readable row of those files, only the newest of each task and job, by level and number."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for file in files:
         for row in results.read(file, _KEYS):
@@ -63,8 +63,8 @@ def read_rows(*files: Path) -> list[dict[str, Any]]:
 def list_finished(
     files: Sequence[Path], job: Job, tasks: Sequence[Task], *, without_failed: bool = False
 ) -> set[tuple[str, str]]:
-    """Keys and digests of the tasks with a row in `files`, under this job; with `without_failed`
-    one with no failed column.
+    """Keys and digests of the tasks that have a row in `files` under this job; with
+    `without_failed` only those without a failed column.
     """
     requested, job_values = {(task.key, task.digest) for task in tasks}, job.to_json()
     matching = [row for row in read_rows(*files) if row["job"] == job_values]

@@ -99,7 +99,7 @@ def summarise(task_ratios: Sequence[Ratio]) -> Summary:
 
 
 def compute_geomean(values: Sequence[float]) -> float | None:
-    """Geometric mean, None of nothing."""
+    """Geometric mean; None of no values."""
     return math.exp(statistics.fmean(map(math.log, values))) if values else None
 
 

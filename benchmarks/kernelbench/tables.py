@@ -57,7 +57,7 @@ _STATISTICS = (
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; the first column names the line."""
+    """Cells as text; the first column names the row."""
 
     title: str
     columns: tuple[str, ...]
@@ -78,7 +78,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What a reader must know before any number."""
+        """Sizes, precision, profile and mode, which a reader must know before any number."""
         sizes = "today's sizes" if self.sizes == "today" else "the CUDA-L1 release's sizes"
         return f"KernelBench, {sizes}, {self.job.label}; profile {self.job.profile.name}, {self.job.mode} mode"
 
@@ -148,7 +148,7 @@ def compute_headline(group: Group) -> dict[str, float]:
 
 
 def select_level(task_ratios: Iterable[Ratio], level: int | None) -> list[Ratio]:
-    """Of one level, or all."""
+    """The ratios of one level, or all."""
     return [ratio for ratio in task_ratios if level in (None, ratio.level)]
 
 
@@ -247,7 +247,7 @@ def _tabulate_fast_p(group: Group) -> Table:
 
 
 def _compare_clocks(group: Group) -> Table:
-    """Best baseline's time over the contender's, device and host clocks apart."""
+    """The best baseline's time over the contender's, separately for device and host clocks."""
     lines = []
     for name in group.job.contenders:
         cells = []
@@ -282,7 +282,7 @@ def _compare_clocks(group: Group) -> Table:
 
 
 def _compare_lower_bounds(group: Group) -> Table:
-    """Device time over the floor of bytes and products, by level."""
+    """Device time over the lower bound (bytes or products), by level."""
     lines = []
     for name in (*group.job.contenders, BEST):
         for level in _list_levels(group):
@@ -319,7 +319,7 @@ def _over_lower_bound(row: Mapping[str, Any], name: str | None) -> float | None:
 
 
 def _tabulate_search(group: Group) -> list[Table]:
-    """What won, and what finding it cost."""
+    """What was swapped in, and the seconds that finding it took."""
     swapped = [row for row in group.rows if row["ours"].get("swapped")]
     gains = {ratio.key: ratio.speedup for ratio in compute_ratios(group.rows, OURS)}
     gains_by_technique: dict[str, list[float]] = {}
@@ -368,8 +368,8 @@ def _tabulate_search(group: Group) -> list[Table]:
 
 
 def _describe_waiting(group: Group) -> str:
-    """What of that is not for the others: from rows that tell for how long they waited for the
-    GPU's clock, and held it.
+    """How much of the search's time is its own, from rows that record how long they waited for the
+    GPU's clock and held it.
     """
     timed_rows = [
         row
@@ -389,8 +389,8 @@ def _describe_waiting(group: Group) -> str:
 
 
 def _list_trouble(group: Group) -> Table:
-    """Everything that a reader must not have to look for: regressions, failures, wrong results, our
-    own fall-backs.
+    """What a reader must not have to look for: regressions, failures, wrong results, fall-backs of
+    the package.
     """
     lines = []
     for row in group.rows:
@@ -428,8 +428,8 @@ def _list_trouble(group: Group) -> Table:
 
 
 def _list_gpu_losses(package_facts: Mapping[str, Any]) -> list[str]:
-    """Why candidates failed, as far as that leaves a process without its GPU: no user met it, but
-    it is a bug of a kernel.
+    """Reasons of failed candidates that cost a process its GPU: no user met them, but they are bugs
+    of a kernel.
     """
     reasons = [
         str(why) for shortlist in package_facts.get("heats", []) for _, why in shortlist["failures"]

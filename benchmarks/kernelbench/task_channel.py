@@ -22,25 +22,25 @@ def send(connection: Connection, message: Mapping[str, Any]) -> None:
 
 
 def receive(connection: Connection) -> dict[str, Any]:
-    """The next object. Raises EOFError when the other side is gone."""
+    """The next object. Raises EOFError when the other side has closed."""
     message: dict[str, Any] = json.loads(connection.recv_bytes())
     return message
 
 
 class TaskChannel:
-    """A task's end of the line."""
+    """A task's end of the pipe."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def stage(self, name: str, column: str = "") -> None:
-        """What is done now, and for which column alone: it is what a failure says when this process
+        """Send what is done now, and for which column alone: a failure names it when this process
         is ended.
         """
         send(self._connection, {"tell": "stage", "name": name, "column": column})
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """The result."""
+        """Send the result."""
         send(self._connection, {"tell": "row", "row": row})
 
     def memory(self, size_bytes: int | None, kept_bytes: int = 0) -> None:
@@ -53,7 +53,7 @@ class TaskChannel:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """The body runs alone: no other task of this run works meanwhile."""
+        """Run the body while no other task of this run works."""
         self._ask({"ask": "quiet"})
         try:
             yield

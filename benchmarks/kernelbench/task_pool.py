@@ -291,7 +291,7 @@ class TaskPool:
         self._deliver(Result(task_run.task, row))
 
     def _deliver(self, result: Result) -> None:
-        """Hand a row over; the first ones are kept back until any column of any task has run."""
+        """Hand a row over; the first rows are held back until a column of some task has run."""
         if self.early_results is None:
             self.deliver(result)
             return

@@ -37,7 +37,7 @@ _BATCH_LIKE_NAME = re.compile(r"batch|num_classes|num_boxes|expansion|growth", r
 
 
 class TaskError(ValueError):
-    """Tasks that cannot be had: what was expected, what came, what to do."""
+    """Tasks that cannot be read: what was expected, what came, what to do."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class Task:
 
     @property
     def key(self) -> str:
-        """For people and file names: "1/23"."""
+        """For messages and file names: "1/23"."""
         return f"{self.level}/{self.number}"
 
     @property
     def digest(self) -> str:
-        """Of the source as it is run."""
+        """SHA-256 of the source as it runs."""
         return hashlib.sha256(self.source.encode(errors="surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of the tasks. `shard` (i, n): every n-th beginning with the i-th, from 0. `only`: keys
-    such as "1/23".
+    """Which of the tasks to run. `shard` (i, n): every n-th, beginning with the i-th, from 0.
+    `only`: keys such as "1/23".
     """
 
     levels: tuple[int, ...] = LEVELS
@@ -94,9 +94,7 @@ def read_tasks(location: str) -> list[Task]:
 
 
 def select_tasks(tasks: Sequence[Task], choice: Choice) -> list[Task]:
-    """The chosen ones in order. Raises TaskError for a key that is not there, and when nothing is
-    left.
-    """
+    """The chosen tasks in order. Raises TaskError for an unknown key, and when no task is left."""
     keys = {task.key for task in tasks}
     if absent := [key for key in choice.only if key not in keys]:
         raise TaskError(

@@ -48,7 +48,7 @@ class NoTemplate(RuntimeError):
 
 
 class ForkedProcess:
-    """A forked process, spoken to as the run speaks to a `Popen`."""
+    """A forked process, with the interface of `Popen` that the run uses."""
 
     def __init__(self, template: Template, pid: int) -> None:
         self._template, self.pid = template, pid
@@ -78,7 +78,7 @@ class Template:
     def __init__(
         self, device: str, environment: Mapping[str, str], folder: Path, log: Path
     ) -> None:
-        """Start it, and see whether what it forks can use `device`. Raises NoTemplate."""
+        """Start the process, and try whether a forked one can use `device`. Raises NoTemplate."""
         self._channel, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __spec__.name, str(child_end.fileno()), device]
         with log.open("wb") as output:
@@ -111,8 +111,8 @@ class Template:
         return ForkedProcess(self, int(str(answer["pid"])))
 
     def status(self, pid: int) -> int | None:
-        """Exit status of a child, None while it runs; -SIGKILL if the template itself is gone, for
-        its children are then too.
+        """Exit status of a child, None while it runs; -SIGKILL if the template itself is gone,
+        because its children end with it.
         """
         try:
             exit_status = self._ask({"verb": "poll", "pid": pid})["status"]
@@ -159,7 +159,7 @@ def _serve(channel: socket.socket, device: str) -> None:
 
 
 def _probe_sandbox(device: str) -> None:
-    """What the sandbox stops here is found out once, for all tasks."""
+    """Find out once, for all tasks, what the sandbox can confine here."""
     import torch
 
     from torch_cudal1.core.settings import Settings
@@ -171,8 +171,8 @@ def _probe_sandbox(device: str) -> None:
 
 
 def _find_device_problem(device: str) -> str:
-    """Why a forked process cannot calculate on the device, "" if it can: what is imported here must
-    not have touched the driver.
+    """Why a forked process cannot calculate on the device, "" if it can: the imports of this
+    process must not have touched the driver.
     """
     pid = os.fork()
     if not pid:

@@ -32,8 +32,8 @@ _SEED = 7
 
 @dataclass(frozen=True)
 class Expected:
-    """A fresh set of inputs and what belongs to it: eager's result, and the float64 reference or
-    why there is none.
+    """A new set of inputs, eager's result, and the float64 reference or the reason why there is
+    none.
     """
 
     inputs: tuple[Any, ...]
@@ -60,7 +60,7 @@ class CheckOutcome:
 
 
 def compute_expected(module: nn.Module, inputs: tuple[Any, ...]) -> Expected:
-    """What `module` should give for `inputs`. Raises what eager raises."""
+    """The result of `module` for `inputs`. Raises what eager raises."""
     runs = [_run_seeded(module, inputs)]
     if sum(tensor.nbytes for tensor in runs[0].values()) < _LARGE_BYTES:
         runs += [_run_seeded(module, inputs) for _ in range(_EAGER_RUNS - 1)]

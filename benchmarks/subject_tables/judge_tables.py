@@ -97,7 +97,7 @@ def _tabulate_float64(name: str, document: Mapping[str, Any]) -> list[str]:
 
 
 def _tabulate_adversarial(paths: Sequence[Path]) -> list[str]:
-    """What became of cheats and honest twins, file by file; every line of a file counts."""
+    """The verdicts on cheats and honest twins, file by file; every line of a file counts."""
     lines = [
         "",
         "`benchmarks/results/adversarial/`: made by `python -m tests.adversarial.matrix`, cheats and their honest twins.",
@@ -131,7 +131,7 @@ def _tabulate_adversarial(paths: Sequence[Path]) -> list[str]:
 
 
 def _count_gpu_cases(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How often the cases that need a GPU were judged, over all files, and what became of them."""
+    """How often the cases that need a GPU were judged, over all files, and how often wrongly."""
     counts: dict[bool, Counter[tuple[str, str]]] = {True: Counter(), False: Counter()}
     for row in rows:
         counts[bool(row["failed"]) == (row["side"] == "cheat")][row["case"], row["side"]] += 1

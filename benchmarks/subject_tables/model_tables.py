@@ -67,7 +67,7 @@ def tabulate_overhead(results: Path) -> list[str]:
 
 
 def _list_model_files(results: Path, gpu: str) -> list[str]:
-    """Of whole models, oldest first."""
+    """The results files of whole models, oldest first."""
     newer = sorted(
         (path.name for path in results.glob(gpu + _NEWER_FILES)),
         key=lambda name: load(results / name)["created"],

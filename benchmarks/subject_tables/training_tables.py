@@ -32,7 +32,7 @@ _OUTCOMES: tuple[Outcome, ...] = ("ok", "wrong", "compile", "run", "hack", "unst
 
 
 def tabulate_training(results: Path) -> list[str]:
-    """The evaluator, landscapes that plans name and the one of the package, and experiments."""
+    """The evaluator, the landscapes of the package and of plans, and experiments."""
     lines: list[str] = []
     for path in sorted(results.glob("*-evaluator.json")):
         document = load(path)
