@@ -59,7 +59,7 @@ def module(body: str, folder: Path) -> ModuleType:
 
 
 def program_of(body: str, folder: Path, sm: int | None = SM) -> Program:
-    """As `trace.traced` has it, with tensors on the CPU in the place of those on a GPU."""
+    """As `trace_candidate` does it, with tensors on the CPU in place of those on a GPU."""
     with torch.no_grad(), launches.trace_launches(sm):
         traced = run_once(
             module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {}

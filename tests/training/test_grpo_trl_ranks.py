@@ -31,7 +31,7 @@ def run_processes(
     command = [
         *launcher,
         "-m",
-        "tests.training.trl_crew",
+        "tests.training.trl_process",
         str(model),
         str(folder),
         device,
