@@ -143,7 +143,7 @@ class SlowSampler(ScriptedSampler):
             [2.0, 2.01, 2.0, 2.0, 2.01, 2.0, 2.0],
             1.05,
             7,
-        ),  # above the margin, and nobody would measure it again
+        ),  # above the margin, and not surprising enough to be measured again
         ([3.005] * 7, 1.05, 7),  # a score of 3.00 is no surprise yet
         ([1.04, 1.06, 1.04, 1.06, 1.04, 1.06, 1.05], 1.05, 7),
         ([40.0, 44.0, 42.0, 44.0, 40.0, 42.0, 42.0], None, 7),

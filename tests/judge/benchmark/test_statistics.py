@@ -57,7 +57,7 @@ def drift(draw: Draw) -> Iterator[tuple[float, float]]:
 
 
 def outliers(draw: Draw) -> Iterator[tuple[float, float]]:
-    """One sample in twenty takes 2 to 50 times as long: somebody else had the machine."""
+    """One sample in twenty takes 2 to 50 times as long: another process had the machine."""
     while True:
         yield tuple(
             draw.lognormvariate(0, 0.02) * (draw.uniform(2, 50) if draw.random() < 0.05 else 1)

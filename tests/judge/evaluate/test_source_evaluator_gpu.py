@@ -1,5 +1,5 @@
-"""Source candidates on a GPU: all baselines race, a faster one is accepted, one that breaks the
-device costs only itself.
+"""Source candidates on a GPU: all baselines are timed, a faster candidate is accepted, and one that
+breaks the device costs only itself.
 """
 
 from __future__ import annotations

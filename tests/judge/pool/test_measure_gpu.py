@@ -1,6 +1,4 @@
-"""The evaluator on a GPU: what it rewards repeats, what cheats there is refused, and lanes share
-the device.
-"""
+"""The evaluator on a GPU: scores repeat, cheats are refused, and slots share the device."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ def test_right_triton_programs_have_scores_and_wrong_ones_have_none(
 def test_the_same_program_measured_again_has_about_the_same_score_or_none(
     evaluator: JudgeEvaluator,
 ) -> None:
-    """A stranger's program is timed on the wall: on a busy host it may have no score, and Python's
+    """A foreign program is timed on the wall: on a busy host it may have no score, and Python's
     launches are in it.
     """
     right = next(generate_programs(_CHAIN, "cuda", WIDTH))

@@ -44,8 +44,8 @@ def test_the_next_candidate_meets_the_same_sets_in_the_same_order(child: InProce
     assert not torch.equal(sets[0].inputs[0], sets[1].inputs[0])
     assert [second.draw(kind) for kind in ("normal", "normal", "shifted")] == sets
     assert all(sample.is_shared for sample in sets)
-    stranger = make_trial(child)
-    assert stranger.draw("normal").name not in {sample.name for sample in sets}
+    unrelated = make_trial(child)
+    assert unrelated.draw("normal").name not in {sample.name for sample in sets}
 
 
 def test_without_room_a_set_serves_one_candidate_only(
@@ -77,8 +77,8 @@ def test_a_derived_set_shares_what_did_not_change_and_is_made_once(child: InProc
     assert len(calls) == 1
     assert derived[0].inputs[0] is base.inputs[0]
     assert torch.equal(derived[0].inputs[2], 2 * base.inputs[2])
-    ours, theirs = child.session.sets[derived[0].name], child.session.sets[base.name]
-    assert [a is b for a, b in zip(ours, theirs, strict=True)] == [True, True, False]
+    derived_there, base_there = child.session.sets[derived[0].name], child.session.sets[base.name]
+    assert [a is b for a, b in zip(derived_there, base_there, strict=True)] == [True, True, False]
 
 
 def test_a_sibling_has_new_inputs_and_the_same_parameters(child: InProcessChild) -> None:

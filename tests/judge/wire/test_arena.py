@@ -226,7 +226,7 @@ def test_a_child_on_a_gpu_reads_and_writes_memory_that_the_judge_shares() -> Non
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_constants_that_a_module_has_on_the_gpu_are_read_on_the_host() -> None:
     """As a Program's binaries are: an address of the host is none for the driver's copy, and
-    SwinTransformerV2 had no race.
+    SwinTransformerV2 was not timed.
     """
     device = torch.device("cuda")
     with Child(make_limits(Settings(), device), Contract(), shared_bytes=1 << 20) as child:

@@ -92,7 +92,7 @@ def test_the_users_process_finds_what_inductor_compiled_in_a_child(tmp_path: Pat
 
 
 def run_program(script: str, **variables: str) -> str:
-    """In a process of its own, where nobody has set a switch before and nobody reads one after."""
+    """In a process of its own, where no switch was set before and none is read after."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **variables}
     completed = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300

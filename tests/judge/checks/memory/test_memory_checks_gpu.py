@@ -39,7 +39,7 @@ CUDA = torch.device("cuda", 0)
 
 STORE = "st.global.f32 [%d4], %f3;"
 
-# The value read decides something: the assembler drops a load that nobody uses, a volatile one too.
+# The value read decides something: the assembler drops an unused load, a volatile one too.
 # What lies there is PyTorch's in an ordinary run: x before y, y behind x, and a megabyte further
 # the rest of its segment.
 PEEK = (
@@ -78,7 +78,7 @@ def guard_infinities() -> Program:
     return replace(product_plan, steps=(*product_plan.steps, *finite, *chosen), outputs=(6,))
 
 
-CASES = {  # Program, detectors after drawing, who refuses (None: nobody)
+CASES = {  # Program, checks after drawing, the one that refuses it (None: none)
     "honest": (
         plan_product,
         (FRESH_OUTPUT, ENV_DIFF_CALLS, POISON, GUARD_BAND, GUARD_PAGE, GHOST, RESOURCE),

@@ -53,7 +53,7 @@ SOURCES: dict[str, SourceCase] = {
         "SIGSEGV",
     ),
     "other values at an edge": (
-        # a pipe refuses a byte that nobody may read; an address alone would not tell, plain inputs
+        # a pipe refuses a byte that may not be read; an address alone would not tell, plain inputs
         # may start at a page too
         {
             "top": "import ctypes, os\nLIBC, INTO = ctypes.CDLL(None), os.pipe()[1]\n",

@@ -1,4 +1,4 @@
-"""Candidates may call functional operators; not those that draw, write or read memory nobody wrote."""
+"""Candidates may call functional operators; not those that draw, write or read unwritten memory."""
 
 from __future__ import annotations
 

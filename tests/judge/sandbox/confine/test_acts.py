@@ -71,8 +71,8 @@ def test_the_gpu_must_be_usable_in_processes_that_a_compiler_starts(
     targets = acts.ProbeTargets(
         "", "", 0, 0, "", "", 0, "", "", "", gpu=True, own=True, run=False, level=2
     )
-    happened, detail = acts._tried(acts.NEEDS["GPU"], targets)
+    happened, detail = acts._try_act(acts.NEEDS["GPU"], targets)
     assert happened == (fails_in == "nowhere"), detail
-    assert acts._tried(acts.NEEDS["GPU"], replace(targets, own=False))[0] == (
+    assert acts._try_act(acts.NEEDS["GPU"], replace(targets, own=False))[0] == (
         fails_in != "here"
-    )  # strangers start no compiler for it
+    )  # foreign code starts no compiler for it
