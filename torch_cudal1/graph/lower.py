@@ -119,7 +119,7 @@ class _Writer:
 
     def write(self) -> tuple[Program, tuple[int, ...]]:
         # Canonical order before anything is numbered: the numbers are part of the region's key.
-        nodes = list(self._ordered())
+        nodes = list(self._order_nodes())
         # Asked of the whole graph: an assertion has no users, so the walk from the outputs never
         # reaches it and it would be dropped in silence.
         if asserted := next((node for node in self._module.graph.nodes if _asserts(node)), None):
@@ -153,7 +153,7 @@ class _Writer:
         )
         return program, tuple(self._placeholders.index(node) for node in inputs)
 
-    def _ordered(self) -> Iterator[fx.Node]:
+    def _order_nodes(self) -> Iterator[fx.Node]:
         """Nodes in canonical order: a walk from the outputs, producers first."""
         # The walk drops dead code, and does not depend on the order in which a model was built.
         live = list(_postorder(self._output))

@@ -250,16 +250,18 @@ def _for_such_memory(
     """
     if not written:
         return compiled
-    expected = _shared(example, written)
+    expected = _find_overlaps(example, written)
 
     def run(*inputs: torch.Tensor) -> Any:
         # The graph's own operators are right for every aliasing.
-        return compiled(*inputs) if _shared(inputs, written) == expected else graph(*inputs)
+        return compiled(*inputs) if _find_overlaps(inputs, written) == expected else graph(*inputs)
 
     return run
 
 
-def _shared(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> frozenset[tuple[int, int]]:
+def _find_overlaps(
+    tensors: Sequence[torch.Tensor], written: frozenset[int]
+) -> frozenset[tuple[int, int]]:
     """Pairs of tensors whose memory overlaps, one of them written. One sweep over the addresses:
     few overlap at all.
     """

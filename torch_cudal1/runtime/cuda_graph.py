@@ -68,7 +68,7 @@ class GraphedRunner:
 
     @property
     def direct(self) -> Runner:
-        """The C++ form once there is one, else this object. The C++ form calls `_uncaptured` where
+        """The C++ form once there is one, else this object. The C++ form calls `_run_uncaptured` where
         it has no graph for a call.
         """
         return self._replay or self
@@ -126,7 +126,7 @@ class GraphedRunner:
         else:
             static, max_graphs = tuple(sorted(self._static)), _MAX_GRAPHS
             self._replay = extension.Replay(
-                self._uncaptured,
+                self._run_uncaptured,
                 raise_driver_error,
                 inputs,
                 static,
@@ -136,7 +136,7 @@ class GraphedRunner:
                 self._last,
             )
 
-    def _uncaptured(
+    def _run_uncaptured(
         self, inputs: Sequence[torch.Tensor], capturing: bool
     ) -> list[torch.Tensor | None]:
         """Serve a call that the C++ form cannot: no graph was captured at these addresses, or the

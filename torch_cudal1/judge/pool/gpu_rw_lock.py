@@ -71,8 +71,8 @@ class GpuReadWriteLock(DeviceSharing):
         """
         with (
             # The door before the room: new validators must not come in while the others leave.
-            _held(self._door, fcntl.LOCK_SH),
-            _held(self._room, fcntl.LOCK_EX),
+            _hold(self._door, fcntl.LOCK_SH),
+            _hold(self._room, fcntl.LOCK_EX),
             # Against judges that use another folder, such as those of a search.
             lock_gpu(self._device, "training"),
         ):
@@ -80,7 +80,7 @@ class GpuReadWriteLock(DeviceSharing):
 
     def give_way(self) -> None:
         """While validating, let slots that wait to time go first."""
-        if self._sharing and self._wanted():
+        if self._sharing and self._is_wanted():
             self.rest(0.0)
 
     def rest(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class GpuReadWriteLock(DeviceSharing):
 
     def _enter(self) -> None:
         # Held only to pass: it waits while a slot holds it shared to time.
-        with _held(self._door, fcntl.LOCK_EX):
+        with _hold(self._door, fcntl.LOCK_EX):
             fcntl.flock(self._room, fcntl.LOCK_SH)
         self._sharing = True
 
@@ -108,7 +108,7 @@ class GpuReadWriteLock(DeviceSharing):
         self._sharing = False
         fcntl.flock(self._room, fcntl.LOCK_UN)
 
-    def _wanted(self) -> bool:
+    def _is_wanted(self) -> bool:
         """Whether a slot waits to time, or, by chance, another one is just passing the door."""
         try:
             fcntl.flock(self._door, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +121,7 @@ class GpuReadWriteLock(DeviceSharing):
 
 
 @contextmanager
-def _held(fd: int, how: int) -> Iterator[None]:
+def _hold(fd: int, how: int) -> Iterator[None]:
     fcntl.flock(fd, how)
     try:
         yield

@@ -136,7 +136,7 @@ class Slot:
         else:
             try:
                 outcome = self._evaluate(task.reference, candidate, stopwatch, best)
-                if self._lacked_memory(outcome):
+                if self._has_lacked_memory(outcome):
                     outcome = self._evaluate_with_freed_memory(task, candidate, stopwatch, best)
                 elif (
                     isinstance(outcome, CheckResult)
@@ -188,7 +188,7 @@ class Slot:
         # measured again when it is requested again.
         return (
             replace(outcome, name="unstable")
-            if isinstance(outcome, CheckResult) and self._lacked_memory(outcome)
+            if isinstance(outcome, CheckResult) and self._has_lacked_memory(outcome)
             else outcome
         )
 
@@ -200,7 +200,7 @@ class Slot:
         """
         return second if isinstance(second, CheckResult) else replace(first, name="unstable")
 
-    def _lacked_memory(self, outcome: object) -> bool:
+    def _has_lacked_memory(self, outcome: object) -> bool:
         """Whether the outcome is that a process found no GPU memory."""
         return (
             isinstance(outcome, CheckResult)
@@ -424,7 +424,7 @@ class Slot:
             else ""
         )
         # A cheat may have changed anything in the process.
-        in_order = failed != "hack" and not self._lacked_memory(outcome)
+        in_order = failed != "hack" and not self._has_lacked_memory(outcome)
         self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 
 

@@ -286,7 +286,11 @@ class Child:
         """
         make_room(self.limits.device, size_bytes)
         standing = arena.arena_of(self.scratch)
-        if standing is None or size_bytes <= standing.size_bytes or not self._widened(size_bytes):
+        if (
+            standing is None
+            or size_bytes <= standing.size_bytes
+            or not self._share_larger_arena(size_bytes)
+        ):
             yield
             return
         try:
@@ -300,7 +304,7 @@ class Child:
             finally:
                 arena.return_to_first(self.scratch)
 
-    def _widened(self, size_bytes: int) -> bool:
+    def _share_larger_arena(self, size_bytes: int) -> bool:
         try:
             larger = arena.share_at_once(size_bytes, self.limits.device)
         except SandboxError as error:
@@ -403,7 +407,7 @@ class Child:
             # Below level 2 there is no filter, so the child must not install that of the run phase.
             "phase": limits.phase if self.confinement.level >= 2 else "build",
             "own": limits.trust == "own",
-            "arena": self._shared(),
+            "arena": self._share_arena(),
         }
         try:
             answer = self.call("hello", deadline_s=_START_S, **config)
@@ -414,7 +418,7 @@ class Child:
             telemetry.record("judge", "arena", "none", reason=str(answer["unshared"]))
             arena.withdraw(self.scratch)
 
-    def _shared(self) -> tuple[str, int] | None:
+    def _share_arena(self) -> tuple[str, int] | None:
         """Handle and size in bytes of GPU memory for this child's messages.
 
         None where none was requested, or this machine cannot share it; files serve then.

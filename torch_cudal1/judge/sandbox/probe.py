@@ -78,7 +78,7 @@ def probe_level(limits: Limits, level: int) -> ProbeResult:
     )
     try:
         with _targets() as targets:
-            return _measured(
+            return _measure_level(
                 limits, replace(facts, filter_digest=digest_filters(limits, level)), targets
             )
     except (SandboxError, OSError, ValueError, KeyError, TypeError) as error:
@@ -98,7 +98,7 @@ def digest_filters(limits: Limits, level: int) -> str:
     )
 
 
-def _measured(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> ProbeResult:
+def _measure_level(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> ProbeResult:
     scratch = make_scratch("cudal1-probe-")
     try:
         own = limits.trust == "own"

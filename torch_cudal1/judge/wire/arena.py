@@ -163,7 +163,7 @@ def share(size_bytes: int, device: torch.device) -> Arena:
     except SandboxError:
         _ask(cuda, "cuMemFree_v2", address)
         raise
-    return _made(
+    return _make_arena(
         cuda,
         device,
         address,
@@ -196,10 +196,10 @@ def open_arena(handle: str, size_bytes: int, device: torch.device) -> Arena:
         ctypes.c_uint,
     )
     _ask(cuda, "cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
-    return _made(cuda, device, address, size_bytes, "cuIpcCloseMemHandle", handle)
+    return _make_arena(cuda, device, address, size_bytes, "cuIpcCloseMemHandle", handle)
 
 
-def _made(
+def _make_arena(
     cuda: ctypes.CDLL,
     device: torch.device,
     address: ctypes.c_uint64,

@@ -171,7 +171,7 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
     written.
     """
     arena = arena_of(path.parent)
-    if arena is not None and (placed := _placed(tensors, arena)) is not None:
+    if arena is not None and (placed := _write_to_arena(tensors, arena)) is not None:
         return placed
     flat: dict[str, torch.Tensor] = {}
     layout: list[list[Any] | None] = []
@@ -196,7 +196,9 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
     return layout
 
 
-def _placed(tensors: Sequence[torch.Tensor | None], arena: Arena) -> list[list[Any] | None] | None:
+def _write_to_arena(
+    tensors: Sequence[torch.Tensor | None], arena: Arena
+) -> list[list[Any] | None] | None:
     """Write tensors to the arena; their layout with offsets. None where one is on the host, or they
     do not all fit.
     """
@@ -237,7 +239,7 @@ def load_tensors(
         # Everything below comes from the child, so any error is its fault and no crash of the
         # judge.
         if in_arena(layout):
-            return _copied(layout, path, device)
+            return _copy_from_arena(layout, path, device)
         with _plain_file(path) as (file, size):
             wanted = {str(index): item for index, item in enumerate(layout) if item is not None}
             places, begin = _places(file, size, wanted)
@@ -258,11 +260,13 @@ def load_tensors(
         raise SandboxError("reading tensors", f"{type(error).__name__}: {error}") from error
 
 
-def _copied(layout: Sequence[Any], path: Path, device: torch.device) -> list[torch.Tensor | None]:
+def _copy_from_arena(
+    layout: Sequence[Any], path: Path, device: torch.device
+) -> list[torch.Tensor | None]:
     arena = arena_of(path.parent)
     if arena is None:
         raise SandboxError(
-            "reading tensors", "no memory is shared with whoever says that they lie there"
+            "reading tensors", "no memory is shared with the process that says that they lie there"
         )
     found: list[torch.Tensor | None] = []
     for item in layout:

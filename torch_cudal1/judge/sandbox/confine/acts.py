@@ -331,18 +331,18 @@ def main(ask: ProbeTargets) -> None:
     forbidden = {name: act for name, (level, act) in ACTS.items() if level <= ask.level}
     for name in (*(_RUN_ONLY if not ask.run else ()), *(_OWN_MAY if ask.own else ())):
         forbidden.pop(name, None)
-    outcomes = {name: _tried((NEEDS | forbidden)[name], ask) for name in _FIRST}
+    outcomes = {name: _try_act((NEEDS | forbidden)[name], ask) for name in _FIRST}
     if ask.run and ask.level > 1:
         seccomp.install_filter(
             seccomp.list_rules("run", own=ask.own, pid=os.getpid()), all_threads=True
         )
     outcomes |= {
-        name: _tried(act, ask) for name, act in (NEEDS | forbidden).items() if name not in _FIRST
+        name: _try_act(act, ask) for name, act in (NEEDS | forbidden).items() if name not in _FIRST
     }
     print(json.dumps(outcomes))
 
 
-def _tried(act: Act, ask: ProbeTargets) -> tuple[bool, str]:
+def _try_act(act: Act, ask: ProbeTargets) -> tuple[bool, str]:
     try:
         return True, act(ask)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

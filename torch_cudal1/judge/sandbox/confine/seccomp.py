@@ -158,7 +158,7 @@ def assemble_filter(syscall_rules: tuple[SyscallRule, ...]) -> tuple[Instruction
 
 def digest_filter(syscall_rules: tuple[SyscallRule, ...]) -> str:
     """The sha256 of a filter, as hex; entries store it as evidence."""
-    return hashlib.sha256(_packed(assemble_filter(syscall_rules))).hexdigest()
+    return hashlib.sha256(_pack(assemble_filter(syscall_rules))).hexdigest()
 
 
 def install_filter(syscall_rules: tuple[SyscallRule, ...], *, all_threads: bool) -> None:
@@ -169,7 +169,7 @@ def install_filter(syscall_rules: tuple[SyscallRule, ...], *, all_threads: bool)
         raise OSError(
             errno.ENOSYS, f"the filter is written for x86-64 Linux, this is {platform.machine()}"
         )
-    packed = _packed(assemble_filter(syscall_rules))
+    packed = _pack(assemble_filter(syscall_rules))
     buffer = ctypes.create_string_buffer(packed, len(packed))
     # struct sock_fprog: number of 8-byte instructions, padding, pointer.
     program = ctypes.create_string_buffer(
@@ -208,5 +208,5 @@ def _body(rule: SyscallRule) -> list[Instruction]:
             return [low, (_JUMP_EQUAL, 0, 2, 0), high, (_JUMP_EQUAL, 1, 0, 0), refuse, hand_on]
 
 
-def _packed(code: tuple[Instruction, ...]) -> bytes:
+def _pack(code: tuple[Instruction, ...]) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
