@@ -15,7 +15,7 @@ from torch_cudal1.ir.records import Candidate, Entry, Region, Target
 H200, L4 = "NVIDIA H200", "NVIDIA L4"
 
 
-def region(wide: int, device: str = "cuda") -> Region:
+def make_region(wide: int, device: str = "cuda") -> Region:
     spec = TensorSpec("float32", (wide, wide), (wide, 1), device)
     return Region(
         Program((spec,), (Aten("aten.mul.Tensor", (Value(0), 2.0), (), (1,)),), (1,)),
@@ -24,12 +24,17 @@ def region(wide: int, device: str = "cuda") -> Region:
     )
 
 
-def decided(
-    what: Region, sku: str, us: float | None, *, baseline_us: float | None = None, **changes: Any
+def make_decision(
+    region_decided: Region,
+    sku: str,
+    us: float | None,
+    *,
+    baseline_us: float | None = None,
+    **changes: Any,
 ) -> Entry:
     """A decision on `sku`: a baseline that takes `us`, or a kernel against one of `baseline_us`."""
     won = baseline_us is not None
-    program = move_program(what.program, "cuda")
+    program = move_program(region_decided.program, "cuda")
     timing = (
         {"candidate_us": us, "baseline_us": baseline_us, "low": 1.1, "baseline": "eager"}
         if won
@@ -37,7 +42,7 @@ def decided(
     )
     entry = Entry(
         region_key=program.digest,
-        region_name=what.name,
+        region_name=region_decided.name,
         target=Target("cuda", "sm_90" if sku == H200 else "sm_89", sku, "575", "2.13.0", "3.7"),
         contract=CONTRACT,
         choice=Candidate(

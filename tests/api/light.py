@@ -35,7 +35,7 @@ def region(key: str) -> dict:
 
 
 def answer(task: dict) -> dict:
-    told = {
+    explanation = {
         "target": "t",
         "device": "cpu",
         "regions": [region(KEY)],
@@ -47,7 +47,7 @@ def answer(task: dict) -> dict:
     error = "it broke" if task["target"].startswith("fail") else None
     result = {
         "target": task["target"],
-        "explanation": told,
+        "explanation": explanation,
         "error": error,
         "seconds": 0.5,
         "built": 2,

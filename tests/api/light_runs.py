@@ -47,11 +47,11 @@ def run_warmup(
     reports: list[tuple[str, float | None]] | None = None,
 ) -> PoolReport:
     tasks = [WarmupTask(target) for target in targets]
-    crew = LocalPool(order, cpu_slots(workers, sorted(os.sched_getaffinity(0))))
+    pool = LocalPool(order, cpu_slots(workers, sorted(os.sched_getaffinity(0))))
     progress = reports if reports is not None else []
     return run_tasks(
         tasks,
-        crew,
+        pool,
         journal_for(order, tasks),
         lambda activity, fraction: progress.append((activity, fraction)),
     )

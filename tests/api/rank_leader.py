@@ -78,7 +78,7 @@ def main(port: int, heartbeat_s: float, how: str = "") -> None:
 
     here = place(heartbeat_s, Path("no-such-folder"))
     outcome = consensus.reach_consensus(
-        ["graph"], here, decide=decide, follow=lambda told: "followed"
+        ["graph"], here, decide=decide, follow=lambda decision: "followed"
     )
     print(json.dumps(outcome.reason if isinstance(outcome, NoConsensus) else outcome), flush=True)
 

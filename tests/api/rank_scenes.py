@@ -282,7 +282,7 @@ class Scenes:
 SCENES = [
     name
     for name, value in vars(Scenes).items()
-    if callable(value) and name not in ("cache", "accelerated", "plant", "meet")
+    if callable(value) and name not in ("cache", "accelerate", "plant", "meet")
 ]
 SCENES = [name for name in SCENES if not name.startswith("_")]
 

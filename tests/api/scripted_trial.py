@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 NET, X = torch.nn.Linear(4, 4), torch.randn(2, 4)
 
 
-def summary(low: float, speedup: float, high: float, *, steady: bool = True) -> PairedSummary:
+def make_summary(low: float, speedup: float, high: float, *, steady: bool = True) -> PairedSummary:
     return PairedSummary(
         speedup, low, high, speedup, 1.0, 56, steady, (speedup,) * 7, (speedup,) * 7
     )
@@ -41,15 +41,15 @@ class Trial:
     def time_against_forward(
         self, call: Any, args: Any, kwargs: Any, place: TuneContext
     ) -> PairedSummary:
-        return summary(*self.results[call])
+        return make_summary(*self.results[call])
 
     def time_against_each_other(
         self, a: Any, b: Any, args: Any, kwargs: Any, place: TuneContext
     ) -> PairedSummary:
-        return summary(*self.results[f"{b} over {a}"])
+        return make_summary(*self.results[f"{b} over {a}"])
 
 
-def choices(place: TuneContext, origin: str, schedule: Any = "inductor") -> tuple[Choice, ...]:
+def make_choices(place: TuneContext, origin: str, schedule: Any = "inductor") -> tuple[Choice, ...]:
     with torch.no_grad():
         (region,) = capture_regions(NET, (X,))
     candidate = Candidate(

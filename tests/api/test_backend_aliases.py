@@ -15,7 +15,7 @@ from tests.entries import count_runs, plant_compiled
 from torch_cudal1.api.backend import cudal1
 
 
-def written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def write_second(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     return x * y
 
@@ -35,13 +35,13 @@ def test_a_call_with_other_aliasing_than_the_first_is_right(first, then, monkeyp
     torch._dynamo.reset()
     with torch.no_grad():
         for name in {first, then}:
-            plant_compiled(lambda f, name=name: f(*pairs()[name]), written, tmp_path)
+            plant_compiled(lambda f, name=name: f(*pairs()[name]), write_second, tmp_path)
         compiled = torch.compile(
-            written, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
+            write_second, backend=cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
         )
         for name in (first, then, first):
-            ours, plain = pairs()[name], pairs()[name]
-            assert torch.equal(compiled(*ours), written(*plain)), name
-            assert torch.equal(ours[0], plain[0])
+            swapped, plain = pairs()[name], pairs()[name]
+            assert torch.equal(compiled(*swapped), write_second(*plain)), name
+            assert torch.equal(swapped[0], plain[0])
     torch._dynamo.reset()
     assert runs.total > 0

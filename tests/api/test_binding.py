@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.api.scripted_trial import NET, X, choices, make_place
+from tests.api.scripted_trial import NET, X, make_choices, make_place
 from torch_cudal1.api import binding, module_trial
 from torch_cudal1.store.context import TuneContext
 
@@ -21,19 +21,19 @@ def place(tmp_path: Path) -> TuneContext:
     return make_place(tmp_path)
 
 
-def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
+def test_where_inductor_had_no_benchmark_the_whole_call_decides_and_only_in_a_search(
     place: TuneContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """eager was the fastest of what ran, and torch.compile, which could not run in the judge, is
     faster here.
     """
-    asked: list[str] = []
+    measured: list[str] = []
 
     def end_to_end(trial: Any, contenders: Any, *_: Any) -> Any:
-        asked.extend(contenders)
+        measured.extend(contenders)
         return module_trial.EndToEndDecision("torch.compile", "measured", lambda args, kwargs: X)
 
-    (choice,) = choices(place, "baseline", "eager")
+    (choice,) = make_choices(place, "baseline", "eager")
     assert choice.entry is not None
     evidence = {
         **choice.entry.evidence,
@@ -41,11 +41,11 @@ def test_where_inductor_had_no_race_the_whole_call_decides_and_only_in_a_search(
         "baselines_us": {"eager": 1.0},
         "baseline_failures": {"inductor": "no"},
     }
-    found = replace(choice, entry=replace(choice.entry, evidence=evidence))
+    changed = replace(choice, entry=replace(choice.entry, evidence=evidence))
     monkeypatch.setattr(binding, "run_trial", end_to_end)
-    monkeypatch.setattr(binding, "choose", lambda *_, **__: found)
+    monkeypatch.setattr(binding, "choose", lambda *_, **__: changed)
     with torch.no_grad():
         served = binding.bind(NET, (X,), {}, place.settings)
-        assert (type(served), asked) == (binding.Unbound, [])
+        assert (type(served), measured) == (binding.Unbound, [])
         served = binding.bind(NET, (X,), {}, place.settings.but(on_miss="tune"))
-        assert (type(served), asked) == (binding.Bound, ["torch.compile"])
+        assert (type(served), measured) == (binding.Bound, ["torch.compile"])

@@ -1,4 +1,4 @@
-"""The cluster crew: the same tasks through anything that behaves like Ray, and through Ray itself
+"""The cluster pool: the same tasks through anything that behaves like Ray, and through Ray itself
 where it is installed.
 """
 

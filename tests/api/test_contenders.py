@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.scripted_trial import NET, choices, make_place
+from tests.api.scripted_trial import NET, make_choices, make_place
 from torch_cudal1.api import contenders
 from torch_cudal1.ir.records import DIFFERS_FROM_EAGER
 from torch_cudal1.store.context import TuneContext
@@ -18,16 +18,16 @@ def place(tmp_path: Path) -> TuneContext:
     return make_place(tmp_path)
 
 
-RACED = {"eager": 100.0, "inductor": 80.0}
+BENCHMARKED = {"eager": 100.0, "inductor": 80.0}
 
 
-# origin, schedule, times of the race, why Inductor had none, whether torch.compile must be measured
+# origin, schedule, times of the benchmark, why Inductor had none, whether torch.compile must be measured
 # beside the choice
 BESIDE = [
-    ("baseline", "inductor", RACED, "", False),  # what runs is Inductor's
-    ("baseline", "eager", RACED, "", False),
-    ("rewrites", "eager", RACED, "", False),  # judged against the fastest of them
-    ("baseline", "inductor+graph", {**RACED, "inductor+graph": 60.0}, "", True),
+    ("baseline", "inductor", BENCHMARKED, "", False),  # what runs is Inductor's
+    ("baseline", "eager", BENCHMARKED, "", False),
+    ("rewrites", "eager", BENCHMARKED, "", False),  # judged against the fastest of them
+    ("baseline", "inductor+graph", {**BENCHMARKED, "inductor+graph": 60.0}, "", True),
     (
         "baseline",
         "eager+graph",
@@ -54,24 +54,24 @@ BESIDE = [
 ]
 
 
-@pytest.mark.parametrize(("origin", "schedule", "raced", "failed", "beside"), BESIDE)
-def test_torch_compile_is_measured_where_the_race_has_not_settled_it(
+@pytest.mark.parametrize(("origin", "schedule", "medians_us", "failed", "is_measured"), BESIDE)
+def test_torch_compile_is_measured_where_the_benchmark_has_not_settled_it(
     origin: str,
     schedule: str,
-    raced: dict[str, float],
+    medians_us: dict[str, float],
     failed: str,
-    beside: bool,
+    is_measured: bool,
     place: TuneContext,
 ) -> None:
-    (choice,) = choices(place, origin, schedule)
+    (choice,) = make_choices(place, origin, schedule)
     assert choice.entry is not None
     evidence = {
         **choice.entry.evidence,
-        "baselines_us": raced,
+        "baselines_us": medians_us,
         "baseline_failures": {"inductor": failed} if failed else {},
     }
-    found = replace(choice, entry=replace(choice.entry, evidence=evidence))
-    assert contenders._may_lose_to_torch_compile(found) is beside
-    built = contenders.build_contenders(NET, None, (found,), lambda: None, frozenset())  # type: ignore[arg-type, return-value]
-    assert ("torch.compile" in built) is beside
+    changed = replace(choice, entry=replace(choice.entry, evidence=evidence))
+    assert contenders._may_lose_to_torch_compile(changed) is is_measured
+    built = contenders.build_contenders(NET, None, (changed,), lambda: None, frozenset())  # type: ignore[arg-type, return-value]
+    assert ("torch.compile" in built) is is_measured
     assert ("cudal1" in built) is (origin != "baseline" or schedule != "eager")

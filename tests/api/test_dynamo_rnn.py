@@ -57,7 +57,7 @@ def frames() -> None:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+def graphs_seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     double = Seen()
     monkeypatch.setattr(backend, "_find_best", double)
     monkeypatch.setattr(backend, "compile_with_inductor", double)
@@ -71,96 +71,99 @@ def x() -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_in_inference_is_one_step_of_a_graph(
-    kind: str, seen: Seen, x: torch.Tensor
+    kind: str, graphs_seen: Seen, x: torch.Tensor
 ) -> None:
     model = Tagger(kind).eval()
     with torch.no_grad():
-        found = torch.compile(model, backend=backend.cudal1, fullgraph=True)(x)
-        assert torch.equal(found, model(x))
-    assert seen.layers == [True]
-    assert len(seen.graphs) == 1
+        output = torch.compile(model, backend=backend.cudal1, fullgraph=True)(x)
+        assert torch.equal(output, model(x))
+    assert graphs_seen.layers == [True]
+    assert len(graphs_seen.graphs) == 1
 
 
 def test_nothing_that_compiles_for_the_backend_is_traced_through(
-    seen: Seen, x: torch.Tensor
+    graphs_seen: Seen, x: torch.Tensor
 ) -> None:
     with torch.no_grad():
         torch.compile(Tagger().eval(), backend=backend.cudal1)(x)
-    assert seen.traced_through == [False]
+    assert graphs_seen.traced_through == [False]
     assert config.allow_rnn is False
 
 
 def test_another_backend_sees_what_it_saw(x: torch.Tensor) -> None:
     with torch.no_grad():
         torch.compile(Tagger("GRU").eval(), backend=backend.cudal1)(x)
-        theirs = Seen()
-        torch.compile(nn.Sequential(Tagger()).eval(), backend=theirs)(x)
-    assert theirs.layers == []
+        other_backend = Seen()
+        torch.compile(nn.Sequential(Tagger()).eval(), backend=other_backend)(x)
+    assert other_backend.layers == []
 
 
-def test_a_users_own_choice_stays(seen: Seen, x: torch.Tensor) -> None:
+def test_a_users_own_choice_stays(graphs_seen: Seen, x: torch.Tensor) -> None:
     with torch.no_grad(), config.patch(allow_rnn=True):
         torch.compile(Tagger().eval(), backend=backend.cudal1)(x)
         assert config.allow_rnn is True
-    assert seen.layers == [True]
+    assert graphs_seen.layers == [True]
 
 
-def test_with_gradients_dynamo_does_as_always(seen: Seen, x: torch.Tensor) -> None:
+def test_with_gradients_dynamo_does_as_always(graphs_seen: Seen, x: torch.Tensor) -> None:
     model = Tagger()
     torch.compile(model, backend=backend.cudal1)(x).sum().backward()
-    found = [p.grad for p in model.parameters()]
+    gradients = [p.grad for p in model.parameters()]
     model.zero_grad(set_to_none=True)
     model(x).sum().backward()
-    assert seen.layers == []
-    assert all(torch.equal(one, p.grad) for one, p in zip(found, model.parameters(), strict=True))
+    assert graphs_seen.layers == []
+    assert all(
+        torch.equal(gradient, p.grad)
+        for gradient, p in zip(gradients, model.parameters(), strict=True)
+    )
 
 
-def test_dropout_between_layers_is_left_to_dynamo(seen: Seen, x: torch.Tensor) -> None:
+def test_dropout_between_layers_is_left_to_dynamo(graphs_seen: Seen, x: torch.Tensor) -> None:
     model = Tagger(num_layers=2, dropout=0.5).train()
     with torch.no_grad():
         torch.manual_seed(3)
-        found = torch.compile(model, backend=backend.cudal1)(x)
+        output = torch.compile(model, backend=backend.cudal1)(x)
         torch.manual_seed(3)
-        assert torch.equal(found, model(x))
-    assert seen.layers == []
+        assert torch.equal(output, model(x))
+    assert graphs_seen.layers == []
 
 
 @pytest.mark.parametrize(("dropout", "layers", "graphs"), [(0.0, [True], 2), (0.5, [], 0)])
 def test_a_graph_break_after_the_layer(
-    dropout: float, layers: list[bool], graphs: int, seen: Seen, x: torch.Tensor
+    dropout: float, layers: list[bool], graphs: int, graphs_seen: Seen, x: torch.Tensor
 ) -> None:
     """Dynamo by itself skips the whole frame of a layer that it does not trace."""
 
     class Broken(Tagger):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found = self.layer(x.relu())[0].tanh()
+            output = self.layer(x.relu())[0].tanh()
             torch._dynamo.graph_break()
-            return self.head(found)
+            return self.head(output)
 
     model = Broken(num_layers=2, dropout=dropout).train()
     with torch.no_grad():
         torch.manual_seed(3)
-        found = torch.compile(model, backend=backend.cudal1)(x)
+        output = torch.compile(model, backend=backend.cudal1)(x)
         torch.manual_seed(3)
-        assert torch.equal(found, model(x))
-    assert seen.layers == layers
-    assert len(seen.graphs) == graphs
+        assert torch.equal(output, model(x))
+    assert graphs_seen.layers == layers
+    assert len(graphs_seen.graphs) == graphs
 
 
-def test_switched_off_it_is_plain_torch_compile(seen: Seen, x: torch.Tensor) -> None:
+def test_switched_off_it_is_plain_torch_compile(graphs_seen: Seen, x: torch.Tensor) -> None:
     with torch.no_grad():
         torch.compile(Tagger().eval(), backend=backend.cudal1, options={"enabled": False})(x)
-    assert seen.layers == []
+    assert graphs_seen.layers == []
 
 
 def test_a_frame_that_cannot_be_read_changes_nothing(
-    seen: Seen, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    graphs_seen: Seen, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dynamo_rnn, "_TRACER", ("torch._dynamo.convert_frame", "renamed"))
     model = Tagger().eval()
     with torch.no_grad():
         assert torch.equal(torch.compile(model, backend=backend.cudal1)(x), model(x))
-    assert seen.layers == []
+    assert graphs_seen.layers == []
 
 
 def test_packed_sequences_are_right(x: torch.Tensor) -> None:
@@ -190,10 +193,10 @@ def test_inductors_result_follows_lengths_and_weights(x: torch.Tensor, tmp_path:
         torch.testing.assert_close(compiled(x), model(x))
 
 
-def test_a_graph_names_its_steps_for_inductors_caches(seen: Seen, x: torch.Tensor) -> None:
+def test_a_graph_names_its_steps_for_inductors_caches(graphs_seen: Seen, x: torch.Tensor) -> None:
     with torch.no_grad():
         torch.compile(Tagger().eval(), backend=backend.cudal1)(x)
-        (graph,) = seen.graphs
+        (graph,) = graphs_seen.graphs
         module = torch.fx.GraphModule({}, graph)
         assert "cudal1.lstm.default" in {
             str(node.target) for node in rewrite_as_one_step(module).graph.nodes

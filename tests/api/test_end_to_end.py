@@ -1,4 +1,4 @@
-"""What won the race runs in torch.compile's place only where Inductor's own result does not beat it
+"""What won the benchmark runs in torch.compile's place only where Inductor's own result does not beat it
 in this process.
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.api.scripted_trial import CLEAR_GAIN, summary
+from tests.api.scripted_trial import CLEAR_GAIN, make_summary
 from tests.entries import entry_for, same
 from torch_cudal1.api import end_to_end
 from torch_cudal1.api.backend import cudal1
@@ -41,7 +41,7 @@ class Inductor:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[Any]]:
+def fix_speedup(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[Any]]:
     """Let every measurement find this speed-up; what was called meanwhile."""
 
     def to(speedup: float) -> list[Any]:
@@ -52,17 +52,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[Any]]:
             return []
 
         monkeypatch.setattr(end_to_end, "sample_pairs", pairs)
-        found = PairedSummary(
+        result = PairedSummary(
             speedup, speedup, speedup, speedup, 1.0, 56, True, (speedup,) * 7, (speedup,) * 7
         )
-        monkeypatch.setattr(end_to_end, "summarise", lambda _: found)
+        monkeypatch.setattr(end_to_end, "summarise", lambda _: result)
         return called
 
     return to
 
 
-def graph(inductor: Inductor, *, pure: bool = True, raced: bool = True) -> GraphUnderTest:
-    return GraphUnderTest([X], CPU, inductor, pure, raced)
+def graph(inductor: Inductor, *, pure: bool = True, benchmarked: bool = True) -> GraphUnderTest:
+    return GraphUnderTest([X], CPU, inductor, pure, benchmarked)
 
 
 def ours(inductor: Callable[[], Any]) -> Callable[..., Any]:
@@ -70,48 +70,51 @@ def ours(inductor: Callable[[], Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("speedup", "runs"), [(0.97, "inductor"), (1.0, "ours"), (1.4, "ours")])
-@pytest.mark.parametrize("raced", [True, False])
+@pytest.mark.parametrize("benchmarked", [True, False])
 def test_the_faster_of_both_runs_where_the_graph_can_be_called(
-    speedup: float, runs: str, raced: bool, measured: Any
+    speedup: float, runs: str, benchmarked: bool, fix_speedup: Any
 ) -> None:
-    called = measured(speedup)
-    told, call = choose_faster_call(graph(Inductor(), raced=raced), ours)
-    assert (told, call(X)[0]) == (runs, runs)
+    called = fix_speedup(speedup)
+    runs_text, call = choose_faster_call(graph(Inductor(), benchmarked=benchmarked), ours)
+    assert (runs_text, call(X)[0]) == (runs, runs)
     assert [name for name, _ in called] == ["inductor", "ours"]
     (event,) = telemetry.report().events
     assert (event.what, event.facts["runs"], event.facts["speedup"]) == ("in_place", runs, speedup)
 
 
-@pytest.mark.parametrize(("raced", "runs", "compiled"), [(True, "ours", 0), (False, "inductor", 1)])
-def test_a_graph_that_writes_is_not_called_and_inductor_without_a_race_is_not_replaced(
-    raced: bool, runs: str, compiled: int, measured: Any
+@pytest.mark.parametrize(
+    ("benchmarked", "runs", "compiled"), [(True, "ours", 0), (False, "inductor", 1)]
+)
+def test_a_graph_that_writes_is_not_called_and_inductor_without_a_benchmark_is_not_replaced(
+    benchmarked: bool, runs: str, compiled: int, fix_speedup: Any
 ) -> None:
-    called, inductor = measured(2.0), Inductor()
-    assert choose_faster_call(graph(inductor, pure=False, raced=raced), ours)[0] == runs
+    called, inductor = fix_speedup(2.0), Inductor()
+    assert choose_faster_call(graph(inductor, pure=False, benchmarked=benchmarked), ours)[0] == runs
     assert (called, inductor.compiled) == ([], compiled)
 
 
 @pytest.mark.parametrize("pure", [True, False])
 def test_where_inductor_cannot_compile_ours_runs_and_the_reason_is_told(
-    pure: bool, measured: Any
+    pure: bool, fix_speedup: Any
 ) -> None:
-    measured(0.5)
+    fix_speedup(0.5)
     assert (
-        choose_faster_call(graph(Inductor(fails=True), pure=pure, raced=False), ours)[0] == "ours"
+        choose_faster_call(graph(Inductor(fails=True), pure=pure, benchmarked=False), ours)[0]
+        == "ours"
     )
     (event,) = telemetry.report().events
     assert event.facts["reason"] == "Inductor: RuntimeError: no compiler here"
 
 
 def test_ours_may_be_made_of_what_inductor_compiled_and_nothing_is_compiled_twice(
-    measured: Any,
+    fix_speedup: Any,
 ) -> None:
-    measured(1.2)
+    fix_speedup(1.2)
     inductor = Inductor()
-    told, call = choose_faster_call(
+    runs_text, call = choose_faster_call(
         graph(inductor), lambda compiled: lambda x: ("a graph of", *compiled()(x))
     )
-    assert (told, call(X)[:2], inductor.compiled) == ("ours", ("a graph of", "inductor"), 1)
+    assert (runs_text, call(X)[:2], inductor.compiled) == ("ours", ("a graph of", "inductor"), 1)
 
 
 def test_a_real_measurement_finds_the_slower_one() -> None:
@@ -135,8 +138,8 @@ def test_a_real_measurement_finds_the_slower_one() -> None:
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """A race without Inductor has chosen eager's operators one by one; Inductor's double returns
+def eager_decision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
+    """A benchmark without Inductor has chosen eager's operators one by one; Inductor's double returns
     the graph as it is.
     """
 
@@ -171,27 +174,32 @@ def answers(net: nn.Module, x: torch.Tensor, settings: Settings, **options: Any)
 
 @pytest.mark.parametrize(("speedup", "swapped", "compiled"), [(0.9, 0, 1), (1.1, 1, 0)])
 def test_the_backend_measures_in_a_search_and_remembers(
-    speedup: float, swapped: int, compiled: int, decided: Settings, measured: Any, runs: Any
+    speedup: float,
+    swapped: int,
+    compiled: int,
+    eager_decision: Settings,
+    fix_speedup: Any,
+    runs: Any,
 ) -> None:
-    measured(speedup)
+    fix_speedup(speedup)
     net = nn.Linear(4, 4)
     with torch.no_grad():
-        first = answers(net, X, decided, on_miss="tune")
+        first = answers(net, X, eager_decision, on_miss="tune")
         assert (first["judge.in_place"], first["compiled"]) == (1, 1)
         ran = runs.inference
-        again = answers(net, X, decided, on_miss="tune")
+        again = answers(net, X, eager_decision, on_miss="tune")
     assert "judge.in_place" not in again
     assert (runs.inference - ran, again.get("compiled", 0)) == (swapped, compiled)
 
 
 def test_outside_a_search_the_backend_compiles_nothing_to_compare(
-    decided: Settings, measured: Any, runs: Any
+    eager_decision: Settings, fix_speedup: Any, runs: Any
 ) -> None:
-    measured(0.5)
+    fix_speedup(0.5)
     with torch.no_grad():
-        found = answers(nn.Linear(4, 4), X, decided)
-    assert "judge.in_place" not in found
-    assert (runs.inference, found.get("compiled", 0)) == (1, 0)
+        result = answers(nn.Linear(4, 4), X, eager_decision)
+    assert "judge.in_place" not in result
+    assert (runs.inference, result.get("compiled", 0)) == (1, 0)
 
 
 # --- a training step
@@ -212,20 +220,20 @@ def functional(net: nn.Module) -> Callable[..., Any]:
     return call
 
 
-def trained(net: nn.Module, inputs: list[Any]) -> GraphUnderTest:
+def train_once(net: nn.Module, inputs: list[Any]) -> GraphUnderTest:
     call = functional(net)
     return GraphUnderTest(inputs, CPU, lambda: call, is_pure=False, has_benchmark=False)
 
 
-def test_a_step_on_trial_leaves_nothing_behind(measured: Any) -> None:
-    measured(1.5)
+def test_a_step_on_trial_leaves_nothing_behind(fix_speedup: Any) -> None:
+    fix_speedup(1.5)
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     inputs, heard = step_of(net, torch.randn(8, 4, requires_grad=True)), []
     for leaf in inputs:
         if leaf.requires_grad:
             leaf.register_hook(heard.append)
     before = [leaf.detach().clone() for leaf in inputs]
-    runs, call = choose_faster_step(trained(net, inputs), functional(net), frozenset({4, 5, 6}))
+    runs, call = choose_faster_step(train_once(net, inputs), functional(net), frozenset({4, 5, 6}))
     assert all(torch.equal(leaf, value) for leaf, value in zip(inputs, before, strict=True))
     assert all(leaf.grad is None for leaf in inputs)
     assert not heard
@@ -237,11 +245,11 @@ def test_a_step_on_trial_leaves_nothing_behind(measured: Any) -> None:
     assert len(heard) == 5
 
 
-def test_random_generators_are_as_before_a_step_on_trial(measured: Any) -> None:
-    measured(1.5)
+def test_random_generators_are_as_before_a_step_on_trial(fix_speedup: Any) -> None:
+    fix_speedup(1.5)
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     state = torch.get_rng_state()
-    choose_faster_step(trained(net, step_of(net, X)), functional(net), frozenset())
+    choose_faster_step(train_once(net, step_of(net, X)), functional(net), frozenset())
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -250,13 +258,13 @@ def test_random_generators_are_as_before_a_step_on_trial(measured: Any) -> None:
     [(1.01, 1.02, "inductor"), (1.1, 1.02, "ours"), (1.01, 1.0, "ours")],
 )
 def test_eager_needs_more_than_noise_and_ours_does_not(
-    speedup: float, floor: float, runs: str, measured: Any
+    speedup: float, floor: float, runs: str, fix_speedup: Any
 ) -> None:
-    measured(speedup)
+    fix_speedup(speedup)
     net = nn.Linear(4, 4)
     assert (
         choose_faster_step(
-            trained(net, step_of(net, X)), functional(net), frozenset(), min_speedup=floor
+            train_once(net, step_of(net, X)), functional(net), frozenset(), min_speedup=floor
         )[0]
         == runs
     )
@@ -271,20 +279,20 @@ def fails(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "call", "reason"),
+    ("choice_given", "call", "reason"),
     [
         (torch.randn(2, 4).as_subclass(Marked), None, "got Marked"),
         (X, fails, "RuntimeError: out of memory"),
     ],
 )
 def test_where_no_step_can_be_made_inductor_runs_and_the_reason_is_told(
-    given: Any, call: Any, reason: str
+    choice_given: Any, call: Any, reason: str
 ) -> None:
     net = nn.Linear(4, 4)
     assert (
-        choose_faster_step(trained(net, step_of(net, given)), call or functional(net), frozenset())[
-            0
-        ]
+        choose_faster_step(
+            train_once(net, step_of(net, choice_given)), call or functional(net), frozenset()
+        )[0]
         == "inductor"
     )
     (event,) = telemetry.report().events
@@ -297,7 +305,7 @@ def test_a_step_that_takes_the_budget_alone_is_not_measured(
     monkeypatch.setattr(end_to_end, "_BUDGET_S", 0.0)
     net = nn.Linear(4, 4)
     assert (
-        choose_faster_step(trained(net, step_of(net, X)), functional(net), frozenset())[0]
+        choose_faster_step(train_once(net, step_of(net, X)), functional(net), frozenset())[0]
         == "inductor"
     )
     (event,) = telemetry.report().events
@@ -305,8 +313,8 @@ def test_a_step_that_takes_the_budget_alone_is_not_measured(
 
 
 @pytest.fixture
-def unraced(decided: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Nothing of ours was found for any graph, and no baseline was raced: Inductor it is."""
+def no_benchmark(eager_decision: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Nothing of ours was found for any graph, and no baseline was benchmarked: Inductor it is."""
 
     def choose(region: Any, place: Any, **_: Any) -> Choice:
         candidate = Candidate(region.program, "inductor", "baseline")
@@ -315,19 +323,19 @@ def unraced(decided: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
         return Choice(region, candidate, entry, "test")
 
     monkeypatch.setattr("torch_cudal1.search.tune.choose", choose)
-    return decided
+    return eager_decision
 
 
 @pytest.mark.parametrize(("speedup", "compiled"), [(1.5, None), (1.01, 1)])
 def test_eager_takes_a_training_graph_that_it_runs_faster_also_in_the_next_process(
-    speedup: float, compiled: int | None, unraced: Settings, measured: Any
+    speedup: float, compiled: int | None, no_benchmark: Settings, fix_speedup: Any
 ) -> None:
-    called = measured(speedup)
+    called = fix_speedup(speedup)
     net, x = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)), torch.randn(3, 2, 4)
-    first = answers(net, x, unraced, on_miss="tune")
+    first = answers(net, x, no_benchmark, on_miss="tune")
     assert (first["judge.in_place"], first["compiled"]) == (1, 1)
     assert [len(gradients) for gradients in called] == [4, 4]
-    again = answers(net, x, unraced)
+    again = answers(net, x, no_benchmark)
     assert (again.get("judge.in_place"), again.get("compiled"), again["graphs_remembered"]) == (
         None,
         compiled,
@@ -336,17 +344,17 @@ def test_eager_takes_a_training_graph_that_it_runs_faster_also_in_the_next_proce
 
 
 def test_graphs_that_pytorch_would_record_are_not_called_on_copies(
-    unraced: Settings, measured: Any
+    no_benchmark: Settings, fix_speedup: Any
 ) -> None:
-    called = measured(1.5)
+    called = fix_speedup(1.5)
     net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
-    answers(net, torch.randn(3, 2, 4), unraced, on_miss="tune", **{"triton.cudagraphs": True})
+    answers(net, torch.randn(3, 2, 4), no_benchmark, on_miss="tune", **{"triton.cudagraphs": True})
     assert not called
 
 
-@pytest.mark.usefixtures("unraced")
+@pytest.mark.usefixtures("no_benchmark")
 def test_a_backward_that_is_compiled_late_may_be_compiled_on_trial(
-    decided: Settings, measured: Any, monkeypatch: pytest.MonkeyPatch
+    eager_decision: Settings, fix_speedup: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with PyTorch's caches off; inside a frame's compilation its counters are set already."""
 
@@ -357,9 +365,9 @@ def test_a_backward_that_is_compiled_late_may_be_compiled_on_trial(
         return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(gm, inputs)
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", late)
-    called = measured(1.0)
+    called = fix_speedup(1.0)
     net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2))
-    assert answers(net, torch.randn(3, 2, 4), decided, on_miss="tune")["judge.in_place"] == 1
+    assert answers(net, torch.randn(3, 2, 4), eager_decision, on_miss="tune")["judge.in_place"] == 1
     assert [len(gradients) for gradients in called] == [4, 4]
 
 
@@ -376,15 +384,15 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize(("results", "made"), MEASURED)
+@pytest.mark.parametrize(("results", "measurements"), MEASURED)
 def test_a_disturbed_measurement_is_made_again(
     results: list[tuple[tuple[float, float, float], bool]],
-    made: int,
+    measurements: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    waiting = [summary(*numbers, steady=steady) for numbers, steady in results]
+    waiting = [make_summary(*numbers, steady=steady) for numbers, steady in results]
     monkeypatch.setattr(end_to_end, "sample_pairs", lambda *_, **__: [])
     monkeypatch.setattr(end_to_end, "summarise", lambda _: waiting.pop(0))
-    found = end_to_end.end_to_end_benchmark(lambda: None, lambda: None, CPU, margin=1.0)
-    assert (found.low, found.speedup, found.high) == results[made - 1][0]
-    assert len(waiting) == len(results) - made
+    result = end_to_end.end_to_end_benchmark(lambda: None, lambda: None, CPU, margin=1.0)
+    assert (result.low, result.speedup, result.high) == results[measurements - 1][0]
+    assert len(waiting) == len(results) - measurements

@@ -27,7 +27,7 @@ with torch.no_grad():
 import torch_cudal1
 assert torch_cudal1.report().counters["resolve.miss"] == 1
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={
             "PATH": "/usr/bin:/bin",
@@ -39,4 +39,4 @@ assert torch_cudal1.report().counters["resolve.miss"] == 1
         timeout=180,
         cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]

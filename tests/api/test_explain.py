@@ -35,9 +35,9 @@ def entry(
     candidate = Candidate(
         same(region.program), schedule, origin, ("planted",) if origin != "baseline" else ()
     )
-    made = entry_for(region, candidate, Settings(cache_dir=tmp_path))
+    planned = entry_for(region, candidate, Settings(cache_dir=tmp_path))
     raced = {"baselines_us": medians or MEDIANS, "baseline_failures": {"inductor+graph": WHY}}
-    return replace(made, evidence={**made.evidence, **raced, **evidence})
+    return replace(planned, evidence={**planned.evidence, **raced, **evidence})
 
 
 def test_every_baseline_is_there_with_its_reason(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
     file, order = plant_target(tmp_path)
     tasks = [WarmupTask(f"{file}:{name}") for name in ("make", "bad", "other")]
     here = [run_task(order, task, lambda activity, fraction: None) for task in tasks]
-    crew = LocalPool(order, cpu_slots(1, sorted(os.sched_getaffinity(0))))
+    pool = LocalPool(order, cpu_slots(1, sorted(os.sched_getaffinity(0))))
     there = run_tasks(
-        tasks, crew, journal_for(order, tasks), lambda activity, fraction: None
+        tasks, pool, journal_for(order, tasks), lambda activity, fraction: None
     ).answers
     assert [comparable(answer) for answer in there if answer.result] == [
         comparable(answer) for answer in here if answer.result

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.api.gpu_decisions import H200, L4, decided, region
+from tests.api.gpu_decisions import H200, L4, make_decision, make_region
 from torch_cudal1.api.gpu_comparison import (
     GpuPrices,
     HardwareRow,
@@ -32,19 +32,19 @@ def by_name(rows: tuple[HardwareRow, ...]) -> dict[str, HardwareRow]:
 
 
 def test_time_gain_and_price_are_those_of_the_evidence() -> None:
-    small, large = region(4), region(8)
+    small, large = make_region(4), make_region(8)
     loads = [Load("a", (small,), 3.0), Load("b", (small, large), 1.0)]
     entries = [
-        decided(small, H200, 10.0, baseline_us=20.0),
-        decided(large, H200, 30.0),
-        decided(small, L4, 40.0),
-        decided(large, L4, 80.0),
+        make_decision(small, H200, 10.0, baseline_us=20.0),
+        make_decision(large, H200, 30.0),
+        make_decision(small, L4, 40.0),
+        make_decision(large, L4, 80.0),
     ]
     prices = GpuPrices({H200: Price(3.6, 720.0), L4: Price(0.72)}, "EUR")
-    found = compare(loads, entries, prices)
-    assert found.workload == ("a: 75% of the calls", "b: 25% of the calls")
-    assert [row.hardware for row in found.rows] == [L4, H200], "the cheapest first"
-    h200, l4 = by_name(found.rows)[H200], by_name(found.rows)[L4]
+    comparison = compare(loads, entries, prices)
+    assert comparison.workload == ("a: 75% of the calls", "b: 25% of the calls")
+    assert [row.hardware for row in comparison.rows] == [L4, H200], "the cheapest first"
+    h200, l4 = by_name(comparison.rows)[H200], by_name(comparison.rows)[L4]
     assert h200.us_per_call == pytest.approx(10 + 30 / 4)
     assert h200.gain == pytest.approx((20 + 30 / 4) / 17.5)
     assert h200.cost_per_million == pytest.approx(17.5 / 3600 * 3.6)  # a million calls take 17.5 s
@@ -57,7 +57,8 @@ def test_time_gain_and_price_are_those_of_the_evidence() -> None:
 
 def test_without_prices_the_fastest_comes_first_and_says_what_it_lacks() -> None:
     rows = compare(
-        [Load("a", (region(4),))], [decided(region(4), L4, 9.0), decided(region(4), H200, 3.0)]
+        [Load("a", (make_region(4),))],
+        [make_decision(make_region(4), L4, 9.0), make_decision(make_region(4), H200, 3.0)],
     ).rows
     assert [row.hardware for row in rows] == [H200, L4]
     assert rows[0].cost_per_million is None
@@ -65,11 +66,11 @@ def test_without_prices_the_fastest_comes_first_and_says_what_it_lacks() -> None
 
 
 def test_a_region_without_a_decision_leaves_no_time_and_is_named() -> None:
-    loads = [Load("a", (region(4),)), Load("b", (region(512),))]
+    loads = [Load("a", (make_region(4),)), Load("b", (make_region(512),))]
     entries = [
-        decided(region(4), L4, 9.0),
-        decided(region(4), H200, 3.0),
-        decided(region(512), H200, 4.0),
+        make_decision(make_region(4), L4, 9.0),
+        make_decision(make_region(4), H200, 3.0),
+        make_decision(make_region(512), H200, 4.0),
     ]
     rows = by_name(compare(loads, entries, GpuPrices({L4: Price(0.5), H200: Price(3.0)})).rows)
     assert rows[H200].us_per_call == pytest.approx(3.5)
@@ -91,7 +92,7 @@ def test_a_region_without_a_decision_leaves_no_time_and_is_named() -> None:
 )
 def test_a_decision_that_was_never_timed_is_no_time(evidence: dict[str, Any]) -> None:
     (row,) = compare(
-        [Load("a", (region(4),))], [decided(region(4), L4, None, evidence=evidence)]
+        [Load("a", (make_region(4),))], [make_decision(make_region(4), L4, None, evidence=evidence)]
     ).rows
     assert (row.us_per_call, row.share_decided) == (None, 0.0)
     assert "never timed alone" in row.missing[0]
@@ -99,28 +100,30 @@ def test_a_decision_that_was_never_timed_is_no_time(evidence: dict[str, Any]) ->
 
 def test_the_newest_decision_counts_whatever_the_order() -> None:
     entries = [
-        decided(region(4), L4, 9.0),
-        decided(region(4), L4, 7.0, created="2026-02-01T00:00:00+00:00"),
+        make_decision(make_region(4), L4, 9.0),
+        make_decision(make_region(4), L4, 7.0, created="2026-02-01T00:00:00+00:00"),
     ]
-    for given in (entries, entries[::-1]):
-        assert compare([Load("a", (region(4),))], given).rows[0].us_per_call == 7.0
+    for ordered in (entries, entries[::-1]):
+        assert compare([Load("a", (make_region(4),))], ordered).rows[0].us_per_call == 7.0
 
 
 def test_drivers_and_versions_of_one_gpu_type_are_one_row_and_a_cpu_is_none() -> None:
     newer = Target("cuda", "sm_89", L4, "580", "2.14.0", "3.8")
     cpu = Target("cpu", "x86_64", "Some CPU", "", "2.13.0", "3.7")
     entries = [
-        decided(region(4), L4, 9.0),
-        decided(region(8), L4, 9.0, target=newer),
-        decided(region(4), "x", 1.0, target=cpu),
+        make_decision(make_region(4), L4, 9.0),
+        make_decision(make_region(8), L4, 9.0, target=newer),
+        make_decision(make_region(4), "x", 1.0, target=cpu),
     ]
-    assert [row.hardware for row in compare([Load("a", (region(4), region(8)))], entries).rows] == [
-        L4
-    ]
+    assert [
+        row.hardware for row in compare([Load("a", (make_region(4), make_region(8)))], entries).rows
+    ] == [L4]
 
 
 def test_a_price_without_evidence_is_a_row_that_says_so() -> None:
-    (row,) = compare([Load("a", (region(4),))], [], GpuPrices({"NVIDIA B200": Price(6.0)})).rows
+    (row,) = compare(
+        [Load("a", (make_region(4),))], [], GpuPrices({"NVIDIA B200": Price(6.0)})
+    ).rows
     assert (row.hardware, row.us_per_call, row.share_decided) == ("NVIDIA B200", None, 0.0)
     assert "no decision that was made on a GPU of this name" in row.missing[0]
 
@@ -136,7 +139,7 @@ def test_a_program_moves_to_another_device_in_all_its_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("{", "found"),
         ("[]", "found"),
@@ -151,10 +154,10 @@ def test_a_program_moves_to_another_device_in_all_its_parts() -> None:
         ("[" * 100_000, "found"),
     ],
 )
-def test_prices_that_are_none_are_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_prices_that_are_none_are_refused(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "prices.json"
     path.write_text(text)
-    with pytest.raises(SettingError, match=told) as caught:
+    with pytest.raises(SettingError, match=reason) as caught:
         read_prices(path)
     assert "prices.json" in str(caught.value)
 

@@ -78,8 +78,8 @@ def test_on_a_gpu_weights_stay_live_and_outputs_stay_the_caller_s(tmp_path: Path
         compiled = torch.compile(
             net, backend=backend.cudal1, options={"cache_dir": tmp_path, "strictness": "error"}
         )
-        held = [compiled(x * scale) for scale in (1, 2, 3, 4)]
-        for scale, out in zip((1, 2, 3, 4), held, strict=True):
+        results = [compiled(x * scale) for scale in (1, 2, 3, 4)]
+        for scale, out in zip((1, 2, 3, 4), results, strict=True):
             torch.testing.assert_close(out, net(x * scale))
         net[0].weight.mul_(2)
         torch.testing.assert_close(compiled(x), net(x))

@@ -11,16 +11,16 @@ from torch_cudal1.api.fleet.local import gpu_slots
 from torch_cudal1.core.errors import SettingError
 
 
-def test_each_gpu_has_a_seat_that_sees_it_alone_and_has_its_own_cores(
+def test_each_gpu_has_a_slot_that_sees_it_alone_and_has_its_own_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seats = gpu_slots("all", 4, range(10))
-    assert [seat.variables for seat in seats] == [
+    slots = gpu_slots("all", 4, range(10))
+    assert [slot.variables for slot in slots] == [
         {"CUDA_VISIBLE_DEVICES": str(number)} for number in range(4)
     ]
-    assert sorted(core for seat in seats for core in seat.cores) == list(range(10))
-    assert [len(seat.cores) for seat in seats] == [2, 3, 2, 3]
+    assert sorted(core for slot in slots for core in slot.cores) == list(range(10))
+    assert [len(slot.cores) for slot in slots] == [2, 3, 2, 3]
     assert gpu_slots("2", 4, range(10)) == (
         local.WorkerSlot("the worker of GPU 2", {"CUDA_VISIBLE_DEVICES": "2"}, tuple(range(10))),
     )
@@ -28,7 +28,7 @@ def test_each_gpu_has_a_seat_that_sees_it_alone_and_has_its_own_cores(
 
 def test_gpus_are_numbered_among_those_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-ab12")
-    assert [seat.variables["CUDA_VISIBLE_DEVICES"] for seat in gpu_slots("1,0", 2, [0])] == [
+    assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in gpu_slots("1,0", 2, [0])] == [
         "GPU-ab12",
         "5",
     ]

@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 import torch_cudal1
 from tests.api.training_pairs import (
     Net,
+    accelerate_pair,
     assert_same_gradients,
-    gradients,
-    pair,
+    collect_gradients,
+    make_input,
     shorten_measurements,
-    x_of,
 )
 from tests.entries import plant
 from torch_cudal1.core import telemetry
@@ -34,35 +34,35 @@ def quick_measurement(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forward_and_backward_are_both_served_and_give_eager_s_gradients(runs, tmp_path):
-    ours, own = pair(Net(), x_of(), tmp_path)
-    x = x_of()
-    for module in (ours, own):
+    accelerated, plain = accelerate_pair(Net(), make_input(), tmp_path)
+    x = make_input()
+    for module in (accelerated, plain):
         module(x).square().mean().backward()
-    assert_same_gradients(ours, own)
+    assert_same_gradients(accelerated, plain)
     assert (runs.forward, runs.backward) == (1, 1)
 
 
 def test_gradients_of_inputs(runs, tmp_path):
-    ours, own = pair(Net(), x_of(grad=True), tmp_path)
-    x, y = x_of(grad=True), None
+    accelerated, plain = accelerate_pair(Net(), make_input(grad=True), tmp_path)
+    x, y = make_input(grad=True), None
     y = x.detach().clone().requires_grad_()
-    ours(x).sum().backward()
-    own(y).sum().backward()
+    accelerated(x).sum().backward()
+    plain(y).sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
     assert runs.backward == 1
 
 
 def test_a_module_without_parameters_differentiates_by_its_inputs(runs, tmp_path):
-    ours, own = pair(nn.Softmax(dim=-1), x_of(grad=True), tmp_path)
-    x = x_of(grad=True)
-    (mine,) = torch.autograd.grad(ours(x).square().sum(), x)
-    (expected,) = torch.autograd.grad(own(x).square().sum(), x)
+    accelerated, plain = accelerate_pair(nn.Softmax(dim=-1), make_input(grad=True), tmp_path)
+    x = make_input(grad=True)
+    (mine,) = torch.autograd.grad(accelerated(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(plain(x).square().sum(), x)
     torch.testing.assert_close(mine, expected)
     assert runs.backward == 1
 
 
 def test_the_whole_step_of_a_module_without_parameters_can_be_measured(tmp_path):
-    module, x = nn.Softmax(dim=-1), x_of(grad=True)
+    module, x = nn.Softmax(dim=-1), make_input(grad=True)
     plant(module, x, tmp_path)
     for alias in tmp_path.rglob("*.json"):
         alias.unlink()
@@ -73,28 +73,30 @@ def test_the_whole_step_of_a_module_without_parameters_can_be_measured(tmp_path)
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_ten_steps_of_an_optimizer_end_where_eager_ends(optimizer, runs, tmp_path):
-    ours, own = pair(Net(), x_of(), tmp_path)
-    steps = [(module, optimizer(module.parameters(), lr=0.05)) for module in (ours, own)]
+    accelerated, plain = accelerate_pair(Net(), make_input(), tmp_path)
+    steps = [(module, optimizer(module.parameters(), lr=0.05)) for module in (accelerated, plain)]
     for _ in range(10):
-        x, target = x_of(), torch.randn(5, 4)
+        x, target = make_input(), torch.randn(5, 4)
         for module, optim in steps:
             optim.zero_grad()
             nn.functional.mse_loss(module(x), target).backward()
             optim.step()
-    for (name, mine), expected in zip(ours.named_parameters(), own.parameters(), strict=True):
+    for (name, mine), expected in zip(
+        accelerated.named_parameters(), plain.parameters(), strict=True
+    ):
         torch.testing.assert_close(mine, expected, msg=lambda text, name=name: f"{name}: {text}")
     assert (runs.forward, runs.backward) == (10, 10)
 
 
 def test_retained_graphs_and_accumulated_gradients(runs, tmp_path):
-    ours, own = pair(Net(), x_of(), tmp_path)
-    x = x_of()
-    for module in (ours, own):
+    accelerated, plain = accelerate_pair(Net(), make_input(), tmp_path)
+    x = make_input()
+    for module in (accelerated, plain):
         loss = module(x).sum()
         loss.backward(retain_graph=True)
         loss.backward()
         module(x * 2).sum().backward()
-    assert_same_gradients(ours, own)
+    assert_same_gradients(accelerated, plain)
     assert runs.backward == 3
 
 
@@ -113,28 +115,30 @@ class Hidden(nn.Module):
 def test_a_graph_is_retained_after_one_that_was_not(winner, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "torch_cudal1.api.module_trial.select_faster",
-        lambda contenders, *given, **how: ([], [winner]),
+        lambda contenders, *arguments, **how: ([], [winner]),
     )
-    module, x = Hidden(), x_of()
-    ours, own = pair(module, x, tmp_path)
+    module, x = Hidden(), make_input()
+    accelerated, plain = accelerate_pair(module, x, tmp_path)
     for alias in tmp_path.rglob("*.json"):
         if "winner" in alias.read_text():
             alias.unlink()
-    ours = torch_cudal1.accelerate(ours, x, cache_dir=tmp_path, on_miss="tune", strictness="error")
-    assert ("torch.compile runs" in torch_cudal1.explain(ours).gate[0]) == (
+    accelerated = torch_cudal1.accelerate(
+        accelerated, x, cache_dir=tmp_path, on_miss="tune", strictness="error"
+    )
+    assert ("torch.compile runs" in torch_cudal1.explain(accelerated).gate[0]) == (
         winner == "torch.compile"
     )
-    for kind in (ours, own):
+    for kind in (accelerated, plain):
         kind(x).sum().backward()
         loss = kind(x).square().sum()
         loss.backward(retain_graph=True)
         loss.backward()
-    assert_same_gradients(ours, own)
+    assert_same_gradients(accelerated, plain)
 
 
 def test_backward_twice_without_retaining_fails_as_in_eager(tmp_path):
-    for module in pair(Net(), x_of(), tmp_path):
-        loss = module(x_of()).sum()
+    for module in accelerate_pair(Net(), make_input(), tmp_path):
+        loss = module(make_input()).sum()
         loss.backward()
         with pytest.raises(RuntimeError, match="second time"):
             loss.backward()
@@ -143,38 +147,40 @@ def test_backward_twice_without_retaining_fails_as_in_eager(tmp_path):
 def test_frozen_parameters_get_no_gradient(runs, tmp_path):
     net = Net()
     net.body[0].requires_grad_(False)
-    ours, own = pair(net, x_of(), tmp_path)
-    x = x_of()
-    for module in (ours, own):
+    accelerated, plain = accelerate_pair(net, make_input(), tmp_path)
+    x = make_input()
+    for module in (accelerated, plain):
         module(x).sum().backward()
-    assert ours.body[0].weight.grad is None
-    assert_same_gradients(ours, own)
-    ours.requires_grad_(True), own.requires_grad_(True)
-    for module in (ours, own):
+    assert accelerated.body[0].weight.grad is None
+    assert_same_gradients(accelerated, plain)
+    accelerated.requires_grad_(True), plain.requires_grad_(True)
+    for module in (accelerated, plain):
         module(x).sum().backward()
-    assert_same_gradients(ours, own)
+    assert_same_gradients(accelerated, plain)
 
 
 def test_tied_weights_get_the_sum_of_both_gradients(runs, tmp_path):
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     net[2].weight = net[0].weight
-    ours, own = pair(net, x_of(), tmp_path)
-    x = x_of()
-    for module in (ours, own):
+    accelerated, plain = accelerate_pair(net, make_input(), tmp_path)
+    x = make_input()
+    for module in (accelerated, plain):
         module(x).sum().backward()
-    assert_same_gradients(ours, own)
+    assert_same_gradients(accelerated, plain)
     assert runs.backward == 1
 
 
 def test_tensor_hooks_on_weights_and_outputs_run_once(runs, tmp_path):
-    ours, _ = pair(Net(), x_of(), tmp_path)
-    seen: list[str] = []
-    ours.body[0].weight.register_hook(lambda grad: seen.append("weight") or grad * 2)
-    ours.body[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
-    out = ours(x_of())
-    out.register_hook(lambda _: seen.append("output"))
+    accelerated, _ = accelerate_pair(Net(), make_input(), tmp_path)
+    calls: list[str] = []
+    accelerated.body[0].weight.register_hook(lambda grad: calls.append("weight") or grad * 2)
+    accelerated.body[0].weight.register_post_accumulate_grad_hook(
+        lambda _: calls.append("accumulated")
+    )
+    out = accelerated(make_input())
+    out.register_hook(lambda _: calls.append("output"))
     out.sum().backward()
-    assert seen == ["output", "weight", "accumulated"]
+    assert calls == ["output", "weight", "accumulated"]
 
 
 def test_only_one_of_two_outputs_is_used(runs, tmp_path):
@@ -182,12 +188,12 @@ def test_only_one_of_two_outputs_is_used(runs, tmp_path):
         def forward(self, x: torch.Tensor) -> Any:
             return self.body(x), self.body[0](x)
 
-    ours, own = pair(Two(), x_of(), tmp_path)
-    x = x_of()
-    for module in (ours, own):
+    accelerated, plain = accelerate_pair(Two(), make_input(), tmp_path)
+    x = make_input()
+    for module in (accelerated, plain):
         module(x)[1].sum().backward()
-    for name, expected in gradients(own).items():
-        mine = gradients(ours)[name]
+    for name, expected in collect_gradients(plain).items():
+        mine = collect_gradients(accelerated)[name]
         torch.testing.assert_close(
             torch.zeros(()) if mine is None else mine.sum(),
             expected.sum() if expected is not None else torch.zeros(()),
@@ -199,33 +205,35 @@ def test_only_one_of_two_outputs_is_used(runs, tmp_path):
 
 
 def test_dropout_is_alive_and_follows_eager_s_stream(runs, tmp_path):
-    ours, own = pair(nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)), x_of(), tmp_path)
-    x = x_of()
+    accelerated, plain = accelerate_pair(
+        nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)), make_input(), tmp_path
+    )
+    x = make_input()
     masks = []
     for step in range(3):
         torch.manual_seed(step)
-        mine = ours(x)
+        mine = accelerated(x)
         torch.manual_seed(step)
-        assert torch.equal(mine, own(x))
+        assert torch.equal(mine, plain(x))
         masks.append(mine == 0)
     assert not torch.equal(masks[0], masks[1])
     torch.manual_seed(0)
-    first, second = ours(x), ours(x)
+    first, second = accelerated(x), accelerated(x)
     assert not torch.equal(first == 0, second == 0)
-    share = torch.stack([(ours(x) == 0).float().mean() for _ in range(50)]).mean()
+    share = torch.stack([(accelerated(x) == 0).float().mean() for _ in range(50)]).mean()
     assert 0.45 < share < 0.55
     assert runs.forward > 50
 
 
 def test_gradients_through_dropout_use_the_forward_s_mask(tmp_path):
-    ours, own = pair(
-        nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4)), x_of(), tmp_path
+    accelerated, plain = accelerate_pair(
+        nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4)), make_input(), tmp_path
     )
-    x = x_of()
-    for module in (ours, own):
+    x = make_input()
+    for module in (accelerated, plain):
         torch.manual_seed(7)
         module(x).sum().backward()
-    assert_same_gradients(ours, own)
+    assert_same_gradients(accelerated, plain)
 
 
 # --- what wraps a module
@@ -236,16 +244,16 @@ def test_gradients_through_dropout_use_the_forward_s_mask(tmp_path):
 def test_activation_checkpointing_gives_eager_s_gradients_from_the_first_call_on(
     reentrant, prepared, tmp_path
 ):
-    net, x = Net(), x_of(grad=True)
-    own = copy.deepcopy(net)
+    net, x = Net(), make_input(grad=True)
+    plain = copy.deepcopy(net)
     plant(net, x, tmp_path)
-    ours = torch_cudal1.accelerate(
+    accelerated = torch_cudal1.accelerate(
         net, x if prepared else None, cache_dir=tmp_path, strictness="error"
     )
     for _ in range(4):
-        for module in (ours, own):
+        for module in (accelerated, plain):
             checkpoint(module, x, use_reentrant=reentrant).square().sum().backward()
-        assert_same_gradients(ours, own)
+        assert_same_gradients(accelerated, plain)
 
 
 def test_a_buffer_saved_by_an_earlier_call_may_be_used_while_another_call_is_measured(tmp_path):
@@ -258,7 +266,7 @@ def test_a_buffer_saved_by_an_earlier_call_may_be_used_while_another_call_is_mea
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.linear(x) * self.mask
 
-    module, x = Masked(), x_of()
+    module, x = Masked(), make_input()
     plant(module, x, tmp_path)
     for alias in tmp_path.rglob("*.json"):
         alias.unlink()
@@ -281,41 +289,41 @@ def world(tmp_path: Path) -> Iterator[None]:
 
 
 def test_distributed_data_parallel_around_an_accelerated_module(world, runs, tmp_path):
-    ours, own = pair(Net(), x_of(), tmp_path)
-    wrapped = nn.parallel.DistributedDataParallel(ours)
-    assert list(wrapped.state_dict()) == [f"module.{name}" for name in own.state_dict()]
+    accelerated, plain = accelerate_pair(Net(), make_input(), tmp_path)
+    wrapped = nn.parallel.DistributedDataParallel(accelerated)
+    assert list(wrapped.state_dict()) == [f"module.{name}" for name in plain.state_dict()]
     for _ in range(3):
-        x = x_of()
+        x = make_input()
         wrapped(x).square().mean().backward()
-        own(x).square().mean().backward()
-    assert_same_gradients(ours, own)
+        plain(x).square().mean().backward()
+    assert_same_gradients(accelerated, plain)
     assert runs.backward == 3
 
 
 def test_accelerating_what_is_already_distributed_trains_as_before(world, tmp_path):
     net = Net()
-    own = copy.deepcopy(net)
+    plain = copy.deepcopy(net)
     wrapped = torch_cudal1.accelerate(
-        nn.parallel.DistributedDataParallel(net), x_of(), cache_dir=tmp_path
+        nn.parallel.DistributedDataParallel(net), make_input(), cache_dir=tmp_path
     )
     for _ in range(3):
-        x = x_of()
+        x = make_input()
         wrapped(x).sum().backward()
-        own(x).sum().backward()
-    assert_same_gradients(net, own)
+        plain(x).sum().backward()
+    assert_same_gradients(net, plain)
 
 
 def test_a_batch_norm_called_twice_in_a_step_may_switch_to_the_swap_in_between(runs, tmp_path):
-    ours, own = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), None
-    own = copy.deepcopy(ours)
-    x = x_of()
-    plant(ours, x, tmp_path)
-    torch_cudal1.accelerate(ours, cache_dir=tmp_path, strictness="error")
+    accelerated, plain = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), None
+    plain = copy.deepcopy(accelerated)
+    x = make_input()
+    plant(accelerated, x, tmp_path)
+    torch_cudal1.accelerate(accelerated, cache_dir=tmp_path, strictness="error")
     for module in (
-        ours,
-        own,
+        accelerated,
+        plain,
     ):  # eager's graph checks that the running statistics have no new version
         (module(x) + module(x + 1) + module(x - 1)).sum().backward()
-    assert_same_gradients(ours, own)
-    torch.testing.assert_close(dict(ours.named_buffers()), dict(own.named_buffers()))
+    assert_same_gradients(accelerated, plain)
+    torch.testing.assert_close(dict(accelerated.named_buffers()), dict(plain.named_buffers()))
     assert runs.forward == 2

@@ -12,7 +12,7 @@ from tests.api.scripted_trial import (
     NOISY_GAIN,
     Failing,
     Trial,
-    choices,
+    make_choices,
     make_place,
 )
 from torch_cudal1.api import module_trial
@@ -60,10 +60,10 @@ CASES = [  # origin of the choice, results by contender, winner
 
 
 @pytest.mark.parametrize(("origin", "results", "winner"), CASES)
-def test_the_gate_lets_through_what_wins(
+def test_what_wins_end_to_end_runs_from_then_on(
     origin: str, results: dict[str, tuple[float, float, float]], winner: str, place: TuneContext
 ) -> None:
-    chosen = choices(place, origin)
+    chosen = make_choices(place, origin)
     calls = {name: name for name in results if name != OVER}
     settled = module_trial.run_trial(Trial(results), calls, chosen, place)  # type: ignore[arg-type]
     assert settled.winner == winner
@@ -76,11 +76,11 @@ def test_the_gate_lets_through_what_wins(
 
 def test_a_decision_about_other_candidates_is_not_taken_over(place: TuneContext) -> None:
     module_trial.run_trial(
-        Trial({"cudal1": CLEAR_GAIN}), {"cudal1": "cudal1"}, choices(place, "rewrites"), place
+        Trial({"cudal1": CLEAR_GAIN}), {"cudal1": "cudal1"}, make_choices(place, "rewrites"), place
     )  # type: ignore[arg-type]
     assert (
         module_trial.find_remembered_decision(
-            {"cudal1": "cudal1"}, choices(place, "rewrites", "eager"), place
+            {"cudal1": "cudal1"}, make_choices(place, "rewrites", "eager"), place
         )
         is None
     )
@@ -90,7 +90,7 @@ def test_torch_compile_that_fails_is_out_and_told_and_ours_that_fails_is_heard(
     place: TuneContext,
 ) -> None:
     both = {"torch.compile": "torch.compile", "cudal1": "cudal1"}
-    chosen = choices(place, "baseline", "eager+graph")
+    chosen = make_choices(place, "baseline", "eager+graph")
     settled = module_trial.run_trial(
         Failing("torch.compile", {"cudal1": CLEAR_GAIN}), both, chosen, place
     )  # type: ignore[arg-type]

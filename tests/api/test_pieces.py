@@ -44,9 +44,9 @@ class Branching(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def plant_every_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every graph that Dynamo brings finds a decision."""
-    ours = pieces.cudal1
+    original = pieces.cudal1
 
     def backend(
         gm: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
@@ -58,7 +58,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             )
         except NotLowerableError:
             return gm.forward
-        return ours(gm, inputs, options=options)
+        return original(gm, inputs, options=options)
 
     torch._dynamo.reset()
     monkeypatch.setattr(pieces, "cudal1", backend)
@@ -81,7 +81,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return takes
 
 
-def tuned(module: nn.Module, cache_dir: Path, **options: Any) -> nn.Module:
+def accelerate_tuned(module: nn.Module, cache_dir: Path, **options: Any) -> nn.Module:
     with torch.no_grad():
         return torch_cudal1.accelerate(module, X, on_miss="tune", cache_dir=cache_dir, **options)
 
@@ -96,23 +96,23 @@ def inputs(number: int) -> Iterator[torch.Tensor]:
 def test_graphs_that_win_stay_and_the_python_between_runs_once_a_call(
     tmp_path: Path, clock: dict[str, float]
 ) -> None:
-    module, own = tuned(Branching(), tmp_path), Branching()
+    module, plain = accelerate_tuned(Branching(), tmp_path), Branching()
     assert module.seen == []
     assert "on trial" in torch_cudal1.explain(module).gate[0]
     for x in inputs(60):
-        torch.testing.assert_close(module(x), own(x))
-        assert module.seen == own.seen
-    assert {"positive", "negative"} == set(own.seen)
-    told = torch_cudal1.explain(module)
-    assert "2.00x" in told.gate[0]
-    assert len(told.regions) >= 2
+        torch.testing.assert_close(module(x), plain(x))
+        assert module.seen == plain.seen
+    assert {"positive", "negative"} == set(plain.seen)
+    explanation = torch_cudal1.explain(module)
+    assert "2.00x" in explanation.gate[0]
+    assert len(explanation.regions) >= 2
 
 
 @torch.no_grad()
 def test_what_won_is_tried_again_by_the_next_process_without_a_search(
     tmp_path: Path, clock: dict[str, float]
 ) -> None:
-    module = tuned(Branching(), tmp_path)
+    module = accelerate_tuned(Branching(), tmp_path)
     for x in inputs(60):
         module(x)
     later = torch_cudal1.accelerate(Branching(), X, cache_dir=tmp_path)
@@ -124,10 +124,10 @@ def test_graphs_that_lose_leave_the_module_as_it_was(
     tmp_path: Path, clock: dict[str, float]
 ) -> None:
     clock["graphs"] = 1.99
-    module, own = tuned(Branching(), tmp_path), Branching()
+    module, plain = accelerate_tuned(Branching(), tmp_path), Branching()
     for x in inputs(40):
-        torch.testing.assert_close(module(x), own(x))
-    assert module.seen == own.seen
+        torch.testing.assert_close(module(x), plain(x))
+    assert module.seen == plain.seen
     assert "_compiled_call_impl" not in vars(module)
     assert "graphs with Python between" in torch_cudal1.explain(module).undone
 
@@ -136,7 +136,7 @@ def test_graphs_that_lose_leave_the_module_as_it_was(
 def test_nothing_runs_before_the_first_call(tmp_path: Path) -> None:
     module = Branching()
     before = state_of(module)
-    tuned(module, tmp_path)
+    accelerate_tuned(module, tmp_path)
     after = state_of(module)
     assert all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
@@ -145,7 +145,7 @@ def test_nothing_runs_before_the_first_call(tmp_path: Path) -> None:
     assert module.seen == []
 
 
-def trained(module: nn.Module, steps: int) -> list[torch.Tensor]:
+def train(module: nn.Module, steps: int) -> list[torch.Tensor]:
     """The losses of `steps` steps of SGD, and the weights after them."""
     optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.01), []
     for x in inputs(steps):
@@ -157,7 +157,7 @@ def trained(module: nn.Module, steps: int) -> list[torch.Tensor]:
     return [*losses, *(parameter.detach() for parameter in module.parameters())]
 
 
-def for_training(module: nn.Module, cache_dir: Path) -> nn.Module:
+def accelerate_for_training(module: nn.Module, cache_dir: Path) -> nn.Module:
     return torch_cudal1.accelerate(module, X, on_miss="tune", cache_dir=cache_dir)
 
 
@@ -166,11 +166,11 @@ def test_a_training_loop_is_its_own_trial(
     wins: bool, tmp_path: Path, clock: dict[str, float]
 ) -> None:
     clock["graphs"] = 1.0 if wins else 1.99
-    module, own = for_training(Branching(), tmp_path), Branching()
-    torch.testing.assert_close(trained(module, 60), trained(own, 60))
-    assert module.seen == own.seen
-    told = torch_cudal1.explain(module)
-    assert "pairs of training steps" in (told.gate[0] if wins else told.undone)
+    module, plain = accelerate_for_training(Branching(), tmp_path), Branching()
+    torch.testing.assert_close(train(module, 60), train(plain, 60))
+    assert module.seen == plain.seen
+    explanation = torch_cudal1.explain(module)
+    assert "pairs of training steps" in (explanation.gate[0] if wins else explanation.undone)
     assert ("_compiled_call_impl" in vars(module)) == wins
 
 
@@ -185,12 +185,12 @@ def test_calls_that_share_a_loss_are_one_step(
         end(trial, *call)
 
     monkeypatch.setattr(pieces.Pieces, "_end_step", note)
-    module, own = for_training(Branching(), tmp_path), Branching()
+    module, plain = accelerate_for_training(Branching(), tmp_path), Branching()
     for x in inputs(60):
-        losses = [kind(x).square().mean() + kind(-x).square().mean() for kind in (module, own)]
+        losses = [kind(x).square().mean() + kind(-x).square().mean() for kind in (module, plain)]
         gradients = [
             torch.autograd.grad(loss, list(kind.parameters()))
-            for loss, kind in zip(losses, (module, own), strict=True)
+            for loss, kind in zip(losses, (module, plain), strict=True)
         ]
         torch.testing.assert_close(*gradients)
     assert set(calls) == {2}
@@ -200,7 +200,7 @@ def test_calls_that_share_a_loss_are_one_step(
 def test_calls_that_want_gradients_and_get_none_end_the_trial_too(
     tmp_path: Path, clock: dict[str, float]
 ) -> None:
-    module = for_training(Branching(), tmp_path)
+    module = accelerate_for_training(Branching(), tmp_path)
     for x in inputs(400):
         module(x)
     assert not torch_cudal1.api.accelerate.is_on_trial(module)
@@ -212,50 +212,52 @@ def test_a_checkpointed_forward_is_the_modules_own_both_times(
     """It runs again in the backward, and must save as many tensors as it did before."""
     from torch.utils.checkpoint import checkpoint
 
-    module, own = for_training(Branching(), tmp_path), Branching()
+    module, plain = accelerate_for_training(Branching(), tmp_path), Branching()
     for number, x in enumerate(inputs(60)):
         if number % 3:
-            found = [
+            gradients = [
                 torch.autograd.grad(kind(x).square().mean(), list(kind.parameters()))
-                for kind in (module, own)
+                for kind in (module, plain)
             ]
         else:
-            results = [checkpoint(kind, x, use_reentrant=False) for kind in (module, own)]
-            found = [
+            results = [checkpoint(kind, x, use_reentrant=False) for kind in (module, plain)]
+            gradients = [
                 torch.autograd.grad(result.square().mean(), list(kind.parameters()))
-                for result, kind in zip(results, (module, own), strict=True)
+                for result, kind in zip(results, (module, plain), strict=True)
             ]
-        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*gradients)
 
 
 def test_a_gradient_can_be_differentiated_again(tmp_path: Path, clock: dict[str, float]) -> None:
-    module, own = for_training(Branching(), tmp_path), Branching()
+    module, plain = accelerate_for_training(Branching(), tmp_path), Branching()
     for x in inputs(40):
-        found = []
-        for kind in (module, own):
+        gradients = []
+        for kind in (module, plain):
             leaf = x.clone().requires_grad_()
             (gradient,) = torch.autograd.grad(kind(leaf).square().sum(), leaf, create_graph=True)
-            found.append(torch.autograd.grad(gradient.square().sum(), [leaf, *kind.parameters()]))
-        torch.testing.assert_close(*found)
+            gradients.append(
+                torch.autograd.grad(gradient.square().sum(), [leaf, *kind.parameters()])
+            )
+        torch.testing.assert_close(*gradients)
 
 
 def test_a_backward_can_be_repeated(tmp_path: Path, clock: dict[str, float]) -> None:
-    module, own = for_training(Branching(), tmp_path), Branching()
+    module, plain = accelerate_for_training(Branching(), tmp_path), Branching()
     for number, x in enumerate(inputs(40)):
-        found = []
-        for kind in (module, own):
+        gradients = []
+        for kind in (module, plain):
             if number % 2:
                 kind(
                     x
                 ).sum().backward()  # what it saved may be written over, but not what a later one will save
             loss = kind(x).square().sum()
-            found.append(
+            gradients.append(
                 [
                     torch.autograd.grad(loss, list(kind.parameters()), retain_graph=True)
                     for _ in range(2)
                 ]
             )
-        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*gradients)
 
 
 @torch.no_grad()
@@ -270,11 +272,11 @@ def test_a_number_asked_of_a_tensor_is_a_break_and_no_constant(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(x @ self.first) - x.mean().item()
 
-    module, own = tuned(Centred(), tmp_path), Centred()
+    module, plain = accelerate_tuned(Centred(), tmp_path), Centred()
     assert "on trial" in torch_cudal1.explain(module).gate[0]
     (bound,) = module._compiled_call_impl.bindings.values()
     for x in inputs(60):
-        torch.testing.assert_close(module(x), own(x))
+        torch.testing.assert_close(module(x), plain(x))
     assert bound.pieces.graphs <= 4
 
 
@@ -304,18 +306,18 @@ class Failing(Branching):
 def test_what_eager_raises_is_raised_at_every_stage_of_the_trial(
     code: int, tmp_path: Path, clock: dict[str, float]
 ) -> None:
-    module, own = tuned(Failing(), tmp_path), Failing()
+    module, plain = accelerate_tuned(Failing(), tmp_path), Failing()
     bad = X.clone()
     bad[0, 0] = code
     good = X.clone()
     good[0, 0] = 0
     with pytest.raises((KeyError, RuntimeError, IndexError)) as expected:
-        own(bad)
+        plain(bad)
     for _ in range(30):
-        with pytest.raises(expected.type) as found:
+        with pytest.raises(expected.type) as caught:
             module(bad)
-        assert type(found.value) is expected.type
-        torch.testing.assert_close(module(good), own(good))
+        assert type(caught.value) is expected.type
+        torch.testing.assert_close(module(good), plain(good))
 
 
 @torch.no_grad()
@@ -332,11 +334,11 @@ def test_a_class_whose_body_dynamo_forgets_is_watched(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * Held.gain
 
-    module, own = tuned(Gained(), tmp_path), Gained()
+    module, plain = accelerate_tuned(Gained(), tmp_path), Gained()
     for number, x in enumerate(inputs(40)):
         if number % 10 == 9:
             Held.gain += 1.0
-        torch.testing.assert_close(module(x), own(x))
+        torch.testing.assert_close(module(x), plain(x))
     (bound,) = module._compiled_call_impl.bindings.values()
     assert not bound.pieces.holds({})
 
@@ -345,14 +347,14 @@ def test_a_class_whose_body_dynamo_forgets_is_watched(
 def test_threads_that_call_during_the_trial_get_eagers_answers(
     tmp_path: Path, clock: dict[str, float]
 ) -> None:
-    module, own = tuned(Branching(), tmp_path), Branching()
+    module, plain = accelerate_tuned(Branching(), tmp_path), Branching()
     wrong: list[Exception] = []
 
     def call() -> None:
         try:
             for x in inputs(20):
                 with torch.no_grad():
-                    torch.testing.assert_close(module(x), own(x))
+                    torch.testing.assert_close(module(x), plain(x))
         except AssertionError as error:
             wrong.append(error)
 
@@ -386,16 +388,16 @@ def test_on_a_gpu_the_trial_measures_and_its_answers_are_eagers(
     monkeypatch.setitem(
         globals(),
         "plant_regions",
-        lambda found, folder: plant(found, folder, schedule="eager+graph", device="cuda:0"),
+        lambda regions, folder: plant(regions, folder, schedule="eager+graph", device="cuda:0"),
     )
-    module, own, x = Long().cuda(), Long().cuda(), X.cuda()
+    module, plain, x = Long().cuda(), Long().cuda(), X.cuda()
     torch_cudal1.accelerate(module, x, on_miss="tune", cache_dir=tmp_path)
     for number in range(80):
-        torch.testing.assert_close(module(x + number), own(x + number), rtol=1e-3, atol=1e-3)
-    assert module.seen == own.seen
-    told = torch_cudal1.explain(module)
-    print(told.gate, told.undone)
-    assert "pairs of calls" in (*told.gate, told.undone)[0]
+        torch.testing.assert_close(module(x + number), plain(x + number), rtol=1e-3, atol=1e-3)
+    assert module.seen == plain.seen
+    explanation = torch_cudal1.explain(module)
+    print(explanation.gate, explanation.undone)
+    assert "pairs of calls" in (*explanation.gate, explanation.undone)[0]
 
 
 @torch.no_grad()
@@ -405,9 +407,9 @@ def test_random_numbers_are_those_of_eager(tmp_path: Path, clock: dict[str, floa
             h = x @ self.first + torch.rand(8)
             return h * 2 if bool(h.sum() > 0) else h + torch.randn(4, 8)
 
-    module, own = tuned(Noisy(), tmp_path), Noisy()
+    module, plain = accelerate_tuned(Noisy(), tmp_path), Noisy()
     for number, x in enumerate(inputs(60)):
         torch.manual_seed(number)
         got = module(x)
         torch.manual_seed(number)
-        torch.testing.assert_close(got, own(x))
+        torch.testing.assert_close(got, plain(x))

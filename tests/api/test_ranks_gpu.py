@@ -16,6 +16,6 @@ from tests.api.rank_crew import crew
 def test_every_gpu_runs_what_the_first_rank_knows(world, tmp_path):
     if torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} NVIDIA GPUs")
-    seen = crew(world, tmp_path, "cuda")
-    sharded.check_data_parallel(seen)
-    sharded.check(seen)
+    outcomes = crew(world, tmp_path, "cuda")
+    sharded.check_data_parallel(outcomes)
+    sharded.check(outcomes)

@@ -20,29 +20,29 @@ LEFT_OUT = {
 }
 
 
-def check_data_parallel(seen: list[dict[str, Any]]) -> None:
+def check_data_parallel(outcomes: list[dict[str, Any]]) -> None:
     """Every rank runs the first one's choice, by digest, in inference and in a training step inside
     DDP.
     """
-    first, *others = (rank["data_parallel"] for rank in seen)
+    first, *other_ranks = (rank["data_parallel"] for rank in outcomes)
     assert first["digests"]
     assert first["shift"] == 1.0
     assert first["graphs"] == [2]  # a forward and a backward
-    for other in others:
+    for other in other_ranks:
         assert other["digests"] == first["digests"]
         assert (other["shift"], other["graphs"]) == (1.0, [2])
         assert other["gradient"] == pytest.approx(first["gradient"])
 
 
-def check(seen: list[dict[str, Any]]) -> None:
+def check(outcomes: list[dict[str, Any]]) -> None:
     """What every crew must have seen, whatever its size."""
-    for number, rank in enumerate(seen):
+    for number, rank in enumerate(outcomes):
         assert {name for name, scene in rank.items() if not scene.get("right", True)} == set()
         assert {name for name, scene in rank.items() if not scene.get("gradients", True)} == set()
         for scene, reason in LEFT_OUT.items():
             if number and scene.endswith("compiled"):
                 continue  # the others were told to run Inductor, and looked no further
-            assert any(reason in told for told in rank[scene]["reasons"]), (
+            assert any(reason in text for text in rank[scene]["reasons"]), (
                 scene,
                 rank[scene]["reasons"],
             )
@@ -59,18 +59,18 @@ def check(seen: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return crew(2, tmp_path_factory.mktemp("sharded"), "cpu")
 
 
-def test_ranks_in_ddp_run_what_the_first_one_knows(seen):
-    check_data_parallel(seen)
+def test_ranks_in_ddp_run_what_the_first_one_knows(outcomes):
+    check_data_parallel(outcomes)
 
 
-def test_sharded_models_give_right_answers_by_one_choice_or_by_the_baseline_with_a_reason(seen):
-    check(seen)
+def test_sharded_models_give_right_answers_by_one_choice_or_by_the_baseline_with_a_reason(outcomes):
+    check(outcomes)
 
 
-def test_what_is_decided_for_a_block_runs_on_every_rank_of_a_sharded_model(seen):
-    first, second = (rank["blocks_compiled_and_sharded"] for rank in seen)
+def test_what_is_decided_for_a_block_runs_on_every_rank_of_a_sharded_model(outcomes):
+    first, second = (rank["blocks_compiled_and_sharded"] for rank in outcomes)
     assert (first["swapped"], first["agreed"]) == (second["swapped"], second["agreed"])

@@ -72,7 +72,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "seen.jsonl"
 
 
-def accelerated(module: nn.Module, tmp_path: Path, example: Any = None, **options: Any) -> Any:
+def accelerate_recorded(
+    module: nn.Module, tmp_path: Path, example: Any = None, **options: Any
+) -> Any:
     return torch_cudal1.accelerate(
         module, example, cache_dir=tmp_path / "cache", strictness="error", **options
     )
@@ -80,10 +82,11 @@ def accelerated(module: nn.Module, tmp_path: Path, example: Any = None, **option
 
 def counts(file: Path) -> dict[str, int]:
     """Calls by the shapes of the tensors."""
-    found = read_calls(file)
-    assert not found.problems
+    contents = read_calls(file)
+    assert not contents.problems
     return {
-        str([leaf[1] for leaf in _tensors(json.loads(one.form))]): one.calls for one in found.seen
+        str([leaf[1] for leaf in _tensors(json.loads(record.form))]): record.calls
+        for record in contents.seen
     }
 
 
@@ -106,7 +109,7 @@ def test_every_call_is_counted_by_its_form_on_the_quick_way_too(tmp_path, file, 
         )
     module, x = nn.Linear(4, 4), torch.randn(2, 4)
     plant(module, x, tmp_path / "cache")
-    accelerated(module, tmp_path, x)
+    accelerate_recorded(module, tmp_path, x)
     table = module._compiled_call_impl._table
     assert (table is not None) == quick or quick  # without the extension both are the slow way
     for _ in range(5):
@@ -125,14 +128,14 @@ def test_every_call_is_counted_by_its_form_on_the_quick_way_too(tmp_path, file, 
 def test_a_module_that_is_best_left_alone_is_watched_while_a_recording_runs(tmp_path, file):
     module = nn.Dropout(0.5)  # nothing is prepared for random numbers
     with torch_cudal1.record(file):
-        accelerated(module, tmp_path, torch.ones(2))
+        accelerate_recorded(module, tmp_path, torch.ones(2))
         for _ in range(4):
             module(torch.ones(3))
     assert counts(file) == {"[[3]]": 4}
 
 
 def test_start_and_stop_and_two_recordings_at_once(tmp_path, file):
-    module, x = accelerated(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
+    module, x = accelerate_recorded(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
     first, second = torch_cudal1.record(file), torch_cudal1.record(tmp_path / "other")
     first.start()
     module(x)
@@ -147,7 +150,7 @@ def test_start_and_stop_and_two_recordings_at_once(tmp_path, file):
 
 
 def test_modes_are_part_of_what_is_seen(tmp_path, file):
-    module, x = accelerated(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
+    module, x = accelerate_recorded(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
     with torch_cudal1.record(file):
         module.eval()(x)
         module.train()(x)
@@ -155,7 +158,7 @@ def test_modes_are_part_of_what_is_seen(tmp_path, file):
             module(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             module(x)
-    modes = {one.mode for one in read_calls(file).seen}
+    modes = {record.mode for record in read_calls(file).seen}
     autocast = Mode(False, True, (("cpu", "bfloat16"),))
     assert modes == {Mode(False, False), Mode(False, True), Mode(True, True), autocast}
 
@@ -172,14 +175,14 @@ def test_graphs_of_the_backend_are_counted_and_named_by_arguments(tmp_path, file
         )
         for _ in range(3):
             compiled(*inputs)
-    (seen,) = read_calls(file).seen
-    assert (seen.kind, seen.calls) == ("graph", 3)
-    assert sorted(json.loads(seen.form)["d"]) == ["scale", "tokens"]
+    (record_seen,) = read_calls(file).seen
+    assert (record_seen.kind, record_seen.calls) == ("graph", 3)
+    assert sorted(json.loads(record_seen.form)["d"]) == ["scale", "tokens"]
     torch._dynamo.reset()
 
 
 def test_a_graph_with_dynamic_shapes_is_counted_by_the_shapes_that_come(
-    tmp_path, file, searched, monkeypatch
+    tmp_path, file, instant_search, monkeypatch
 ):
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
@@ -195,10 +198,14 @@ def test_a_graph_with_dynamic_shapes_is_counted_by_the_shapes_that_come(
             torch.zeros(9, 9, dtype=torch.int64), torch.ones(1), times=0.5
         )  # a number of which Dynamo makes a tensor
     torch._dynamo.reset()
-    seen = counts(file)
-    assert {"[[1], [4, 2]]": 1, "[[1], [4, 3]]": 3, "[[1], [4, 5]]": 1}.items() <= seen.items()
-    assert len(seen) == 4
-    assert searched == []
+    calls_by_shape = counts(file)
+    assert {
+        "[[1], [4, 2]]": 1,
+        "[[1], [4, 3]]": 3,
+        "[[1], [4, 5]]": 1,
+    }.items() <= calls_by_shape.items()
+    assert len(calls_by_shape) == 4
+    assert instant_search == []
     results = torch_cudal1.warmup(
         target(tmp_path), settings=Settings(cache_dir=tmp_path / "warm"), recording=file
     )
@@ -211,7 +218,7 @@ def test_a_graph_with_dynamic_shapes_is_counted_by_the_shapes_that_come(
 
 def test_no_value_and_no_text_is_written(tmp_path, file):
     module, _ = make_net()
-    accelerated(module, tmp_path)
+    accelerate_recorded(module, tmp_path)
     secret = torch.tensor([[3, 3, 3, 2]])
     with torch_cudal1.record(file):
         module(secret, torch.full((1,), 1234.5), style="my password", times=2)
@@ -225,7 +232,7 @@ def test_no_value_and_no_text_is_written(tmp_path, file):
 # --- the file
 
 
-def seen(name: str = "Net", calls: int = 1) -> CallRecord:
+def make_record(name: str = "Net", calls: int = 1) -> CallRecord:
     return CallRecord("module", name, "0" * 16, '{"u":[]}', Mode(False, False), calls)
 
 
@@ -235,26 +242,28 @@ def test_lines_of_many_processes_are_all_there(file):
     for _ in range(4):
         child = os.fork()
         if child == 0:
-            stored = [append_calls(file, [seen("a" * 300), seen("b")]) for _ in range(100)]
-            os._exit(0 if all(isinstance(one, Stored) for one in stored) else 1)
+            stored = [
+                append_calls(file, [make_record("a" * 300), make_record("b")]) for _ in range(100)
+            ]
+            os._exit(0 if all(isinstance(record, Stored) for record in stored) else 1)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
-    found = read_calls(file)
-    assert not found.problems
-    assert {one.name[0]: one.calls for one in found.seen} == {"a": 400, "b": 400}
+    contents = read_calls(file)
+    assert not contents.problems
+    assert {record.name[0]: record.calls for record in contents.seen} == {"a": 400, "b": 400}
 
 
 def test_what_is_damaged_or_foreign_is_named_and_the_rest_is_used(file):
-    append_calls(file, [seen("first", 2)])
+    append_calls(file, [make_record("first", 2)])
     good = file.read_bytes().strip()
     with open(file, "ab") as stream:
         stream.write(good.replace(b'"calls":2', b'"calls":9') + b"\n")  # changed
         stream.write(b"hello\n[1, 2]\n{}\n\xff\xfe\n" + b"[" * 100_000 + b"\n")
         stream.write(good[: len(good) // 2])  # cut short by a kill, without a line's end
-    append_calls(file, [seen("last", 3)])
-    found = read_calls(file)
-    assert {one.name: one.calls for one in found.seen} == {"first": 2, "last": 3}
-    assert [int(problem.split("line ")[1].split()[0]) for problem in found.problems] == [
+    append_calls(file, [make_record("last", 3)])
+    contents = read_calls(file)
+    assert {record.name: record.calls for record in contents.seen} == {"first": 2, "last": 3}
+    assert [int(problem.split("line ")[1].split()[0]) for problem in contents.problems] == [
         3,
         4,
         5,
@@ -263,10 +272,10 @@ def test_what_is_damaged_or_foreign_is_named_and_the_rest_is_used(file):
         8,
         9,
     ]
-    assert "check sum" in found.problems[0]
+    assert "check sum" in contents.problems[0]
 
 
-def _parsed_body(body: Any) -> Any:
+def _parse_body(body: Any) -> Any:
     return _parse_line(json.dumps({"body": body, "check": _check(body)}).encode())
 
 
@@ -274,7 +283,7 @@ def test_a_line_that_lies_about_its_types_is_refused(file):
     mode = {"grad": 1, "training": False, "autocast": {}}
     body: dict[str, Any] = {"kind": "module", "name": "x", "identity": "y", "form": {}, "calls": 1}
     body |= {"mode": mode | {"grad": True}}
-    assert not isinstance(_parsed_body(body), str)
+    assert not isinstance(_parse_body(body), str)
     bodies = [
         body | {"mode": mode},
         body | {"kind": "other"},
@@ -282,15 +291,17 @@ def test_a_line_that_lies_about_its_types_is_refused(file):
         body | {"calls": True},
         body | {"name": 3},
     ]
-    file.write_text("\n".join(json.dumps({"body": one, "check": _check(one)}) for one in bodies))
+    file.write_text(
+        "\n".join(json.dumps({"body": content, "check": _check(content)}) for content in bodies)
+    )
     assert len(read_calls(file).problems) == len(bodies)
 
 
 def test_the_file_stays_below_its_limit_and_the_report_says_so(tmp_path, file, monkeypatch):
-    assert isinstance(append_calls(file, [seen()], limit_bytes=1000), Stored)
-    assert isinstance(append_calls(file, [seen("x" * 2000)], limit_bytes=1000), Refusal)
+    assert isinstance(append_calls(file, [make_record()], limit_bytes=1000), Stored)
+    assert isinstance(append_calls(file, [make_record("x" * 2000)], limit_bytes=1000), Refusal)
     assert file.stat().st_size < 1000
-    module = accelerated(nn.Linear(4, 4), tmp_path)
+    module = accelerate_recorded(nn.Linear(4, 4), tmp_path)
     with torch_cudal1.record(tmp_path):  # a folder: nothing can be appended
         module(torch.randn(2, 4))
     assert torch_cudal1.report().counters["record.not_stored"] == 1
@@ -298,7 +309,7 @@ def test_the_file_stays_below_its_limit_and_the_report_says_so(tmp_path, file, m
 
 def test_memory_is_bounded(tmp_path, file, monkeypatch):
     monkeypatch.setattr(recorder, "MAX_FORMS", 3)
-    module = accelerated(nn.Linear(4, 4), tmp_path)
+    module = accelerate_recorded(nn.Linear(4, 4), tmp_path)
     with torch_cudal1.record(file):
         for size in range(1, 6):
             module(torch.randn(size, 4))
@@ -311,7 +322,7 @@ def test_counts_are_written_while_a_process_runs_and_again_only_when_they_double
     tmp_path, file, monkeypatch
 ):
     monkeypatch.setattr(recorder, "WRITE_INTERVAL_S", 0.01)
-    module, x = accelerated(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
+    module, x = accelerate_recorded(nn.Linear(4, 4), tmp_path), torch.randn(2, 4)
     with torch_cudal1.record(file):
         for _ in range(8):
             module(x)
@@ -345,7 +356,7 @@ with torch.no_grad():
     os.waitpid(child, 0)
 """
     environment = {**os.environ, "TORCH_CUDAL1_RECORD": str(file), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env=environment,
@@ -354,7 +365,7 @@ with torch.no_grad():
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert process.returncode == 0, process.stderr[-2000:]
     assert counts(file) == {"[[2, 4]]": 8}
 
 
@@ -385,8 +396,8 @@ def test_what_is_made_has_the_form_that_was_described(value):
 
 def test_made_indices_are_those_of_the_example_and_made_flags_too():
     form = describe(torch.zeros(40, dtype=torch.int64))
-    made = make_inputs(form, torch.device("cpu"), torch.tensor([[3, 7]]))
-    assert set(made.tolist()) == {3, 7}
+    tensor = make_inputs(form, torch.device("cpu"), torch.tensor([[3, 7]]))
+    assert set(tensor.tolist()) == {3, 7}
     assert not make_inputs(form, torch.device("cpu")).any()
     assert not make_inputs(
         describe(torch.ones(9, dtype=torch.bool)), torch.device("cpu"), torch.tensor([False])
@@ -419,7 +430,7 @@ def test_a_form_that_nothing_can_be_made_of_is_refused(form):
 
 
 @pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def instant_search(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A search that takes no time and accepts the region as it is; the names of what was searched
     for.
     """
@@ -438,9 +449,9 @@ def target(tmp_path: Path) -> str:
     return f"{tmp_path / 'served.py'}:make"
 
 
-def test_every_recorded_form_is_warmed_and_then_known(tmp_path, file, searched):
+def test_every_recorded_form_is_warmed_and_then_known(tmp_path, file, instant_search):
     module, _ = make_net()
-    accelerated(module, tmp_path)
+    accelerate_recorded(module, tmp_path)
     calls = [
         ((torch.tensor([[1, 2], [3, 4]]), torch.ones(1)), {}),
         ((torch.tensor([[1]]), torch.ones(1)), {"times": 3, "style": "x"}),
@@ -458,11 +469,11 @@ def test_every_recorded_form_is_warmed_and_then_known(tmp_path, file, searched):
     assert "texts are not recorded" in (
         results[1].error or ""
     )  # and the target has none of its own at that place
-    assert searched == [region.key for region in capture_regions(module, *calls[0])]
+    assert instant_search == [region.key for region in capture_regions(module, *calls[0])]
 
 
 def test_the_same_call_recorded_by_the_backend_is_warmed_for_it(
-    tmp_path, file, searched, monkeypatch
+    tmp_path, file, instant_search, monkeypatch
 ):
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx", lambda gm, inputs, config_patches=None: gm.forward
@@ -482,17 +493,19 @@ def test_the_same_call_recorded_by_the_backend_is_warmed_for_it(
     torch._dynamo.reset()
 
 
-def test_a_recording_of_another_module_is_refused_with_what_it_holds(tmp_path, file, searched):
-    module = accelerated(nn.Linear(4, 4), tmp_path)
+def test_a_recording_of_another_module_is_refused_with_what_it_holds(
+    tmp_path, file, instant_search
+):
+    module = accelerate_recorded(nn.Linear(4, 4), tmp_path)
     with torch_cudal1.record(file):
         module(torch.randn(2, 4))
     with pytest.raises(TargetError, match="module Linear"):
         torch_cudal1.warmup(target(tmp_path), settings=Settings(cache_dir=tmp_path), recording=file)
 
 
-def test_a_module_inside_the_target_is_found_too(tmp_path, file, searched):
+def test_a_module_inside_the_target_is_found_too(tmp_path, file, instant_search):
     module, _ = make_net()
-    accelerated(module.linear, tmp_path)
+    accelerate_recorded(module.linear, tmp_path)
     with torch_cudal1.record(file):
         module.linear(torch.randn(6, 8))
     (result,) = torch_cudal1.warmup(
@@ -503,11 +516,11 @@ def test_a_module_inside_the_target_is_found_too(tmp_path, file, searched):
 
 
 def test_the_command_takes_a_recording_and_names_lines_that_are_not_used(
-    tmp_path, file, searched, capsys, caplog, monkeypatch
+    tmp_path, file, instant_search, capsys, caplog, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "300")
     module, _ = make_net()
-    accelerated(module, tmp_path)
+    accelerate_recorded(module, tmp_path)
     with torch_cudal1.record(file):
         module(torch.tensor([[1, 2]]), torch.ones(1))
     with open(file, "a") as stream:

@@ -62,7 +62,7 @@ def there_and_back(program: Program, there: str, back: str, by: float, undone_by
     return replace(program, steps=(*program.steps, *steps), outputs=(new + 1, *program.outputs[1:]))
 
 
-def doubled_and_halved(program: Program) -> Program:
+def double_and_halve(program: Program) -> Program:
     """The same results by another Program."""
     return there_and_back(program, "mul", "mul", 2.0, 0.5)
 
@@ -102,20 +102,20 @@ def x() -> torch.Tensor:
 def net(tmp_path: Path, x: torch.Tensor) -> Net:
     """A module for which a right kernel is stored."""
     module = Net()
-    plant(module, x, tmp_path, change=doubled_and_halved)
+    plant(module, x, tmp_path, change=double_and_halve)
     return module
 
 
-def accelerated(module: nn.Module, x: Any, tmp_path: Path, **options: Any) -> Any:
-    given = {"cache_dir": tmp_path, "strictness": "error", "shadow_rate": 1.0, **options}
-    return torch_cudal1.accelerate(module, x, **given)
+def accelerate_watched(module: nn.Module, x: Any, tmp_path: Path, **options: Any) -> Any:
+    settings = {"cache_dir": tmp_path, "strictness": "error", "shadow_rate": 1.0, **options}
+    return torch_cudal1.accelerate(module, x, **settings)
 
 
-def events(what: str) -> list[telemetry.Event]:
+def events(name: str) -> list[telemetry.Event]:
     return [
         event
         for event in torch_cudal1.report().events
-        if event.stage == "shadow" and event.what == what
+        if event.stage == "shadow" and event.what == name
     ]
 
 
@@ -131,12 +131,12 @@ def test_what_is_left_of_sums_that_cancel_is_measured_by_their_terms(tmp_path, t
     half = terms * (1 + torch.rand(3, 4))
     x = torch.cat([half, half * (1 + 1e-3 / terms)], 1)
     plant(layer, x, tmp_path, change=through_a_thousand)
-    accelerated(layer, x, tmp_path)
-    own = layer._call_impl(x)
-    found = layer(x)
+    accelerate_watched(layer, x, tmp_path)
+    expected = layer._call_impl(x)
+    output = layer(x)
     assert torch_cudal1.report().counters["shadow_checks"] == 1
     mismatch = terms == 1.0
-    assert torch.equal(found, own) == mismatch  # then the baseline's result is returned
+    assert torch.equal(output, expected) == mismatch  # then the baseline's result is returned
     assert len(events("mismatch")) == mismatch
 
 
@@ -151,10 +151,10 @@ def test_a_kernel_that_goes_wrong_is_caught_and_the_call_returns_the_baseline_s_
     elif not native.status()[0]:
         pytest.skip("the quick way needs the C++ extension")
     worn = Worn(monkeypatch, good=3)
-    accelerated(net, x, tmp_path)
-    own = net._call_impl(x)
+    accelerate_watched(net, x, tmp_path)
+    expected = net._call_impl(x)
     with caplog.at_level(logging.ERROR, "torch_cudal1"):
-        assert all(torch.equal(net(x), own) for _ in range(8))
+        assert all(torch.equal(net(x), expected) for _ in range(8))
     assert worn.calls == 4  # the fourth was wrong, its result was not used, and there was no fifth
     (event,) = events("mismatch")
     assert "rms" in event.facts["reason"]
@@ -164,9 +164,9 @@ def test_a_kernel_that_goes_wrong_is_caught_and_the_call_returns_the_baseline_s_
 
 def test_without_shadow_checks_the_same_fault_is_not_seen(net, x, tmp_path, monkeypatch):
     Worn(monkeypatch, good=3)
-    accelerated(net, x, tmp_path, shadow_rate=0.0)
-    own = net._call_impl(x)
-    assert not all(torch.equal(net(x), own) for _ in range(8))
+    accelerate_watched(net, x, tmp_path, shadow_rate=0.0)
+    expected = net._call_impl(x)
+    assert not all(torch.equal(net(x), expected) for _ in range(8))
 
 
 def test_every_module_that_runs_the_kernel_stops_even_an_unwatched_one(
@@ -174,10 +174,10 @@ def test_every_module_that_runs_the_kernel_stops_even_an_unwatched_one(
 ):
     worn = Worn(monkeypatch, good=4)
     other = Net()
-    accelerated(other, x, tmp_path, shadow_rate=0.0)
+    accelerate_watched(other, x, tmp_path, shadow_rate=0.0)
     assert torch.equal(other(x), other._call_impl(x))
     assert torch.equal(other(x), other._call_impl(x))
-    accelerated(net, x, tmp_path)
+    accelerate_watched(net, x, tmp_path)
     net(x), net(x), net(x)
     assert worn.calls == 5
     assert torch.equal(other(x), other._call_impl(x))
@@ -186,7 +186,7 @@ def test_every_module_that_runs_the_kernel_stops_even_an_unwatched_one(
 
 def test_the_backend_s_graphs_are_checked_too(x, tmp_path, monkeypatch):
     module = Net()
-    assert plant_compiled(lambda call: call(x), module, tmp_path, doubled_and_halved) == 1
+    assert plant_compiled(lambda call: call(x), module, tmp_path, double_and_halve) == 1
     Worn(monkeypatch, good=2)
     options = {"cache_dir": tmp_path, "strictness": "error", "shadow_rate": 1.0}
     compiled = torch.compile(module, backend=cudal1, options=options)
@@ -200,9 +200,9 @@ def test_a_training_forward_is_checked_and_its_backward_is_left_out_with_a_reaso
 ):
     module = Net()
     with torch.enable_grad():
-        plant(module, x, tmp_path, change=doubled_and_halved)
+        plant(module, x, tmp_path, change=double_and_halve)
         Worn(monkeypatch, good=0)
-        accelerated(module, x, tmp_path)
+        accelerate_watched(module, x, tmp_path)
         got = module(x)
         assert torch.equal(got, module._call_impl(x))
         got.sum().backward()
@@ -215,7 +215,7 @@ def test_a_training_forward_is_checked_and_its_backward_is_left_out_with_a_reaso
 
 def test_a_quarantine_holds_in_a_new_process_and_under_every_on_miss(net, x, tmp_path, monkeypatch):
     Worn(monkeypatch, good=0)
-    accelerated(net, x, tmp_path)
+    accelerate_watched(net, x, tmp_path)
     net(x)
     code = f"""
 import torch, torch_cudal1
@@ -226,7 +226,7 @@ with torch.no_grad():
     torch_cudal1.accelerate(net, x, cache_dir={str(tmp_path)!r}, on_miss="error", strictness="error")
     print(net(x).shape, torch_cudal1.report().counters["resolve.quarantined"], torch_cudal1.explain(net).regions[0].reason)
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
@@ -235,8 +235,8 @@ with torch.no_grad():
         env=dict(os.environ),
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "1 quarantined: a shadow check found it wrong" in done.stdout
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "1 quarantined: a shadow check found it wrong" in process.stdout
 
 
 def test_a_search_does_not_take_the_same_candidate_again(net, x, tmp_path, monkeypatch):
@@ -244,7 +244,7 @@ def test_a_search_does_not_take_the_same_candidate_again(net, x, tmp_path, monke
     place = make_context(
         torch.device("cpu"), Settings(cache_dir=tmp_path, on_miss="tune", budget_s=0.5)
     )
-    candidate = Candidate(doubled_and_halved(region.program), "eager", "rewrites", ("planted",))
+    candidate = Candidate(double_and_halve(region.program), "eager", "rewrites", ("planted",))
     judged: list[str] = []
     monkeypatch.setattr(
         "torch_cudal1.judge.evaluate_candidate",
@@ -269,8 +269,8 @@ def test_another_candidate_of_the_region_may_run_and_another_region_s_same_one_t
 ):
     (region,) = capture_regions(net, (x,))
     place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path))
-    held = choose(region, place).candidate
-    quarantine_candidate(tmp_path, QuarantineRecord(region.key, held.digest, "it was wrong"))
+    candidate = choose(region, place).candidate
+    quarantine_candidate(tmp_path, QuarantineRecord(region.key, candidate.digest, "it was wrong"))
     assert not choose(region, place).swapped
     place.cache.put(
         entry_for(
@@ -278,7 +278,7 @@ def test_another_candidate_of_the_region_may_run_and_another_region_s_same_one_t
         )
     )
     assert choose(region, place).swapped
-    assert find_quarantine_reason([tmp_path], "0" * 64, held.digest) is None
+    assert find_quarantine_reason([tmp_path], "0" * 64, candidate.digest) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"region_key": "x"}', b"[1, 2]", b"\xff\xff"])
@@ -297,9 +297,9 @@ def test_a_damaged_record_still_holds_its_candidate_back(net, x, tmp_path, damag
 def test_records_of_read_only_folders_hold_too(net, x, tmp_path):
     (region,) = capture_regions(net, (x,))
     settings = Settings(cache_dir=tmp_path, read_only_caches=(tmp_path / "shared",))
-    held = choose(region, make_context(torch.device("cpu"), settings)).candidate
+    candidate = choose(region, make_context(torch.device("cpu"), settings)).candidate
     quarantine_candidate(
-        tmp_path / "shared", QuarantineRecord(region.key, held.digest, "wrong elsewhere")
+        tmp_path / "shared", QuarantineRecord(region.key, candidate.digest, "wrong elsewhere")
     )
     assert "wrong elsewhere" in choose(region, make_context(torch.device("cpu"), settings)).reason
 
@@ -308,7 +308,7 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine
     net, x, tmp_path, monkeypatch, caplog
 ):
     before = set(swapping._in_use)
-    accelerated(net, x, tmp_path)
+    accelerate_watched(net, x, tmp_path)
     (swapped,) = set(swapping._in_use) - before
     runner = swapped._runner
     assert isinstance(runner, _CheckedCallable)
@@ -316,8 +316,8 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine
     monkeypatch.setattr(
         runner, "_runner", lambda inputs: [out * 2 for out in runner._swapped.reference(inputs)]
     )
-    own = net._call_impl(x)
-    assert all(torch.equal(net(x), own) for _ in range(3))
+    expected = net._call_impl(x)
+    assert all(torch.equal(net(x), expected) for _ in range(3))
     assert "not_stored" in events("mismatch")[0].facts
     assert "not written down" in caplog.text
 
@@ -325,7 +325,7 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_quarantine
 def test_list_and_show_say_it_and_purge_lifts_it(net, x, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     Worn(monkeypatch, good=0)
-    accelerated(net, x, tmp_path)
+    accelerate_watched(net, x, tmp_path)
     net(x)
     (record,) = list_quarantined([tmp_path])
     folder = ("--cache-dir", str(tmp_path))
@@ -357,16 +357,16 @@ def test_purging_an_entry_takes_its_record_along(net, x, tmp_path):
 
 def test_the_user_s_function_gets_the_event_and_may_raise(net, x, tmp_path, monkeypatch):
     Worn(monkeypatch, good=1)
-    told: list[telemetry.Event] = []
+    events_seen: list[telemetry.Event] = []
 
     def alert(event: telemetry.Event) -> None:
-        told.append(event)
+        events_seen.append(event)
         raise RuntimeError("the pager is broken")
 
-    accelerated(net, x, tmp_path, on_mismatch=alert)
-    own = net._call_impl(x)
-    assert all(torch.equal(net(x), own) for _ in range(3))
-    assert [(event.stage, event.what) for event in told] == [("shadow", "mismatch")]
+    accelerate_watched(net, x, tmp_path, on_mismatch=alert)
+    expected = net._call_impl(x)
+    assert all(torch.equal(net(x), expected) for _ in range(3))
+    assert [(event.stage, event.what) for event in events_seen] == [("shadow", "mismatch")]
     assert "the pager is broken" in events("callback_failed")[0].facts["reason"]
 
 
@@ -374,11 +374,11 @@ def test_the_function_may_be_named_and_a_name_that_is_not_there_is_refused(
     net, x, tmp_path, monkeypatch
 ):
     with pytest.raises(SettingError, match="no_such_module"):
-        accelerated(net, x, tmp_path, on_mismatch="no_such_module:alert")
+        accelerate_watched(net, x, tmp_path, on_mismatch="no_such_module:alert")
     with pytest.raises(SettingError, match="it names a"):
-        accelerated(net, x, tmp_path, on_mismatch="math:pi")
+        accelerate_watched(net, x, tmp_path, on_mismatch="math:pi")
     Worn(monkeypatch, good=0)
-    accelerated(net, x, tmp_path, on_mismatch="builtins:print")
+    accelerate_watched(net, x, tmp_path, on_mismatch="builtins:print")
     net(x)
     assert events("mismatch")
 
@@ -388,7 +388,7 @@ def test_the_function_may_be_named_and_a_name_that_is_not_there_is_refused(
 
 def test_at_rate_zero_nothing_is_put_in_the_way(net, x, tmp_path):
     before = set(swapping._in_use)
-    accelerated(net, x, tmp_path, shadow_rate=0.0)
+    accelerate_watched(net, x, tmp_path, shadow_rate=0.0)
     (swapped,) = set(swapping._in_use) - before
     assert not isinstance(swapped._runner, _CheckedCallable)
     net(x)
@@ -398,7 +398,7 @@ def test_at_rate_zero_nothing_is_put_in_the_way(net, x, tmp_path):
 def test_about_the_asked_share_of_calls_is_checked_without_touching_the_user_s_random_numbers(
     net, x, tmp_path
 ):
-    accelerated(net, x, tmp_path, shadow_rate=0.1)
+    accelerate_watched(net, x, tmp_path, shadow_rate=0.1)
     state = torch.get_rng_state()
     for _ in range(3000):
         net(x)
@@ -421,7 +421,7 @@ class Writes(nn.Module):
 )
 def test_what_a_second_run_would_not_repeat_is_left_out_with_a_reason(module, reason, x, tmp_path):
     plant(module, x, tmp_path)
-    accelerated(module, x, tmp_path)
+    accelerate_watched(module, x, tmp_path)
     module(x)
     assert reason in events("left_out")[0].facts["reason"]
     assert "shadow_checks" not in torch_cudal1.report().counters
@@ -437,11 +437,11 @@ def test_inside_a_capture_the_kernel_runs_unchecked_and_the_next_call_is_sampled
     swapped = SimpleNamespace(
         quarantined="", reference=lambda inputs: ran.append("baseline") or [torch.ones(2)]
     )
-    told = SimpleNamespace(
+    stream = SimpleNamespace(
         key="", report_mismatch=ran.append, measure_input_sensitivity=lambda inputs, position: None
     )
     kernel = lambda inputs: ran.append("kernel") or [torch.ones(2)]
-    shadowed = _CheckedCallable(swapped, kernel, 1e-9, _Tolerance("match", 1, 0.0, True), told)
+    shadowed = _CheckedCallable(swapped, kernel, 1e-9, _Tolerance("match", 1, 0.0, True), stream)
     shadowed._calls_left = 1
     shadowed([OnGpu()]), shadowed([OnGpu()])
     assert ran == ["kernel", "kernel"]
@@ -453,24 +453,28 @@ def test_inside_a_capture_the_kernel_runs_unchecked_and_the_next_call_is_sampled
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [(1, ""), (4, ""), (5, "elements differ"), (40, "elements differ")]
+    ("wrong", "mismatches"), [(1, ""), (4, ""), (5, "elements differ"), (40, "elements differ")]
 )
-def test_indices_chosen_among_rounded_numbers_may_tie_and_not_be_wrong(wrong, told):
-    own = torch.arange(40)
-    ours = own.clone()
-    ours[:wrong] += 1
-    assert told in str(_find_difference([ours], [own], _Tolerance("match", 1, 0.0, True)))
+def test_indices_chosen_among_rounded_numbers_may_tie_and_not_be_wrong(wrong, mismatches):
+    eager = torch.arange(40)
+    kernel_output = eager.clone()
+    kernel_output[:wrong] += 1
+    assert mismatches in str(
+        _find_difference([kernel_output], [eager], _Tolerance("match", 1, 0.0, True))
+    )
     assert _find_difference(
-        [ours], [own], _Tolerance("match", 1, 0.0, False)
+        [kernel_output], [eager], _Tolerance("match", 1, 0.0, False)
     )  # of integers alone, each must be the same
-    assert bool(_find_difference([ours], [own], _Tolerance("match", 1, 0.0, True))) == bool(told)
+    assert bool(
+        _find_difference([kernel_output], [eager], _Tolerance("match", 1, 0.0, True))
+    ) == bool(mismatches)
 
 
 def test_a_baseline_that_cannot_run_now_does_not_cost_the_call(net, x, tmp_path, monkeypatch):
     def too_large(self: object, inputs: object) -> None:
         raise torch.OutOfMemoryError("no room for a second run")
 
-    accelerated(net, x, tmp_path)
+    accelerate_watched(net, x, tmp_path)
     monkeypatch.setattr(swapping.Swapped, "reference", too_large)
     assert torch.allclose(net(x), net._call_impl(x))
     assert "no room" in events("not_checked")[0].facts["reason"]
@@ -499,22 +503,22 @@ def test_formats_inside_the_region_widen_the_tolerance_and_still_catch_a_wrong_r
     module, x = Mixed(), torch.randn(32, 64)
     (region,) = capture_regions(module, (x,))
     place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path))
-    plant(module, x, tmp_path, change=doubled_and_halved)
+    plant(module, x, tmp_path, change=double_and_halve)
     tolerance = _tolerance(choose(region, place), place)
-    own = module(x)
+    expected = module(x)
     in_float32 = x
     for layer in module.layers:
         in_float32 = layer(in_float32).relu()
     assert _find_difference(
-        [in_float32], [own], replace(tolerance, drift=0.0)
+        [in_float32], [expected], replace(tolerance, drift=0.0)
     )  # so the drift is what admits it
-    assert _find_difference([in_float32], [own], tolerance) is None
-    assert "rms" in str(_find_difference([own * 1.5], [own], tolerance))
-    assert "missing" in str(_find_difference([None], [own], tolerance))
-    assert "expected" in str(_find_difference([own[:1]], [own], tolerance))
-    assert "NaN" in str(_find_difference([own * torch.nan], [own], tolerance))
+    assert _find_difference([in_float32], [expected], tolerance) is None
+    assert "rms" in str(_find_difference([expected * 1.5], [expected], tolerance))
+    assert "missing" in str(_find_difference([None], [expected], tolerance))
+    assert "expected" in str(_find_difference([expected[:1]], [expected], tolerance))
+    assert "NaN" in str(_find_difference([expected * torch.nan], [expected], tolerance))
 
 
 def test_on_miss_error_still_raises_for_what_is_not_known(x, tmp_path):
     with pytest.raises(CacheMissError):
-        accelerated(Net(), x, tmp_path, on_miss="error")
+        accelerate_watched(Net(), x, tmp_path, on_miss="error")

@@ -53,12 +53,12 @@ def test_edges_are_limits_and_what_is_outside_is_not_a_number() -> None:
 
 
 def test_types_are_those_of_a_sum_and_integers_alone_are_refused() -> None:
-    half, whole = torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.int64)
-    assert log_bessel_k(whole, half).dtype == torch.bfloat16
+    half, integers = torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.int64)
+    assert log_bessel_k(integers, half).dtype == torch.bfloat16
     assert log_bessel_i(1.5, half).dtype == torch.bfloat16
-    assert log_bessel_i(whole, torch.ones(3)).dtype == torch.float32
+    assert log_bessel_i(integers, torch.ones(3)).dtype == torch.float32
     with pytest.raises(TypeError, match="expected an order or an x of a floating-point type"):
-        log_bessel_i(whole, whole)
+        log_bessel_i(integers, integers)
 
 
 class Concentration(nn.Module):

@@ -35,7 +35,7 @@ class Leader:
 
     def __init__(self, hosts: bool, heartbeat_s: float, *how: str) -> None:
         self.heartbeat_s = heartbeat_s
-        own = (
+        own_store = (
             None
             if hosts
             else dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
@@ -44,7 +44,7 @@ class Leader:
             sys.executable,
             "-m",
             "tests.api.rank_leader",
-            "0" if own is None else str(own.port),
+            "0" if own_store is None else str(own_store.port),
             str(heartbeat_s),
             *how,
         ]
@@ -64,7 +64,9 @@ class Leader:
         )
         port = int(self.line())
         timeout = timedelta(seconds=120)
-        self.store = own or dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timeout)
+        self.store = own_store or dist.TCPStore(
+            "127.0.0.1", port, None, is_master=False, timeout=timeout
+        )
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -99,7 +101,7 @@ def follower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
             ["graph"],
             here,
             decide=lambda: pytest.fail("it does not lead"),
-            follow=lambda told: told,
+            follow=lambda decision: decision,
         )
 
     yield agree
@@ -108,10 +110,10 @@ def follower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
 
 @pytest.fixture
 def leader(request: pytest.FixtureRequest) -> Iterator[Leader]:
-    made = Leader(*request.param)
-    yield made
-    made.process.kill()
-    made.process.wait()
+    process = Leader(*request.param)
+    yield process
+    process.process.kill()
+    process.process.wait()
 
 
 def leading(*how: str, hosts: bool, heartbeat_s: float = 2.0) -> pytest.MarkDecorator:

@@ -35,12 +35,15 @@ def test_both_graphs_of_a_step_are_searched_for_kernels_and_gradients_are_eagers
     expected = gradients(module, x)
     settings = Settings(cache_dir=tmp_path, on_miss="tune", budget_s=20.0, strictness="error")
     served = cudal1.accelerate(module, (x,), settings=settings)
-    found = gradients(served, x)
-    for one, other in zip(found, expected, strict=True):
-        assert (one - other).norm() <= 1e-5 * other.norm()
+    gradients_served = gradients(served, x)
+    for gradient, other in zip(gradients_served, expected, strict=True):
+        assert (gradient - other).norm() <= 1e-5 * other.norm()
     place = make_context(x.device, settings)
     for region in capture_regions(cudal1.restore(served), (x,)):
         hit = resolve(region, place.sources, place.target, place.contract).hit
         assert hit is not None
-        tried = [*hit.entry.choice.techniques, *(str(one) for one in hit.entry.tried)]
-        assert any("gemm" in one for one in tried), f"{region.kind}: {tried}"
+        techniques = [
+            *hit.entry.choice.techniques,
+            *(str(gradient) for gradient in hit.entry.tried),
+        ]
+        assert any("gemm" in gradient for gradient in techniques), f"{region.kind}: {techniques}"

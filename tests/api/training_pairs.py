@@ -23,25 +23,27 @@ class Net(nn.Module):
         return self.body(x)
 
 
-def pair(module: nn.Module, args: Any, tmp_path: Path) -> tuple[nn.Module, nn.Module]:
+def accelerate_pair(module: nn.Module, args: Any, tmp_path: Path) -> tuple[nn.Module, nn.Module]:
     """An accelerated module with planted swaps, and a plain twin."""
     twin = copy.deepcopy(module)
     plant(module, args, tmp_path)
     return torch_cudal1.accelerate(module, args, cache_dir=tmp_path, strictness="error"), twin
 
 
-def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
+def collect_gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
-def assert_same_gradients(ours: nn.Module, own: nn.Module) -> None:
-    for name, expected in gradients(own).items():
+def assert_same_gradients(accelerated: nn.Module, plain: nn.Module) -> None:
+    for name, expected in collect_gradients(plain).items():
         torch.testing.assert_close(
-            gradients(ours)[name], expected, msg=lambda text, name=name: f"{name}: {text}"
+            collect_gradients(accelerated)[name],
+            expected,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
-def x_of(rows: int = 5, *, grad: bool = False) -> torch.Tensor:
+def make_input(rows: int = 5, *, grad: bool = False) -> torch.Tensor:
     return torch.randn(rows, 8, requires_grad=grad)
 
 

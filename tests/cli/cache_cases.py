@@ -20,7 +20,7 @@ def put_entry(root: Path, size: int, name: str, **more: Any) -> Entry:
     spec = TensorSpec("float32", (size,), (1,), "cpu")
     program = Program((spec,), (Aten("aten.relu.default", (Value(0),), (), (1,)),), (1,))
     region = Region(program, ("input",), name=name)
-    tried = (
+    attempts = (
         {
             "label": "fold -> eager",
             "decision": "rejected",
@@ -40,7 +40,7 @@ def put_entry(root: Path, size: int, name: str, **more: Any) -> Entry:
         Contract(),
         choice,
         evidence,
-        tried,
+        attempts,
         "2026-01-02T03:04:05+00:00",
         "0.1.0",
     )
@@ -50,9 +50,9 @@ def put_entry(root: Path, size: int, name: str, **more: Any) -> Entry:
 
 def damage(root: Path) -> Path:
     path = sorted(root.rglob("*.safetensors"))[0]
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
     return path
 
 

@@ -54,7 +54,7 @@ def timing(low: float) -> Timing:
     )
 
 
-JUDGED = {  # a candidate's text, and what becomes of it
+DECISIONS = {  # a candidate's text, and what becomes of it
     "faster": (Accepted(timing(1.4)), RIGHT),
     "slow": (
         Rejected(
@@ -90,7 +90,7 @@ class ScriptedEvaluator:
         ScriptedEvaluator.candidates.append(candidate)
         if reference == "broken":
             raise ReferenceFailure("reading the reference", "it defines no Model")
-        decision, verdict = JUDGED[candidate]
+        decision, verdict = DECISIONS[candidate]
         baselines = (
             Baselines("inductor", {"eager": 200.0, "inductor": 150.0}, {"inductor+graph": "no GPU"})
             if verdict is RIGHT

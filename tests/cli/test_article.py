@@ -60,5 +60,5 @@ def test_nothing_is_loaded_from_elsewhere():
 
 @pytest.mark.skipif(not plots.available()[0], reason=plots.available()[1])
 def test_two_figures_share_no_id():
-    found = re.findall(r' id="([^"]+)"', page())
-    assert len(found) == len(set(found))
+    ids = re.findall(r' id="([^"]+)"', page())
+    assert len(ids) == len(set(ids))

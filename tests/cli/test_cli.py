@@ -60,7 +60,7 @@ def no_pair(): return nn.Linear(8, 8)
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """How a process ended."""
 
     code: int
@@ -68,18 +68,18 @@ class Done:
     err: str
 
     @property
-    def told(self) -> Any:
+    def document(self) -> Any:
         return json.loads(self.out)
 
 
 def environment() -> dict[str, str]:
-    """Without a C++ compiler: Inductor then loses the race at once, searches take seconds, and
+    """Without a C++ compiler: Inductor then fails at once, searches take seconds, and
     eager is the only baseline.
     """
-    kept = {
+    variables = {
         name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")
     }
-    return kept | {"PYTHONPATH": str(ROOT), "CXX": "/no/compiler", "COLUMNS": "400"}
+    return variables | {"PYTHONPATH": str(ROOT), "CXX": "/no/compiler", "COLUMNS": "400"}
 
 
 def start(*command: object) -> subprocess.Popen[str]:
@@ -95,9 +95,9 @@ def start(*command: object) -> subprocess.Popen[str]:
     )
 
 
-def end(process: subprocess.Popen[str]) -> Done:
+def end(process: subprocess.Popen[str]) -> CommandResult:
     out, err = process.communicate(timeout=200)
-    return Done(process.returncode, out, err)
+    return CommandResult(process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ class Warm:
     """A cache that two processes warmed for the same target at the same time."""
 
     folder: Path
-    done: tuple[Done, Done]
+    outcomes: tuple[CommandResult, CommandResult]
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +135,15 @@ def warm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Warm:
     return Warm(folder, (end(first), end(second)))
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Done:
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> CommandResult:
     code = main([str(part) for part in arguments])
     shown = capsys.readouterr()
-    return Done(code, shown.out, shown.err)
+    return CommandResult(code, shown.out, shown.err)
 
 
 def test_two_processes_that_warm_one_cache_search_once(warm: Warm) -> None:
-    assert [done.code for done in warm.done] == [0, 0], warm.done
-    results = [done.told["results"][0] for done in warm.done]
+    assert [outcome.code for outcome in warm.outcomes] == [0, 0], warm.outcomes
+    results = [outcome.document["results"][0] for outcome in warm.outcomes]
     assert sorted(result["built"] > 0 for result in results) == [False, True]
     assert sorted(result["reused"] > 0 for result in results) == [False, True]
     assert not any(result["error"] for result in results)
@@ -172,15 +172,15 @@ print(json.dumps({"children": children, "counters": dict(counters), "runs": regi
 def test_a_process_on_a_warm_cache_searches_nothing_and_starts_no_process(
     warm: Warm, model: Path
 ) -> None:
-    done = end(start("-c", WARM_PROCESS, model.parent, warm.folder))
-    assert done.code == 0, done.err
-    told = done.told
-    counters = told["counters"]
+    result = end(start("-c", WARM_PROCESS, model.parent, warm.folder))
+    assert result.code == 0, result.err
+    document = result.document
+    counters = document["counters"]
     assert counters.get("candidates_built", 0) == counters.get("candidates_judged", 0) == 0
     assert counters["entries_reused"] == 1
-    assert told["children"] == []
-    assert told["equal"]
-    assert told["tried"] > 0
+    assert document["children"] == []
+    assert document["equal"]
+    assert document["tried"] > 0
 
 
 def test_explain_tells_the_same_on_screen_as_json_and_as_page(
@@ -201,10 +201,10 @@ def test_explain_tells_the_same_on_screen_as_json_and_as_page(
         "--fail-on-miss",
         "--quiet",
     )
-    told = run(capsys, *line, "--json", "--html", tmp_path / "page.html").told
-    assert told["misses"] == 0
-    (region,) = told["explanations"][0]["regions"]
-    assert "diag_matmul -> eager" in [one["label"] for one in region["tried"]]
+    document = run(capsys, *line, "--json", "--html", tmp_path / "page.html").document
+    assert document["misses"] == 0
+    (region,) = document["explanations"][0]["regions"]
+    assert "diag_matmul -> eager" in [attempt["label"] for attempt in region["tried"]]
     shown = run(capsys, *line)
     assert shown.code == 0
     page = (tmp_path / "page.html").read_text()
@@ -217,28 +217,28 @@ def test_explain_tells_the_same_on_screen_as_json_and_as_page(
 def test_the_entry_is_listed_shown_and_verified(
     warm: Warm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (entry,) = run(capsys, "list", "--json", "--cache-dir", warm.folder).told["entries"]
+    (entry,) = run(capsys, "list", "--json", "--cache-dir", warm.folder).document["entries"]
     assert entry["region"] == "RowScale.inference"
-    (shown,) = run(capsys, "show", entry["key"][:8], "--json", "--cache-dir", warm.folder).told
+    (shown,) = run(capsys, "show", entry["key"][:8], "--json", "--cache-dir", warm.folder).document
     assert shown["evidence"]["baselines_us"]["eager"] > 0
     assert {"inductor"} == set(shown["evidence"]["baseline_failures"])
     verified = run(capsys, "verify", "--json", "--cache-dir", warm.folder)
-    assert (verified.code, verified.told["whole"], verified.told["broken"]) == (0, 1, [])
+    assert (verified.code, verified.document["whole"], verified.document["broken"]) == (0, 1, [])
 
 
 def test_plan_takes_what_is_stored_over_estimates(
     warm: Warm, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ("plan", f"{model}:make", "--device", "cpu", "--json", "--cache-dir")
-    (stored,) = run(capsys, *line, warm.folder).told["plans"]
-    (guessed,) = run(capsys, *line, tmp_path).told["plans"]
+    (stored,) = run(capsys, *line, warm.folder).document["plans"]
+    (guessed,) = run(capsys, *line, tmp_path).document["plans"]
     assert (stored["rows"][0]["cached"], guessed["rows"][0]["cached"]) == (True, False)
     assert guessed["rows"][0]["techniques"] == ["diag_matmul"]
     assert guessed["expected_end_to_end"] > 2
 
 
 @pytest.fixture
-def copied(warm: Warm, tmp_path: Path) -> Path:
+def cache_copy(warm: Warm, tmp_path: Path) -> Path:
     """A copy of the warm cache, to be damaged."""
     for path in warm.folder.rglob("*"):
         if path.is_file() and path.suffix != ".lock":
@@ -248,7 +248,7 @@ def copied(warm: Warm, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _truncated(path: Path) -> None:
+def _truncate_files(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
 
 
@@ -263,39 +263,39 @@ def _of_another_region(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [_truncated, _foreign, _of_another_region], ids=lambda f: f.__name__
+    "damage", [_truncate_files, _foreign, _of_another_region], ids=lambda f: f.__name__
 )
 def test_a_damaged_or_foreign_file_is_a_miss_that_is_counted(
-    damage: Any, copied: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    damage: Any, cache_copy: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (path,) = copied.rglob("*.safetensors")
+    (path,) = cache_copy.rglob("*.safetensors")
     damage(path)
     explained = run(
         capsys,
         "explain",
         f"{model}:make",
         "--cache-dir",
-        copied,
+        cache_copy,
         "--device",
         "cpu",
         "--fail-on-miss",
         "--json",
     )
-    assert (explained.code, explained.told["misses"]) == (1, 1)
+    assert (explained.code, explained.document["misses"]) == (1, 1)
     assert "1 region had no stored decision" in explained.err
-    assert run(capsys, "verify", "--cache-dir", copied).code == 1
-    assert run(capsys, "purge", "--broken", "--yes", "--cache-dir", copied).code == 0
-    assert not list(copied.rglob("*.safetensors"))
-    assert run(capsys, "verify", "--cache-dir", copied).code == 0
+    assert run(capsys, "verify", "--cache-dir", cache_copy).code == 1
+    assert run(capsys, "purge", "--broken", "--yes", "--cache-dir", cache_copy).code == 0
+    assert not list(cache_copy.rglob("*.safetensors"))
+    assert run(capsys, "verify", "--cache-dir", cache_copy).code == 0
 
 
 def test_a_miss_without_the_option_is_no_failure(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(
+    result = run(
         capsys, "explain", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--json"
     )
-    assert (done.code, done.told["misses"]) == (0, 1)
+    assert (result.code, result.document["misses"]) == (0, 1)
     assert (
         run(
             capsys,
@@ -333,10 +333,10 @@ def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(
         time.sleep(0.05)
     time.sleep(1.0)  # into the start of a judge's child
     os.kill(process.pid, signal.SIGINT)
-    done = end(process)
-    assert done.code == 130, done
-    assert "Traceback" not in done.err
-    assert "interrupted" in done.err
+    result = end(process)
+    assert result.code == 130, result
+    assert "Traceback" not in result.err
+    assert "interrupted" in result.err
     assert not [
         path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".json", ".tmp")
     ]
@@ -347,7 +347,7 @@ def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def eager_search(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The search answers "eager" without measuring."""
 
     def tune(region: Region, place: TuneContext, **_: object) -> Entry:
@@ -374,7 +374,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reason"),
     [
         ("nothing", "no callable 'nothing'; callables there: Calls, Opaque, RowScale, empty"),
         ("raises", "building it failed with ValueError: no such checkpoint"),
@@ -383,18 +383,18 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 @pytest.mark.parametrize("command", ["warmup", "explain"])
-@pytest.mark.usefixtures("decided")
+@pytest.mark.usefixtures("eager_search")
 def test_a_target_that_is_no_target_is_2_and_the_next_is_done(
     command: str,
     name: str,
-    told: str,
+    reason: str,
     model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     targets = (f"{model}:{name}", f"{model}:small")
     page = tmp_path / "page.html"
-    done = run(
+    result = run(
         capsys,
         command,
         *targets,
@@ -406,22 +406,22 @@ def test_a_target_that_is_no_target_is_2_and_the_next_is_done(
         "--html",
         page,
     )
-    assert done.code == 2
-    assert told in done.err
+    assert result.code == 2
+    assert reason in result.err
     assert f"{model}:{name}" in page.read_text()  # who has only the page sees that one is missing
     assert f"{model}:small" in page.read_text()
-    assert "Traceback" not in done.err
-    assert len(done.told["results" if command == "warmup" else "explanations"]) == 1
+    assert "Traceback" not in result.err
+    assert len(result.document["results" if command == "warmup" else "explanations"]) == 1
 
 
 def test_a_file_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("warmup", "explain", "plan"):
-        done = run(
+        result = run(
             capsys, command, tmp_path / "none.py:make", "--cache-dir", tmp_path, "--device", "cpu"
         )
-        assert done.code == 2
-        assert "there is no file" in done.err
-        assert done.err.count("\n") == 1
+        assert result.code == 2
+        assert "there is no file" in result.err
+        assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -433,15 +433,15 @@ def test_a_file_that_is_not_there_is_2(tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-@pytest.mark.usefixtures("decided")
+@pytest.mark.usefixtures("eager_search")
 def test_what_cannot_be_served_runs_as_it_is_and_says_why(
     name: str, reason: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(
+    outcome = run(
         capsys, "warmup", f"{model}:{name}", "--cache-dir", tmp_path, "--device", "cpu", "--json"
     )
-    assert done.code == 0, done.err
-    (result,) = done.told["results"]
+    assert outcome.code == 0, outcome.err
+    (result,) = outcome.document["results"]
     assert result["error"] is None
     assert result["explanation"]["regions"] == []
     (left_out,) = result["explanation"]["left_out"]
@@ -449,15 +449,15 @@ def test_what_cannot_be_served_runs_as_it_is_and_says_why(
     assert len(left_out) > 20
     planned = run(
         capsys, "plan", f"{model}:{name}", "--cache-dir", tmp_path, "--device", "cpu", "--json"
-    ).told["plans"][0]
+    ).document["plans"][0]
     assert planned["rows"][0]["expected_speedup"] == 1.0
 
 
-@pytest.mark.usefixtures("decided")
+@pytest.mark.usefixtures("eager_search")
 def test_a_forward_in_several_graphs_is_decided_by_calls_of_it(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(
+    outcome = run(
         capsys,
         "warmup",
         f"{model}:reads_values",
@@ -467,30 +467,30 @@ def test_a_forward_in_several_graphs_is_decided_by_calls_of_it(
         "cpu",
         "--json",
     )
-    assert done.code == 0, done.err
-    (result,) = done.told["results"]
+    assert outcome.code == 0, outcome.err
+    (result,) = outcome.document["results"]
     assert result["error"] is None
-    told = [*result["explanation"]["gate"], result["explanation"]["undone"]]
-    assert "graphs with Python between" in " ".join(told)
+    notes = [*result["explanation"]["gate"], result["explanation"]["undone"]]
+    assert "graphs with Python between" in " ".join(notes)
 
 
-@pytest.mark.usefixtures("decided")
+@pytest.mark.usefixtures("eager_search")
 def test_inputs_of_size_zero_are_served(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(
+    result = run(
         capsys, "warmup", f"{model}:empty", "--cache-dir", tmp_path, "--device", "cpu", "--json"
     )
-    assert done.code == 0, done.err
-    assert done.told["results"][0]["error"] is None
+    assert result.code == 0, result.err
+    assert result.document["results"][0]["error"] is None
 
 
-@pytest.mark.usefixtures("decided")
+@pytest.mark.usefixtures("eager_search")
 def test_a_cache_that_cannot_be_written_fails_the_warm_up_and_says_so(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    done = run(
+    result = run(
         capsys,
         "warmup",
         f"{model}:small",
@@ -500,13 +500,13 @@ def test_a_cache_that_cannot_be_written_fails_the_warm_up_and_says_so(
         "cpu",
         "--json",
     )
-    assert done.code == 1
-    assert "decided, but not stored: " in done.err
-    assert "NotADirectoryError" in done.err
-    assert done.told["results"][0]["explanation"]["regions"][0]["runs"] == "eager"
+    assert result.code == 1
+    assert "decided, but not stored: " in result.err
+    assert "NotADirectoryError" in result.err
+    assert result.document["results"][0]["explanation"]["regions"][0]["runs"] == "eager"
 
 
-@pytest.mark.usefixtures("decided")
+@pytest.mark.usefixtures("eager_search")
 def test_a_full_disk_leaves_no_half_entry(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -514,11 +514,11 @@ def test_a_full_disk_leaves_no_half_entry(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, "fsync", full)
-    done = run(
+    result = run(
         capsys, "warmup", f"{model}:small", "--cache-dir", tmp_path, "--device", "cpu", "--json"
     )
-    assert done.code == 1
-    assert "No space left on device" in done.err
+    assert result.code == 1
+    assert "No space left on device" in result.err
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".tmp")]
     monkeypatch.undo()
     assert run(capsys, "verify", "--cache-dir", tmp_path).code == 0
@@ -527,7 +527,7 @@ def test_a_full_disk_leaves_no_half_entry(
 def test_doctor_looks_at_the_cache_it_is_given(
     warm: Warm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(capsys, "doctor", "--cache-dir", warm.folder, "--json")
-    assert done.code == 0
-    (cache,) = [finding for finding in done.told["findings"] if finding["name"] == "cache"]
+    result = run(capsys, "doctor", "--cache-dir", warm.folder, "--json")
+    assert result.code == 0
+    (cache,) = [finding for finding in result.document["findings"] if finding["name"] == "cache"]
     assert "1 entry" in cache["what"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.api.gpu_decisions import H200, L4, decided
+from tests.api.gpu_decisions import H200, L4, make_decision
 from torch_cudal1.__main__ import main
 from torch_cudal1.api.recording.recorder import identity_of
 from torch_cudal1.api.targets import load
@@ -35,9 +35,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path.write_text(SOURCE)
     (loaded,) = load(f"{path}:make")
     with torch.no_grad():
-        (own,) = capture_regions(loaded.module, loaded.inputs)
-    LocalCache(tmp_path / "h200").put(decided(own, H200, 5.0, baseline_us=10.0))
-    LocalCache(tmp_path / "l4").put(decided(own, L4, 25.0))
+        (captured,) = capture_regions(loaded.module, loaded.inputs)
+    LocalCache(tmp_path / "h200").put(make_decision(captured, H200, 5.0, baseline_us=10.0))
+    LocalCache(tmp_path / "l4").put(make_decision(captured, L4, 25.0))
     (tmp_path / "prices.json").write_text(
         json.dumps(
             {"currency": "EUR", H200: {"price_per_hour": 3.6}, "NVIDIA B200": {"watts": 1e3}}
@@ -99,16 +99,16 @@ def test_plan_compare_weighs_by_what_was_recorded(
         )
     with torch.no_grad():
         (other,) = capture_regions(loaded.module, (torch.ones(9, 3),))
-    LocalCache(tmp_path / "h200").put(decided(other, H200, 45.0))
+    LocalCache(tmp_path / "h200").put(make_decision(other, H200, 45.0))
     line = ["plan", "--device", "cpu", "--compare", "--cache-dir", str(tmp_path / "h200")]
     line += ["--recorded", str(tmp_path / "calls.jsonl")]
     assert main([*line, f"{model}:make", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["comparison"]
-    assert [one.split(": ")[-1] for one in told["workload"]] == [
+    comparison = json.loads(capsys.readouterr().out)["comparison"]
+    assert [line_shown.split(": ")[-1] for line_shown in comparison["workload"]] == [
         "75% of the calls",
         "25% of the calls",
     ]
-    rows = {row["hardware"]: row for row in told["rows"]}
+    rows = {row["hardware"]: row for row in comparison["rows"]}
     assert rows[H200]["us_per_call"] == pytest.approx(0.75 * 5 + 0.25 * 45)
     assert rows[L4]["us_per_call"] is None
     assert "9x3, 100 calls" in rows[L4]["missing"][0]

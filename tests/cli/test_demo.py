@@ -37,12 +37,12 @@ class Twice(torch.nn.Module):
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Acceleration that returns its module; the settings it was given are kept."""
-    given: list[Any] = []
+    calls: list[Any] = []
 
     def accelerate(
         module: torch.nn.Module, inputs: object, *, settings: Any, progress: Any
     ) -> torch.nn.Module:
-        given.append(settings)
+        calls.append(settings)
         assert not torch.is_grad_enabled()
         progress("judging", 0.5)
         return module
@@ -60,7 +60,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     )
     monkeypatch.setattr(end_to_end_measurement, "_compile_module", lambda module, inputs: None)
     monkeypatch.setattr(doctor, "as_environment", lambda settings: {"torch": torch.__version__})
-    return given
+    return calls
 
 
 def run(tmp_path: Path, *options: str) -> int:
@@ -73,8 +73,8 @@ def test_the_demo_measures_writes_its_page_and_tells_the_same_as_json(
     stand_in: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, "--json", "--budget-s", "4") == 0
-    told = json.loads(capsys.readouterr().out)
-    (model,) = told["models"]
+    document = json.loads(capsys.readouterr().out)
+    (model,) = document["models"]
     timed = model["explanation"]["end_to_end"]
     assert timed["vs_eager"]["low"] <= timed["vs_eager"]["value"] <= timed["vs_eager"]["high"]
     assert 0.3 < timed["vs_eager"]["value"] < 3

@@ -18,9 +18,9 @@ def test_a_demo_model_runs_and_float32_is_close_to_its_float64_run(model: Model)
         module, inputs = model.build()
     assert not module.training
     with torch.no_grad():
-        found = module(*inputs)
+        output = module(*inputs)
     error = end_to_end_measurement.compute_scaled_error(
-        found, end_to_end_measurement.run_in_float64(module, inputs)
+        output, end_to_end_measurement.run_in_float64(module, inputs)
     )
     assert error is not None
     assert error < 1e-5

@@ -15,7 +15,7 @@ RMS = math.sqrt(25 / 3)
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("output", "expected"),
     [
         ([3.0, 4.0, 0.0], 0.0),
         ([3.0, 4.5, 0.0], 0.5 / RMS),
@@ -24,9 +24,9 @@ RMS = math.sqrt(25 / 3)
     ],
 )
 def test_an_error_is_scaled_by_the_output_and_a_nan_is_infinitely_wrong(
-    found: list[float], expected: float
+    output: list[float], expected: float
 ) -> None:
-    error = end_to_end_measurement.compute_scaled_error(torch.tensor(found), REFERENCE)
+    error = end_to_end_measurement.compute_scaled_error(torch.tensor(output), REFERENCE)
     assert error == pytest.approx(expected)
 
 
@@ -36,9 +36,9 @@ def test_nan_and_infinity_in_the_same_places_are_right() -> None:
 
 
 def test_every_output_counts_and_integers_do_not() -> None:
-    found = (REFERENCE.float(), {"n": torch.tensor(3)}, REFERENCE.float() + 1)
+    output = (REFERENCE.float(), {"n": torch.tensor(3)}, REFERENCE.float() + 1)
     reference = (REFERENCE, {"n": torch.tensor(9)}, REFERENCE)
-    assert end_to_end_measurement.compute_scaled_error(found, reference) == pytest.approx(1 / RMS)
+    assert end_to_end_measurement.compute_scaled_error(output, reference) == pytest.approx(1 / RMS)
 
 
 def test_without_a_reference_there_is_no_error() -> None:

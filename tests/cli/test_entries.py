@@ -38,9 +38,9 @@ def test_list_as_json_carries_the_whole_key(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out = run_command(capsys, "list", "--json", "--cache-dir", str(cache))
-    found = json.loads(out)["entries"]
-    assert {len(entry["key"]) for entry in found} == {64}
-    assert {entry["speedup_at_least"] for entry in found} == {1.0}
+    listed_entries = json.loads(out)["entries"]
+    assert {len(entry["key"]) for entry in listed_entries} == {64}
+    assert {entry["speedup_at_least"] for entry in listed_entries} == {1.0}
 
 
 def test_show_takes_the_start_of_a_key_and_tells_why_others_lost(
@@ -57,12 +57,12 @@ def test_show_takes_the_start_of_a_key_and_tells_why_others_lost(
     assert json.loads(out)[0]["program"]["steps"][0]["target"] == "aten.relu.default"
 
 
-@pytest.mark.parametrize(("key", "told"), [("", "it fits 2"), ("zzzz", "it fits none")])
+@pytest.mark.parametrize(("key", "reason"), [("", "it fits 2"), ("zzzz", "it fits none")])
 def test_a_key_that_fits_none_or_several_is_a_usage_error(
-    cache: Path, key: str, told: str, capsys: pytest.CaptureFixture[str]
+    cache: Path, key: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", key, "--cache-dir", str(cache)]) == 2
-    assert told in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_verify_is_0_for_whole_entries_and_1_for_a_flipped_bit(
@@ -72,9 +72,9 @@ def test_verify_is_0_for_whole_entries_and_1_for_a_flipped_bit(
     path = damage(cache)
     code, out = run_command(capsys, "verify", "--json", "--cache-dir", str(cache))
     assert code == 1
-    told = json.loads(out)
-    assert told["whole"] == 1
-    assert [b["path"] for b in told["broken"]] == [str(path)]
+    document = json.loads(out)
+    assert document["whole"] == 1
+    assert [b["path"] for b in document["broken"]] == [str(path)]
 
 
 def test_list_show_and_verify_say_what_was_tuned_without_inductor(
@@ -84,8 +84,11 @@ def test_list_show_and_verify_say_what_was_tuned_without_inductor(
     folder = ("--cache-dir", str(cache))
     for command in ("list", "verify"):
         assert "without Inductor" not in run_command(capsys, command, *folder)[1]
-    raced = {"baselines_us": {"eager": 3.0}, "baseline_failures": {"inductor": "no C++ compiler"}}
-    entry = put_entry(cache, 16, "third", **raced)
+    evidence = {
+        "baselines_us": {"eager": 3.0},
+        "baseline_failures": {"inductor": "no C++ compiler"},
+    }
+    entry = put_entry(cache, 16, "third", **evidence)
     for command in ("list", "verify"):
         code, out = run_command(capsys, command, *folder)
         assert code == 0
@@ -96,6 +99,6 @@ def test_list_show_and_verify_say_what_was_tuned_without_inductor(
         line.split("  ")[-1].strip() for line in shown.splitlines() if line.startswith("tuned")
     ] == ["no C++ compiler"]
     listed = json.loads(run_command(capsys, "list", "--json", *folder)[1])["entries"]
-    assert sorted(one["without_inductor"] for one in listed) == ["", "", "no C++ compiler"]
+    assert sorted(row["without_inductor"] for row in listed) == ["", "", "no C++ compiler"]
     verified = json.loads(run_command(capsys, "verify", "--json", *folder)[1])["without_inductor"]
-    assert [one["reason"] for one in verified] == ["no C++ compiler"]
+    assert [row["reason"] for row in verified] == ["no C++ compiler"]

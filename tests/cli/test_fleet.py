@@ -34,13 +34,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(doctor, "as_environment", lambda settings: {"torch": torch.__version__})
     monkeypatch.setenv("COLUMNS", "300")
     LocalCache(tmp_path / "cache").put(make_entry(region_key=light.KEY))
-    return lambda *given: main(["warmup", *given, "--cache-dir", str(tmp_path / "cache")])
+    return lambda *arguments: main(["warmup", *arguments, "--cache-dir", str(tmp_path / "cache")])
 
 
 def test_results_are_told_in_the_order_of_the_targets(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = (
+    arguments = (
         "do:0.1",
         "do2:0",
         "--workers",
@@ -50,11 +50,11 @@ def test_results_are_told_in_the_order_of_the_targets(
         "--html",
         str(tmp_path / "page.html"),
     )
-    assert run(*given, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [result["target"] for result in told["results"]] == ["do:0.1", "do2:0"]
-    assert (told["resumed"], told["failed"]) == ([], [])
-    assert told["results"][0]["explanation"]["regions"][0]["key"] == light.KEY
+    assert run(*arguments, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [result["target"] for result in document["results"]] == ["do:0.1", "do2:0"]
+    assert (document["resumed"], document["failed"]) == ([], [])
+    assert document["results"][0]["explanation"]["regions"][0]["key"] == light.KEY
     assert (
         "do2:0" in (tmp_path / "page.html").read_text()
         or "nothing beat it" in (tmp_path / "page.html").read_text()
@@ -79,24 +79,24 @@ def test_devices_are_gpus_with_one_worker_each(
 ) -> None:
     monkeypatch.setattr(device, "without_cuda", lambda: "")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    seen: list[Any] = []
+    pools: list[Any] = []
     real = local.LocalPool.__init__
 
-    def spied(self: local.LocalPool, order: Any, seats: Any) -> None:
-        seen.extend((order.device, [seat.variables["CUDA_VISIBLE_DEVICES"] for seat in seats]))
+    def spy_on_pool(self: local.LocalPool, order: Any, seats: Any) -> None:
+        pools.extend((order.device, [seat.variables["CUDA_VISIBLE_DEVICES"] for seat in seats]))
         real(self, order, seats)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(local.LocalPool, "__init__", spied)
+    monkeypatch.setattr(local.LocalPool, "__init__", spy_on_pool)
     assert run("do:0", "do2:0", "--devices", "all") == 0
-    assert seen == ["cuda", ["0", "1"]]
+    assert pools == ["cuda", ["0", "1"]]
     assert run("do:0", "--devices", "2") == 2
     assert "from 0 to 1" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "reason"),
     [
         (("--devices", "all"), "'cpu' on this machine: torch"),
         (("--devices", "all", "--device", "cpu"), "--workers N"),
@@ -104,19 +104,19 @@ def test_devices_are_gpus_with_one_worker_each(
     ],
 )
 def test_what_this_machine_cannot_do_is_refused(
-    run: Run, given: Any, told: str, capsys: pytest.CaptureFixture[str]
+    run: Run, arguments: Any, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("do:0", *given) == 2
-    assert told in capsys.readouterr().err
+    assert run("do:0", *arguments) == 2
+    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [("--workers", "0"), ("--workers", "2", "--devices", "all"), ("--workers", "2", "--cluster")],
 )
-def test_two_crews_or_none_are_wrong_usage(run: Run, given: Any) -> None:
+def test_two_pools_or_none_are_wrong_usage(run: Run, arguments: Any) -> None:
     with pytest.raises(SystemExit):
-        run("do:0", *given)
+        run("do:0", *arguments)
 
 
 def test_workers_on_a_machine_with_a_gpu_ask_which_was_meant(
@@ -145,7 +145,7 @@ def test_each_recorded_form_of_a_target_is_a_task(
     other.write_text(
         "import torch\ndef make(): return torch.nn.Linear(3, 5).eval(), (torch.ones(4, 3),)\n"
     )
-    given = (
+    arguments = (
         f"{file}:make",
         f"{other}:make",
         "--recorded",
@@ -155,7 +155,7 @@ def test_each_recorded_form_of_a_target_is_a_task(
         "--device",
         "cpu",
     )
-    assert run(*given, "--json") == 2
+    assert run(*arguments, "--json") == 2
     shown = capsys.readouterr()
     assert len(json.loads(shown.out)["results"]) == 2
     assert "no call of Linear" in shown.err

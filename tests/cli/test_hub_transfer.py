@@ -53,9 +53,9 @@ def test_push_and_pull_as_commands(
     assert f"team/new@main is {commit}: 1 entry and 0 decision records here, for 1 target" in out
     assert "use them: --hub team/new@main, " in out
     assert main(["pull", "team/new", "--cache-dir", str(command / "two"), "--quiet", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["pulled"]
-    assert (told["commit"], told["entries"]) == (commit, 1)
-    assert main(["list", "--cache-dir", told["folders"][0], "--quiet", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)["pulled"]
+    assert (document["commit"], document["entries"]) == (commit, 1)
+    assert main(["list", "--cache-dir", document["folders"][0], "--quiet", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["entries"]) == 1
 
 
@@ -63,24 +63,26 @@ def test_broken_revoked_and_quarantined_entries_are_never_pushed(
     command: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = LocalCache(command)
-    held = make_entry(region_key="34" * 32)
-    for entry in (ENTRY, make_entry(), held):
+    quarantined = make_entry(region_key="34" * 32)
+    for entry in (ENTRY, make_entry(), quarantined):
         cache.put(entry)
     broken = entry_path(command, make_entry().region_key, HERE, CONTRACT)
     broken.write_bytes(broken.read_bytes()[:-1])
     quarantine.quarantine_candidate(
         command,
-        quarantine.QuarantineRecord(held.region_key, held.choice.digest, "wrong in production"),
+        quarantine.QuarantineRecord(
+            quarantined.region_key, quarantined.choice.digest, "wrong in production"
+        ),
     )
     assert main(["push", REPO, "--cache-dir", str(command), "--quiet"]) == 1
-    told = capsys.readouterr().err
-    assert f"left out: {broken}: unreadable" in told
-    assert "quarantined: wrong in production" in told
+    errors = capsys.readouterr().err
+    assert f"left out: {broken}: unreadable" in errors
+    assert "quarantined: wrong in production" in errors
     assert list_keys(hub) == {ENTRY.region_key}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reason"),
     [
         (["push", "no-owner"], 2, "expected owner/name"),
         (["push", "../x/y"], 2, "expected owner/name"),
@@ -93,10 +95,10 @@ def test_broken_revoked_and_quarantined_entries_are_never_pushed(
     ],
 )
 def test_wrong_use_is_said(
-    arguments: list[str], code: int, told: str, command: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, reason: str, command: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--cache-dir", str(command), "--quiet"]) == code
-    assert told in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_offline_pushes_nothing_and_asks_nothing(

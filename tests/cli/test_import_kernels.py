@@ -39,16 +39,16 @@ def get_init_inputs(): return []
 """
 
 
-class StandIn:
+class ScriptedEvaluator:
     """Adopts by the candidate's text."""
 
-    asked: list[str]
+    candidates: list[str]
 
     def __init__(self, place: Any, job: Any, progress: Any) -> None:
         self._progress = progress
         assert (job.trust, job.gradients) == ("foreign", False)
 
-    def __enter__(self) -> StandIn:
+    def __enter__(self) -> ScriptedEvaluator:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,7 +60,7 @@ class StandIn:
             return AdoptionOutcome("withdrawn", "no code")
         if task.candidate == "machine":
             raise SandboxError("starting", "no sandbox here")
-        StandIn.asked.append(task.candidate)
+        ScriptedEvaluator.candidates.append(task.candidate)
         if task.candidate == "ours":
             raise ValueError("a bug")
         return FATES[task.candidate]
@@ -68,8 +68,8 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    StandIn.asked = []
-    monkeypatch.setattr(import_kernels, "Adoption", StandIn)
+    ScriptedEvaluator.candidates = []
+    monkeypatch.setattr(import_kernels, "Adoption", ScriptedEvaluator)
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -85,7 +85,7 @@ def release(folder: Path, *lines: str) -> str:
     return str(path)
 
 
-def imported(*arguments: str, folder: Path) -> int:
+def run_import(*arguments: str, folder: Path) -> int:
     return main(
         [
             "import-kernels",
@@ -109,16 +109,16 @@ def test_one_task_answers_as_judge_does(
 ) -> None:
     out = tmp_path / "out.jsonl"
     assert (
-        imported(release(tmp_path, line(1, fate)), "--json", str(out), folder=tmp_path)
+        run_import(release(tmp_path, line(1, fate)), "--json", str(out), folder=tmp_path)
         == EXITS[fate]
     )
-    (found,) = read(out)
-    assert (found["outcome"], found["reason"], found["low"]) == (
+    (result,) = read(out)
+    assert (result["outcome"], result["reason"], result["low"]) == (
         FATES[fate].outcome,
         FATES[fate].reason,
         FATES[fate].low,
     )
-    assert found["claims"] == {"score_default": 9.0}
+    assert result["claims"] == {"score_default": 9.0}
     shown = capsys.readouterr().out
     assert FATES[fate].outcome.replace("_", " ") in shown
     assert FATES[fate].reason in shown
@@ -128,17 +128,22 @@ def test_one_bad_line_never_stops_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = release(tmp_path, line(1, "fast"), "{cut", line(2, None), line(3, "wrong"))
-    assert imported(path, "--json", folder=tmp_path) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [one["outcome"] for one in found] == ["accepted", "unreadable", "withdrawn", "rejected"]
-    assert found[1]["where"] == f"{path}:2"
+    assert run_import(path, "--json", folder=tmp_path) == 1
+    results = json.loads(capsys.readouterr().out)
+    assert [result["outcome"] for result in results] == [
+        "accepted",
+        "unreadable",
+        "withdrawn",
+        "rejected",
+    ]
+    assert results[1]["where"] == f"{path}:2"
 
 
 def test_several_with_a_result_each_are_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        imported(
+        run_import(
             release(tmp_path, line(1, "fast"), line(2, "wrong"), line(3, None)), folder=tmp_path
         )
         == 0
@@ -153,15 +158,15 @@ def test_an_interrupted_import_goes_on_where_it_stopped_and_not_under_other_term
         release(tmp_path, line(1, "fast"), line(2, "machine"), line(3, "odd")),
         tmp_path / "out.jsonl",
     )
-    assert imported(path, "--json", str(out), folder=tmp_path) == 1
+    assert run_import(path, "--json", str(out), folder=tmp_path) == 1
     with out.open("a") as file:
         file.write('{"outcome": "acc')  # killed while it wrote
     release(tmp_path, line(1, "fast"), line(2, "wrong"), line(3, "odd"))
-    assert imported(path, "--json", str(out), folder=tmp_path) == 0
-    assert StandIn.asked == ["fast", "wrong", "odd"]
-    assert imported(path, "--json", str(out), "--precision", "strict", folder=tmp_path) == 0
-    assert imported(path, "--json", str(out), folder=tmp_path / "other") == 0
-    assert StandIn.asked[3:] == ["fast", "wrong", "odd"] * 2
+    assert run_import(path, "--json", str(out), folder=tmp_path) == 0
+    assert ScriptedEvaluator.candidates == ["fast", "wrong", "odd"]
+    assert run_import(path, "--json", str(out), "--precision", "strict", folder=tmp_path) == 0
+    assert run_import(path, "--json", str(out), folder=tmp_path / "other") == 0
+    assert ScriptedEvaluator.candidates[3:] == ["fast", "wrong", "odd"] * 2
 
 
 def test_a_failure_of_ours_is_told_does_not_stop_the_rest_and_is_tried_again(
@@ -169,34 +174,34 @@ def test_a_failure_of_ours_is_told_does_not_stop_the_rest_and_is_tried_again(
 ) -> None:
     path, out = release(tmp_path, line(1, "ours"), line(2, "fast")), tmp_path / "out.jsonl"
     for _ in range(2):
-        assert imported(path, "--json", str(out), folder=tmp_path) == 1
+        assert run_import(path, "--json", str(out), folder=tmp_path) == 1
     first = read(out)[0]
     assert (first["outcome"], first["reason"]) == ("failed", "ValueError: a bug")
-    assert StandIn.asked == ["ours", "fast", "ours"]
+    assert ScriptedEvaluator.candidates == ["ours", "fast", "ours"]
 
 
 def test_level_and_limit_choose(tmp_path: Path) -> None:
     path = release(tmp_path, line(1, "fast"), line(2, "wrong"))
-    assert imported(path, "--level", "2", folder=tmp_path) == 1
-    assert imported(path, "--limit", "1", folder=tmp_path) == 0
-    assert StandIn.asked == ["fast"]
+    assert run_import(path, "--level", "2", folder=tmp_path) == 1
+    assert run_import(path, "--limit", "1", folder=tmp_path) == 0
+    assert ScriptedEvaluator.candidates == ["fast"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [(["absent.json"], "a release file"), (["--reference", "absent", "release.json"], "absent")],
 )
 def test_a_path_that_is_not_there_is_wrong_usage(
     arguments: list[str],
-    told: str,
+    reason: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     release(tmp_path, line(1, "fast"))
-    assert imported(*arguments, folder=tmp_path) == 2
-    assert told in capsys.readouterr().err
+    assert run_import(*arguments, folder=tmp_path) == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_a_stored_decision_is_written_as_flashinfer_trace(
@@ -215,13 +220,15 @@ def test_a_stored_decision_is_written_as_flashinfer_trace(
     ]
     command += ["--cache-dir", str(tmp_path / "cache"), "--quiet", "--json"]
     assert main(command) == 0
-    (found,) = json.loads(capsys.readouterr().out)["exported"]
-    assert (found["files"], found["reason"]) == ([], "the cache holds no decision for it")
+    (exported,) = json.loads(capsys.readouterr().out)["exported"]
+    assert (exported["files"], exported["reason"]) == ([], "the cache holds no decision for it")
     with torch.no_grad():
         plant(space["Model"](), space["get_inputs"](), tmp_path / "cache")
     assert main(command) == 0
-    (found,) = json.loads(capsys.readouterr().out)["exported"]
-    texts = {path.split("/")[0]: (tmp_path / "trace" / path).read_text() for path in found["files"]}
+    (exported,) = json.loads(capsys.readouterr().out)["exported"]
+    texts = {
+        path.split("/")[0]: (tmp_path / "trace" / path).read_text() for path in exported["files"]
+    }
     definition, solution = (
         Definition.from_json(json.loads(texts["definitions"])),
         Solution.from_json(json.loads(texts["solutions"])),

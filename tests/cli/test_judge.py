@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.scripted_evaluator import JUDGED, KEYS, patch_evaluators
+from tests.cli.scripted_evaluator import DECISIONS, KEYS, patch_evaluators
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands.verdicts import EXIT_CODES, SCHEMA
 
 
 @pytest.fixture(autouse=True)
-def scripted_evaluators(monkeypatch: pytest.MonkeyPatch) -> None:
+def evaluator_script(monkeypatch: pytest.MonkeyPatch) -> None:
     patch_evaluators(monkeypatch)
 
 
@@ -33,7 +33,7 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("candidate", JUDGED)
+@pytest.mark.parametrize("candidate", DECISIONS)
 def test_exit_code_document_and_screen_say_the_same(
     candidate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -41,19 +41,19 @@ def test_exit_code_document_and_screen_say_the_same(
     code = main(
         ["judge", *pair, "--device", "cpu", "--quiet", "--json", str(tmp_path / "out.json")]
     )
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert (found["outcome"], code) == (OUTCOMES[candidate], EXIT_CODES[OUTCOMES[candidate]])
-    assert {*KEYS, "files"} == set(found)
-    assert found["schema"] == SCHEMA
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert (document["outcome"], code) == (OUTCOMES[candidate], EXIT_CODES[OUTCOMES[candidate]])
+    assert {*KEYS, "files"} == set(document)
+    assert document["schema"] == SCHEMA
     shown = capsys.readouterr().out
-    for check in found["checks"]:
+    for check in document["checks"]:
         assert check["name"] in shown
         assert check["value"] is None or f"{check['value']:.3g}" in shown
-    assert found["reason"] in shown
+    assert document["reason"] in shown
     if candidate == "faster":
         assert "1.50x [1.40, 1.60]" in shown.splitlines()[0]
-        assert found["timing"]["saved_us"] == 50.0
-    assert ("150 us" in shown) == (found["baselines"] is not None)
+        assert document["timing"]["saved_us"] == 50.0
+    assert ("150 us" in shown) == (document["baselines"] is not None)
 
 
 def test_json_without_a_file_is_all_of_stdout(
@@ -71,7 +71,7 @@ def test_a_reference_that_cannot_be_used_is_a_usage_error(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         ([], "two Python files"),
         (["only.py"], "two Python files"),
@@ -82,7 +82,7 @@ def test_a_reference_that_cannot_be_used_is_a_usage_error(
 )
 def test_wrong_usage_is_2_and_one_line(
     arguments: list[str],
-    told: str,
+    reason: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -90,7 +90,7 @@ def test_wrong_usage_is_2_and_one_line(
     monkeypatch.chdir(tmp_path)
     assert main(["judge", *arguments, "--device", "cpu"]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert reason in error
     assert error.count("\n") == 1
 
 
@@ -99,13 +99,13 @@ def test_a_candidate_that_is_no_text_is_still_judged(
 ) -> None:
     pair = files(tmp_path, "")
     Path(pair[1]).write_bytes(b"\xff\x00class ModelNew")
-    monkeypatch.setitem(JUDGED, "\ufffd\x00class ModelNew", JUDGED["wrong"])
+    monkeypatch.setitem(DECISIONS, "\ufffd\x00class ModelNew", DECISIONS["wrong"])
     assert main(["judge", *pair, "--device", "cpu"]) == 3
 
 
 @pytest.mark.parametrize(
-    "given", [["--limit", "0"], ["--profile", "quick"], ["--contract", "loose"]]
+    "options", [["--limit", "0"], ["--profile", "quick"], ["--contract", "loose"]]
 )
-def test_values_that_do_not_exist_are_refused(given: list[str]) -> None:
+def test_values_that_do_not_exist_are_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["judge", "a.py", "b.py", *given])
+        main(["judge", "a.py", "b.py", *options])

@@ -23,23 +23,23 @@ def test_help_imports_no_torch() -> None:
         "except SystemExit as stop: assert not stop.code\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     for word in (*COMMANDS, "exit codes", "TARGET"):
-        assert word in done.stdout
+        assert word in process.stdout
 
 
 def test_the_module_runs_as_a_program_and_its_exit_code_is_the_processs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch_cudal1", "show", "abcdef", "--cache-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith(
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert process.returncode == 2
+    assert "Traceback" not in process.stderr
+    assert process.stderr.startswith(
         "cudal1: setting 'KEY' is 'abcdef'; expected the start of exactly one key"
     )
-    assert done.stderr.count("\n") == 1
+    assert process.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -111,9 +111,9 @@ def test_a_path_that_is_not_there_is_told_with_what_it_was_taken_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["import", "nothing.bundle", "--cache-dir", "cache"]) == 2
-    told = capsys.readouterr().err
-    assert "'nothing.bundle': No such file or directory; expected a path that exists" in told
-    assert str(tmp_path / "nothing.bundle") in told
+    errors = capsys.readouterr().err
+    assert "'nothing.bundle': No such file or directory; expected a path that exists" in errors
+    assert str(tmp_path / "nothing.bundle") in errors
 
 
 def test_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,15 +142,15 @@ def test_a_misspelt_variable_is_refused_by_name(
 def test_options_reach_the_settings_and_win_over_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    settings_used = []
     monkeypatch.setenv("TORCH_CUDAL1_CACHE_DIR", "/elsewhere")
     monkeypatch.setenv("TORCH_CUDAL1_PRECISION", "strict")
     monkeypatch.setattr(
-        entries, "verify", lambda args, settings, screen: seen.append(settings) or 0
+        entries, "verify", lambda args, settings, screen: settings_used.append(settings) or 0
     )
     assert main(["verify", "--cache-dir", str(tmp_path)]) == 0
-    assert seen[0].cache_dir == tmp_path
-    assert seen[0].precision == "strict"
+    assert settings_used[0].cache_dir == tmp_path
+    assert settings_used[0].precision == "strict"
 
 
 def test_search_options_are_settings_by_name() -> None:

@@ -114,9 +114,9 @@ def test_a_bad_target_does_not_stop_the_next_one(
 ) -> None:
     stand_in(monkeypatch)
     assert main(["explain", f"{target}:none", f"{target}:good", "--device", "cpu", "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert [e["target"] for e in told["explanations"]] == [f"{target}:good"]
-    assert "no callable 'none'" in told["failed"][0]
+    document = json.loads(capsys.readouterr().out)
+    assert [e["target"] for e in document["explanations"]] == [f"{target}:good"]
+    assert "no callable 'none'" in document["failed"][0]
 
 
 def test_inputs_that_do_not_fit_are_a_target_error(
@@ -182,7 +182,7 @@ def test_warmup_exits_1_when_a_target_failed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def warmup(
         name: str,
@@ -193,7 +193,7 @@ def test_warmup_exits_1_when_a_target_failed(
         device: str,
         recording: Path | None,
     ) -> tuple[Result, ...]:
-        asked.append((name, settings.budget_s, device))
+        calls.append((name, settings.budget_s, device))
         return (
             Result(
                 name,
@@ -207,7 +207,7 @@ def test_warmup_exits_1_when_a_target_failed(
 
     stand_in(monkeypatch, warmup=warmup)
     assert main(["warmup", f"{target}:good", "--device", "cpu", "--budget", "5"]) == code
-    assert asked == [(f"{target}:good", 5.0, "cpu")]
+    assert calls == [(f"{target}:good", 5.0, "cpu")]
     shown = capsys.readouterr()
     assert ("failed" if error else "inductor runs: nothing beat it") in " ".join(shown.out.split())
     assert ("it broke" in shown.err) == bool(error)
@@ -221,10 +221,10 @@ def test_warmup_with_inductor_collects_for_what_was_warmed_and_tells_what_it_cou
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def collect(names: list[str], order: Any) -> dict[str, str]:
-        asked.append((names, order.device, order.settings.cache_dir.is_absolute()))
+        calls.append((names, order.device, order.settings.cache_dir.is_absolute()))
         return lacking
 
     def warmup(name: str, **options: Any) -> tuple[Result, ...]:
@@ -237,10 +237,10 @@ def test_warmup_with_inductor_collects_for_what_was_warmed_and_tells_what_it_cou
     monkeypatch.setattr(models.inductor_ahead, "collect", collect)
     stand_in(monkeypatch, warmup=warmup)
     assert main(["warmup", f"{target}:good", "--device", "cpu", "--with-inductor"]) == code
-    assert asked == [([f"{target}:good"], "cpu", True)]
+    assert calls == [([f"{target}:good"], "cpu", True)]
     assert ("nothing compiled ahead: its start failed" in capsys.readouterr().err) == bool(lacking)
     assert main(["warmup", f"{target}:good", "--with-inductor", "--recorded", "calls.jsonl"]) == 2
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -113,22 +113,22 @@ def test_the_page_holds_the_numbers_the_reasons_and_the_environment() -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_text_from_outside_becomes_markup(attack: str) -> None:
-    tried = ({"label": attack, "decision": attack, "reason": attack, "detector": attack},)
-    made = story(
+    attempts = ({"label": attack, "decision": attack, "reason": attack, "detector": attack},)
+    attacked = story(
         attack,
         name=attack,
         runs=attack,
         reason=attack,
-        tried=tried,
+        tried=attempts,
         techniques=(attack,),
         baselines_us={attack: 1.0},
     )
-    content = render(attack, [made], {attack: attack}, intro=attack)
-    found = Tags(content)
-    assert found.stack == []
-    names = {tag for tag, _ in found.tags}
+    content = render(attack, [attacked], {attack: attack}, intro=attack)
+    tags = Tags(content)
+    assert tags.stack == []
+    names = {tag for tag, _ in tags.tags}
     assert not names & {"script", "img", "iframe", "link", "object"}
-    assert not [key for _, attrs in found.tags for key in attrs if key.startswith("on")]
+    assert not [key for _, attrs in tags.tags for key in attrs if key.startswith("on")]
 
 
 def test_the_page_asks_the_network_for_nothing() -> None:

@@ -24,13 +24,13 @@ def test_purge_without_yes_deletes_nothing(cache: Path, capsys: pytest.CaptureFi
     assert len(list(cache.rglob("*.safetensors"))) == 2
 
 
-@pytest.mark.parametrize(("options", "left"), [([], 0), (["--broken"], 1)])
+@pytest.mark.parametrize(("options", "remaining"), [([], 0), (["--broken"], 1)])
 def test_purge_with_yes_deletes_what_was_asked(
-    cache: Path, options: list[str], left: int, capsys: pytest.CaptureFixture[str]
+    cache: Path, options: list[str], remaining: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(cache)
     assert main(["purge", "--yes", *options, "--cache-dir", str(cache)]) == 0
-    assert len(list(cache.rglob("*.safetensors"))) == left
+    assert len(list(cache.rglob("*.safetensors"))) == remaining
 
 
 @pytest.mark.parametrize("options", [[], ["--yes"]])

@@ -13,7 +13,7 @@ from torch_cudal1.__main__ import main
 
 
 @pytest.fixture(autouse=True)
-def scripted_evaluators(monkeypatch: pytest.MonkeyPatch) -> None:
+def evaluator_script(monkeypatch: pytest.MonkeyPatch) -> None:
     patch_evaluators(monkeypatch)
 
 
@@ -30,7 +30,7 @@ def line(task: int, code: str | None, reference: str = "reference", level: int =
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> Path:
+def release_file(tmp_path: Path) -> Path:
     path = tmp_path / "release.json"
     lines = [
         line(1, "faster"),
@@ -49,20 +49,24 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 def test_every_line_of_a_release_has_a_result(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    release_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.jsonl"
-    assert main(["judge", "--release", str(published), "--device", "cpu", "--json", str(out)]) == 0
-    found = entries(out)
+    assert (
+        main(["judge", "--release", str(release_file), "--device", "cpu", "--json", str(out)]) == 0
+    )
+    results = entries(out)
     outcomes = ["accepted", "not_faster", "refused", "withdrawn", "withdrawn", "reference_unusable"]
-    assert [entry["outcome"] for entry in found] == outcomes
-    assert [(entry["line"], entry["level_id"], entry["task_id"]) for entry in found][-1] == (
+    assert [entry["outcome"] for entry in results] == outcomes
+    assert [(entry["line"], entry["level_id"], entry["task_id"]) for entry in results][-1] == (
         6,
         2,
         "6",
     )
-    assert all({*KEYS, "line", "level_id", "task_id", "published"} == set(entry) for entry in found)
-    assert found[3]["published"] == {"score_default": 2.5}
+    assert all(
+        {*KEYS, "line", "level_id", "task_id", "published"} == set(entry) for entry in results
+    )
+    assert results[3]["published"] == {"score_default": 2.5}
     table = capsys.readouterr().out
     for row in ("accepted", "not faster", "refused by numerics", "withdrawn", "reference unusable"):
         assert row in table
@@ -72,25 +76,25 @@ def test_every_line_of_a_release_has_a_result(
     )
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(published: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_where_it_stopped(release_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    command = ["judge", "--release", str(published), "--device", "cpu", "--json", str(out)]
+    command = ["judge", "--release", str(release_file), "--device", "cpu", "--json", str(out)]
     assert main([*command, "--limit", "2"]) == 0
     with out.open("a") as file:
         file.write('{"outcome": "acc')  # killed while it wrote
     ScriptedEvaluator.candidates = []
     assert main(command) == 0
     assert ScriptedEvaluator.candidates == ["wrong", "faster"]
-    whole = [json.loads(each) for each in out.read_text().splitlines() if each.endswith("}")]
-    assert [entry["line"] for entry in whole] == [1, 2, 3, 4, 5, 6]
+    documents = [json.loads(each) for each in out.read_text().splitlines() if each.endswith("}")]
+    assert [entry["line"] for entry in documents] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_result_made_under_other_terms_is_no_result(published: Path, tmp_path: Path) -> None:
+def test_a_result_made_under_other_terms_is_no_result(release_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     command = [
         "judge",
         "--release",
-        str(published),
+        str(release_file),
         "--device",
         "cpu",
         "--json",
@@ -102,18 +106,20 @@ def test_a_result_made_under_other_terms_is_no_result(published: Path, tmp_path:
         assert main([*command, *more]) == 0
         assert main([*command, *more]) == 0
     assert len(ScriptedEvaluator.candidates) == 4
-    published.write_text(line(1, "wrong"))
+    release_file.write_text(line(1, "wrong"))
     assert main(command) == 0
     assert ScriptedEvaluator.candidates[4:] == ["wrong"]
 
 
-def test_level_and_limit_choose_lines(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_level_and_limit_choose_lines(
+    release_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (
         main(
             [
                 "judge",
                 "--release",
-                str(published),
+                str(release_file),
                 "--device",
                 "cpu",
                 "--level",

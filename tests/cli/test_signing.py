@@ -18,7 +18,7 @@ from torch_cudal1.core.settings import Settings
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
+def team_folder(tmp_path: Path) -> Path:
     put_entry(tmp_path / "shared", 4, "first")
     put_entry(tmp_path / "shared", 8, "second")
     return tmp_path / "shared"
@@ -68,9 +68,9 @@ def test_what_keys_new_prints_is_the_list_it_belongs_into(key: Path, tmp_path: P
 
 
 def test_a_key_is_not_made_inside_a_cache(
-    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, team_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in (tmp_path / "own", shared):
+    for folder in (tmp_path / "own", team_folder):
         path = folder / "team.pem"
         assert (
             main(["keys", "new", "team", "--out", str(path), "--cache-dir", str(tmp_path / "own")])
@@ -81,7 +81,7 @@ def test_a_key_is_not_made_inside_a_cache(
 
 
 def test_before_signing_nobody_vouches_and_afterwards_the_publisher_does(
-    key: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: Path, team_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, before = elsewhere(capsys, tmp_path, "list")
     assert {entry["vouched_by"] for entry in before["entries"]} == {None}
@@ -90,62 +90,65 @@ def test_before_signing_nobody_vouches_and_afterwards_the_publisher_does(
         "refused": 0,
         "vouched for by nobody": 2,
     }
-    code, out = run_command(capsys, "sign", str(key), "--cache-dir", str(shared), "--json")
+    code, out = run_command(capsys, "sign", str(key), "--cache-dir", str(team_folder), "--json")
     assert (code, len(json.loads(out)["signed"])) == (0, 2)
     _, after = elsewhere(capsys, tmp_path, "list")
     assert {entry["vouched_by"] for entry in after["entries"]} == {"publisher 'team'"}
-    code, told = elsewhere(capsys, tmp_path, "verify")
-    assert (code, told["vouched"]) == (
+    code, document = elsewhere(capsys, tmp_path, "verify")
+    assert (code, document["vouched"]) == (
         0,
         {"signed": 2, "refused": 0, "vouched for by publisher 'team'": 2},
     )
-    assert [one["digest"] for one in before["entries"]] == [
-        one["digest"] for one in after["entries"]
+    assert [row["digest"] for row in before["entries"]] == [
+        row["digest"] for row in after["entries"]
     ]
 
 
 def test_one_entry_may_be_signed_by_its_key(
-    key: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: Path, team_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = elsewhere(capsys, tmp_path, "list")[1]["entries"][0]
     assert (
-        run_command(capsys, "sign", str(key), first["key"][:12], "--cache-dir", str(shared))[0] == 0
+        run_command(capsys, "sign", str(key), first["key"][:12], "--cache-dir", str(team_folder))[0]
+        == 0
     )
     _, (shown,) = elsewhere(capsys, tmp_path, "show", first["key"])
     assert shown["vouched_by"] == "publisher 'team'"
     assert sorted(elsewhere(capsys, tmp_path, "verify")[1]["vouched"].values()) == [0, 1, 1, 1]
-    assert main(["sign", str(key), "ffff", "--cache-dir", str(shared)]) == 2
+    assert main(["sign", str(key), "ffff", "--cache-dir", str(team_folder)]) == 2
     assert "`cudal1 list`" in capsys.readouterr().err
 
 
 def test_verify_finds_a_signature_that_does_not_fit_in_the_own_cache_too(
-    key: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+    key: Path, team_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(capsys, "sign", str(key), "--cache-dir", str(shared))[0] == 0
-    path = sorted(shared.rglob("*.safetensors"))[0]
-    data = path.read_bytes()
-    at = data.index(b"value", data.index(b"signatures")) + 12
-    path.write_bytes(data[:at] + (b"0" if data[at : at + 1] != b"0" else b"1") + data[at + 1 :])
-    code, out = run_command(capsys, "verify", "--cache-dir", str(shared), "--json")
-    told = json.loads(out)
-    assert (code, told["broken"]) == (1, [])
-    assert {(one["path"], "does not fit" in one["reason"]) for one in told["refused"]} == {
+    assert run_command(capsys, "sign", str(key), "--cache-dir", str(team_folder))[0] == 0
+    path = sorted(team_folder.rglob("*.safetensors"))[0]
+    content = path.read_bytes()
+    at = content.index(b"value", content.index(b"signatures")) + 12
+    path.write_bytes(
+        content[:at] + (b"0" if content[at : at + 1] != b"0" else b"1") + content[at + 1 :]
+    )
+    code, out = run_command(capsys, "verify", "--cache-dir", str(team_folder), "--json")
+    document = json.loads(out)
+    assert (code, document["broken"]) == (1, [])
+    assert {(row["path"], "does not fit" in row["reason"]) for row in document["refused"]} == {
         (str(path), True)
     }
 
 
 def test_revoke_takes_entries_programs_and_keys(
-    key: Path, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: Path, team_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_command(capsys, "sign", str(key), "--cache-dir", str(shared))
+    run_command(capsys, "sign", str(key), "--cache-dir", str(team_folder))
     first, second = elsewhere(capsys, tmp_path, "list")[1]["entries"]
     lists = ("--revoked", str(tmp_path / "revoked.toml"))
     assert (
         elsewhere(capsys, tmp_path, "revoke", first["key"][:12], "--reason", 'bad "NaN"', *lists)[0]
         == 0
     )
-    code, told = elsewhere(capsys, tmp_path, "verify", *lists)
-    assert (code, [one["reason"] for one in told["refused"]]) == (1, ['revoked: bad "NaN"'])
+    code, document = elsewhere(capsys, tmp_path, "verify", *lists)
+    assert (code, [row["reason"] for row in document["refused"]]) == (1, ['revoked: bad "NaN"'])
     code, _ = elsewhere(
         capsys,
         tmp_path,
@@ -166,12 +169,12 @@ def test_revoke_takes_entries_programs_and_keys(
         ["program"],
         ["key"],
     ]
-    assert main(["sign", str(key), "--cache-dir", str(shared), *lists]) == 2
+    assert main(["sign", str(key), "--cache-dir", str(team_folder), *lists]) == 2
     assert "a key that is not revoked (lost)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         (["revoke", "ffff", "--reason", "x", "--revoked", "r.toml"], "entry:DIGEST"),
         (["revoke", "ed25519:12", "--reason", "x", "--revoked", "r.toml"], "64 hex digits"),
@@ -185,27 +188,27 @@ def test_revoke_takes_entries_programs_and_keys(
 )
 def test_wrong_usage_is_2_says_what_is_expected_and_writes_nothing(
     arguments: list[str],
-    told: str,
+    reason: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*arguments, "--cache-dir", "own"]) == 2
-    assert told in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.suffix != ".lock"]
 
 
 def test_an_unusable_list_is_found_by_keys_list_and_verify(
     key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told = elsewhere(capsys, tmp_path, "keys", "list")
-    assert (code, list(told["publishers"]["names"].values())) == (0, ["team"])
+    code, document = elsewhere(capsys, tmp_path, "keys", "list")
+    assert (code, list(document["publishers"]["names"].values())) == (0, ["team"])
     (tmp_path / "publishers.toml").write_text("[[publisher]]\nname = 3\n")
     for command in (("keys", "list"), ("verify",)):
-        code, told = elsewhere(capsys, tmp_path, *command)
+        code, document = elsewhere(capsys, tmp_path, *command)
         assert code == 1
-        assert "line 1: name is 3" in told["problems"][0]
+        assert "line 1: name is 3" in document["problems"][0]
 
 
 def test_the_doctor_says_whom_this_machine_believes(

@@ -34,18 +34,18 @@ def sparse(): return nn.Identity().eval(), (torch.eye(3).to_sparse(),)
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     code: int
     out: str
     err: str
 
     @property
-    def told(self) -> Any:
+    def document(self) -> Any:
         return json.loads(self.out)
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder_with_decision(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a cache that has a decision for it, and none for the other one."""
     folder = tmp_path_factory.mktemp("planted")
     (folder / "model.py").write_text(MODEL)
@@ -56,18 +56,20 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(folder_with_decision: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it as the working directory."""
-    shutil.copytree(planted, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(folder_with_decision, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, cache: str = "cache") -> Done:
+def run(
+    capsys: pytest.CaptureFixture[str], *arguments: object, cache: str = "cache"
+) -> CommandResult:
     code = main([*map(str, arguments), "--cache-dir", cache])
     shown = capsys.readouterr()
-    return Done(code, shown.out, shown.err)
+    return CommandResult(code, shown.out, shown.err)
 
 
 # lock
@@ -77,8 +79,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object, cache: str = "ca
 def test_a_lock_is_written_and_agrees_with_its_cache(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(capsys, "lock", "model.py:make", "--device", "cpu")
-    assert (done.code, done.out) == (
+    result = run(capsys, "lock", "model.py:make", "--device", "cpu")
+    assert (result.code, result.out) == (
         0,
         "cudal1.lock: 1 entry and 1 decision record for cpu-x86_64\n",
     )
@@ -86,8 +88,8 @@ def test_a_lock_is_written_and_agrees_with_its_cache(
     assert list(body["targets"]) == ["model.py:make"]
     assert body["targets"]["model.py:make"] == [body["entries"][0]["key"]]
     (here / "model.py").unlink()
-    done = run(capsys, "lock", "--check")
-    assert (done.code, done.out) == (0, "cudal1.lock: 1 entry as locked\n"), (
+    result = run(capsys, "lock", "--check")
+    assert (result.code, result.out) == (0, "cudal1.lock: 1 entry as locked\n"), (
         "nothing but files is read"
     )
 
@@ -96,23 +98,29 @@ def test_lock_check_fails_with_a_table_where_the_cache_differs(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(capsys, "lock")
-    done = run(capsys, "lock", "--check", cache="empty")
-    assert done.code == 1
-    assert done.err == "cudal1: cudal1.lock and the cache differ in 3 places\n"
-    assert ["missing" in line for line in done.out.splitlines()] == [False, False, True, True, True]
+    result = run(capsys, "lock", "--check", cache="empty")
+    assert result.code == 1
+    assert result.err == "cudal1: cudal1.lock and the cache differ in 3 places\n"
+    assert ["missing" in line for line in result.out.splitlines()] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
     assert not (here / "empty").exists()
-    told = run(capsys, "lock", "--check", "--json", cache="empty").told
-    assert {one["kind"] for one in told["differences"]} == {"missing"}
+    document = run(capsys, "lock", "--check", "--json", cache="empty").document
+    assert {row["kind"] for row in document["differences"]} == {"missing"}
 
 
 def test_no_lock_is_written_for_a_target_that_is_not_decided(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(capsys, "lock", "model.py:make", "model.py:other", "--device", "cpu")
-    assert done.code == 1
-    assert "model.py:other" in done.out
-    assert "model.py:make" not in done.out
-    assert "1 region not decided, so no lock was written" in done.err
+    result = run(capsys, "lock", "model.py:make", "model.py:other", "--device", "cpu")
+    assert result.code == 1
+    assert "model.py:other" in result.out
+    assert "model.py:make" not in result.out
+    assert "1 region not decided, so no lock was written" in result.err
     assert not (here / "cudal1.lock").exists()
     assert (
         run(capsys, "lock", "model.py:make", "--family", "cuda-sm_90", "--device", "cpu").code == 1
@@ -121,18 +129,19 @@ def test_no_lock_is_written_for_a_target_that_is_not_decided(
 
 def test_lock_check_takes_no_target(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "lock")
-    done = run(capsys, "lock", "--check", "model.py:make")
-    assert done.code == 2
-    assert "the lock says what it is of" in done.err
+    result = run(capsys, "lock", "--check", "model.py:make")
+    assert result.code == 2
+    assert "the lock says what it is of" in result.err
 
 
 def test_lock_check_without_a_lock_says_how_to_write_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(capsys, "lock", "--check")
-    assert done.code == 1
+    result = run(capsys, "lock", "--check")
+    assert result.code == 1
     assert (
-        done.err == "cudal1: cudal1.lock refused by rule 'form': absent; `cudal1 lock` writes it\n"
+        result.err
+        == "cudal1: cudal1.lock refused by rule 'form': absent; `cudal1 lock` writes it\n"
     )
 
 
@@ -144,16 +153,16 @@ def test_a_bundle_goes_from_one_cache_to_another(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(capsys, "lock").code == 0
-    done = run(capsys, "export", "kernels.bundle")
-    assert done.code == 0
-    assert done.out.startswith("kernels.bundle: 1 entry and 2 decision records for cpu-x86_64, ")
-    done = run(capsys, "import", "kernels.bundle", cache="new")
-    assert done.code == 0
-    assert "1 entry, 2 decision records" in done.out
+    result = run(capsys, "export", "kernels.bundle")
+    assert result.code == 0
+    assert result.out.startswith("kernels.bundle: 1 entry and 2 decision records for cpu-x86_64, ")
+    result = run(capsys, "import", "kernels.bundle", cache="new")
+    assert result.code == 0
+    assert "1 entry, 2 decision records" in result.out
     assert run(capsys, "lock", "--check", cache="new").code == 0
-    assert "without a signature that counts here" in done.out
+    assert "without a signature that counts here" in result.out
     assert "was there already" in run(capsys, "import", "kernels.bundle", cache="new").out
-    assert len(run(capsys, "list", "--json", cache="new").told["entries"]) == 1
+    assert len(run(capsys, "list", "--json", cache="new").document["entries"]) == 1
     assert run(capsys, "export", "again.bundle", cache="new").code == 0
     assert (here / "again.bundle").read_bytes() == (here / "kernels.bundle").read_bytes()
 
@@ -161,8 +170,8 @@ def test_a_bundle_goes_from_one_cache_to_another(
 def test_export_takes_the_start_of_a_key_and_refuses_what_fits_none(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (entry,) = run(capsys, "list", "--json").told["entries"]
-    assert run(capsys, "export", "x.bundle", entry["key"][:6], "--json").told["aliases"] == 1
+    (entry,) = run(capsys, "list", "--json").document["entries"]
+    assert run(capsys, "export", "x.bundle", entry["key"][:6], "--json").document["aliases"] == 1
     for arguments in (("zz",), ("--family", "cuda-sm_90")):
         assert run(capsys, "export", "y.bundle", *arguments).code == 2
     assert not (here / "y.bundle").exists()
@@ -173,11 +182,14 @@ def test_export_by_lock_takes_exactly_that(here: Path, capsys: pytest.CaptureFix
     (loaded,) = targets.load("model.py:other")
     with torch.no_grad():
         plant(loaded.module, loaded.inputs, here / "cache")
-    assert run(capsys, "export", "all.bundle", "--json").told["entries"] == 2
-    assert run(capsys, "export", "x.bundle", "--lock", "cudal1.lock", "--json").told["entries"] == 1
-    done = run(capsys, "export", "y.bundle", "--lock", "cudal1.lock", cache="empty")
-    assert done.code == 1
-    assert "2 of what it names cannot be exported (missing: " in done.err
+    assert run(capsys, "export", "all.bundle", "--json").document["entries"] == 2
+    assert (
+        run(capsys, "export", "x.bundle", "--lock", "cudal1.lock", "--json").document["entries"]
+        == 1
+    )
+    result = run(capsys, "export", "y.bundle", "--lock", "cudal1.lock", cache="empty")
+    assert result.code == 1
+    assert "2 of what it names cannot be exported (missing: " in result.err
     assert not (here / "y.bundle").exists()
 
 
@@ -189,21 +201,21 @@ def test_a_broken_entry_is_told_and_left_out(
         plant(loaded.module, loaded.inputs, here / "cache")
     broken = next((here / "cache").rglob("*.safetensors"))
     broken.write_bytes(b"damage")
-    done = run(capsys, "export", "x.bundle", "--json")
-    assert (done.code, done.told["entries"]) == (1, 1)
-    assert f"{broken.relative_to(here)} is left out: unreadable" in done.err
+    result = run(capsys, "export", "x.bundle", "--json")
+    assert (result.code, result.document["entries"]) == (1, 1)
+    assert f"{broken.relative_to(here)} is left out: unreadable" in result.err
 
 
 def test_a_refused_bundle_is_named_with_its_rule(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(capsys, "export", "x.bundle")
-    data = bytearray((here / "x.bundle").read_bytes())
-    data[-1] ^= 1
-    (here / "x.bundle").write_bytes(data)
-    done = run(capsys, "import", "x.bundle", cache="new")
-    assert done.code == 1
-    assert done.err.startswith("cudal1: x.bundle refused by rule 'digest': 0/v1/")
+    content = bytearray((here / "x.bundle").read_bytes())
+    content[-1] ^= 1
+    (here / "x.bundle").write_bytes(content)
+    result = run(capsys, "import", "x.bundle", cache="new")
+    assert result.code == 1
+    assert result.err.startswith("cudal1: x.bundle refused by rule 'digest': 0/v1/")
     assert list_imported_roots(here / "new") == ()
     assert run(capsys, "import", "absent.bundle", cache="new").code == 2
 
@@ -217,9 +229,9 @@ def test_coverage_says_what_a_deployment_will_have(
 ) -> None:
     run(capsys, "lock", "model.py:make", "--device", "cpu")
     line = ("coverage", "cudal1.lock", "model.py:make", "--device", "cpu", "--json")
-    done = run(capsys, *line)
-    assert done.code == 0
-    statuses = [(one["source"], one["status"], one["runs"]) for one in done.told["coverage"]]
+    result = run(capsys, *line)
+    assert result.code == 0
+    statuses = [(row["source"], row["status"], row["runs"]) for row in result.document["coverage"]]
     assert (
         statuses
         == [
@@ -229,16 +241,18 @@ def test_coverage_says_what_a_deployment_will_have(
         * 2
     )
     assert run(capsys, *line, cache="empty").code == 1
-    assert run(capsys, *line, "--family", "cuda-sm_90").told["missing"] == 2
-    done = run(capsys, "coverage", "cudal1.lock", "--sku", "NVIDIA H200")
-    assert done.code == 1
-    assert "0 of 1 region served; 1 missing" in done.out
+    assert run(capsys, *line, "--family", "cuda-sm_90").document["missing"] == 2
+    result = run(capsys, "coverage", "cudal1.lock", "--sku", "NVIDIA H200")
+    assert result.code == 1
+    assert "0 of 1 region served; 1 missing" in result.out
 
 
 def test_coverage_tells_what_has_no_region(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = run(capsys, "coverage", "model.py:sparse", "model.py:other", "--device", "cpu", "--json")
-    assert [one["status"] for one in done.told["coverage"]] == ["left out", "missing"]
-    assert done.code == 1
+    result = run(
+        capsys, "coverage", "model.py:sparse", "model.py:other", "--device", "cpu", "--json"
+    )
+    assert [row["status"] for row in result.document["coverage"]] == ["left out", "missing"]
+    assert result.code == 1
 
 
 def test_coverage_is_what_explain_finds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,11 +279,11 @@ def test_coverage_and_lock_speak_of_what_production_called(
         for rows in (2, 2, 2, 4):
             module(torch.ones(rows, 8))
     line = ("model.py:make", "--recorded", "seen.jsonl", "--device", "cpu")
-    done = run(capsys, "coverage", *line, "--json")
-    told = [(one["source"], one["status"]) for one in done.told["coverage"]]
+    result = run(capsys, "coverage", *line, "--json")
+    statuses = [(row["source"], row["status"]) for row in result.document["coverage"]]
     decided, unknown = "model.py:make (2x8 float32)", "model.py:make (4x8 float32)"
-    assert told == [(decided, "decided"), (decided, "measured"), (unknown, "missing")]
-    assert done.code == 1
+    assert statuses == [(decided, "decided"), (decided, "measured"), (unknown, "missing")]
+    assert result.code == 1
     assert run(capsys, "lock", *line).code == 1
     with torch.no_grad():
         plant(torch_cudal1.restore(module), torch.ones(4, 8), here / "cache")
@@ -289,13 +303,16 @@ def test_what_was_revoked_is_neither_locked_nor_exported(
         f'[[revoked]]\nentry = "{entry["digest"]}"\nreason = "wrong for NaN"\n'
     )
     (here / "revoked.toml").chmod(0o600)
-    told = ("--revoked", "revoked.toml")
-    done = run(capsys, "export", "x.bundle", *told)
-    assert done.code == 2
-    assert "is left out: revoked: wrong for NaN" in done.err
-    assert run(capsys, "lock", "model.py:make", "--device", "cpu", *told).code == 1
-    done = run(capsys, "lock", "--check", "--json", *told)
-    assert (done.code, [one["kind"] for one in done.told["differences"]]) == (1, ["missing"])
+    revoked_options = ("--revoked", "revoked.toml")
+    result = run(capsys, "export", "x.bundle", *revoked_options)
+    assert result.code == 2
+    assert "is left out: revoked: wrong for NaN" in result.err
+    assert run(capsys, "lock", "model.py:make", "--device", "cpu", *revoked_options).code == 1
+    result = run(capsys, "lock", "--check", "--json", *revoked_options)
+    assert (result.code, [row["kind"] for row in result.document["differences"]]) == (
+        1,
+        ["missing"],
+    )
     assert run(capsys, "lock", "--check").code == 0
 
 
@@ -304,15 +321,17 @@ def test_a_lock_of_targets_is_of_one_precision(
 ) -> None:
     line = ("lock", "model.py:make", "--device", "cpu")
     assert run(capsys, *line).code == 0
-    done = run(capsys, *line, "--precision", "strict", "--lock", "strict.lock", "--json")
-    assert (done.code, [one["status"] for one in done.told["missing"]]) == (1, ["missing"])
+    result = run(capsys, *line, "--precision", "strict", "--lock", "strict.lock", "--json")
+    assert (result.code, [row["status"] for row in result.document["missing"]]) == (1, ["missing"])
     assert not (here / "strict.lock").exists()
-    (held,) = take_inventory(LocalCache(here / "cache")).entries
-    assert isinstance(held.content, Entry)
-    LocalCache(here / "cache").put(dataclasses.replace(held.content, contract=Contract("strict")))
+    (stored_entry,) = take_inventory(LocalCache(here / "cache")).entries
+    assert isinstance(stored_entry.content, Entry)
+    LocalCache(here / "cache").put(
+        dataclasses.replace(stored_entry.content, contract=Contract("strict"))
+    )
     assert run(capsys, "lock", "--check").code == 0, (
         "an entry of another precision is none of its business"
     )
     assert run(capsys, *line, "--precision", "strict", "--lock", "strict.lock").code == 0
     pinned = json.loads((here / "strict.lock").read_text())["entries"]
-    assert [one["precision"] for one in pinned] == ["strict"]
+    assert [row["precision"] for row in pinned] == ["strict"]

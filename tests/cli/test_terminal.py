@@ -21,8 +21,8 @@ class Seen:
         self.lines: list[tuple[str, float | None, str]] = []
         self.closed = False
 
-    def show(self, what: str, fraction: float | None, left: str) -> None:
-        self.lines.append((what, fraction, left))
+    def show(self, activity: str, fraction: float | None, time_text: str) -> None:
+        self.lines.append((activity, fraction, time_text))
 
     def close(self) -> None:
         self.closed = True
@@ -72,21 +72,21 @@ def test_a_fraction_outside_its_range_is_clipped() -> None:
 
 
 def test_json_output_is_one_value_and_nothing_else() -> None:
-    made = screen(as_json=True)
-    made.line("for people")
-    made.table(("a",), [["b"]])
-    made.json({"v": Interval(1.0, 1.0, 1.0), "inf": float("inf")})
-    assert json.loads(made.out.getvalue()) == {
+    display = screen(as_json=True)
+    display.line("for people")
+    display.table(("a",), [["b"]])
+    display.json({"v": Interval(1.0, 1.0, 1.0), "inf": float("inf")})
+    assert json.loads(display.out.getvalue()) == {
         "v": {"value": 1.0, "low": 1.0, "high": 1.0},
         "inf": "inf",
     }  # type: ignore[attr-defined]
 
 
 def test_text_output_holds_no_json() -> None:
-    made = screen()
-    made.json({"a": 1})
-    made.line("for people")
-    assert made.out.getvalue() == "for people\n"  # type: ignore[attr-defined]
+    display = screen()
+    display.json({"a": 1})
+    display.line("for people")
+    assert display.out.getvalue() == "for people\n"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal], ids=["pipe", "terminal with rich"])
@@ -97,7 +97,7 @@ def test_a_table_shows_markup_in_a_name_as_it_is(stream: type[io.StringIO]) -> N
 
 
 def test_problems_go_to_stderr_as_one_line() -> None:
-    made = screen()
-    made.problem("first\nsecond")
-    assert made.err.getvalue() == "cudal1: first second\n"  # type: ignore[attr-defined]
-    assert made.out.getvalue() == ""  # type: ignore[attr-defined]
+    display = screen()
+    display.problem("first\nsecond")
+    assert display.err.getvalue() == "cudal1: first second\n"  # type: ignore[attr-defined]
+    assert display.out.getvalue() == ""  # type: ignore[attr-defined]

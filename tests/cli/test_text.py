@@ -66,20 +66,20 @@ def test_a_name_cannot_drive_the_terminal(attack: str) -> None:
 
 
 def test_a_traceback_in_a_reason_is_cut_to_a_line() -> None:
-    told = text.brief("broke\n" + "x" * 900, 100)
-    assert told.startswith("broke x")
-    assert len(told) == 100
+    shortened = text.brief("broke\n" + "x" * 900, 100)
+    assert shortened.startswith("broke x")
+    assert len(shortened) == 100
     assert text.brief("short") == "short"
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_table_keeps_to_the_width_and_loses_no_word(width: int) -> None:
     long = "a candidate that was refused because a NaN input gives 0 instead of NaN"
-    made = text.table(
+    table_text = text.table(
         ("name", "n", "why"), [["diag", "12", long], ["x" * 30, "3", "short"]], width=width
     )
-    assert max(map(len, made.splitlines())) <= width
-    assert all(word in made.replace("\n", " ") for word in long.split())
+    assert max(map(len, table_text.splitlines())) <= width
+    assert all(word in table_text.replace("\n", " ") for word in long.split())
 
 
 def test_a_name_is_only_broken_when_sentences_cannot_give_way() -> None:

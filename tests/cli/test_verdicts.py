@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.scripted_evaluator import JUDGED, KEYS, ScriptedEvaluator
+from tests.cli.scripted_evaluator import DECISIONS, KEYS, ScriptedEvaluator
 from torch_cudal1.cli.commands.verdicts import (
     EXIT_CODES,
     SCHEMA,
@@ -65,7 +65,7 @@ def test_a_candidate_that_is_right_and_was_never_timed_is_refused() -> None:
     assert evaluation_outcome(untimed) == "refused"
 
 
-@pytest.mark.parametrize("candidate", JUDGED)
+@pytest.mark.parametrize("candidate", DECISIONS)
 def test_a_document_has_every_key_and_is_json(candidate: str) -> None:
     document = evaluation_document(evaluate(candidate), make_job(), reference="reference")
     assert set(document) == KEYS

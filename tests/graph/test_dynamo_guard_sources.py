@@ -41,7 +41,7 @@ class Scaled(Calls):
         self.sizes = [1, 2, 3]
 
     @property
-    def computed(self) -> float:
+    def current_gain(self) -> float:
         return self.gains["first"]
 
     def scale(self, x: Any, by: int = 4) -> Any:
@@ -49,7 +49,7 @@ class Scaled(Calls):
 
 
 @pytest.fixture
-def scaled() -> tuple[Scaled, SourceReader, RecordCollector]:
+def scaled_module() -> tuple[Scaled, SourceReader, RecordCollector]:
     module = Scaled()
     records = record_module(module)
     assert not isinstance(records, Refusal)
@@ -58,8 +58,8 @@ def scaled() -> tuple[Scaled, SourceReader, RecordCollector]:
     return module, SourceReader(captured, collector), collector
 
 
-def test_values_are_read_as_the_frame_reads_them(scaled: Any) -> None:
-    module, reader, _ = scaled
+def test_values_are_read_as_the_frame_reads_them(scaled_module: Any) -> None:
+    module, reader, _ = scaled_module
     scale = AttrSource(MODULE, "scale")
     assert reader.read(MODULE) is module
     assert reader.read(AttrSource(AttrSource(MODULE, "linear"), "weight")) is module.linear.weight
@@ -71,8 +71,8 @@ def test_values_are_read_as_the_frame_reads_them(scaled: Any) -> None:
     assert reader.read(DefaultsSource(AttrSource(scale, "__func__"), 0)) == 4
 
 
-def test_what_was_read_is_compared_from_then_on(scaled: Any) -> None:
-    module, reader, collector = scaled
+def test_what_was_read_is_compared_from_then_on(scaled_module: Any) -> None:
+    module, reader, collector = scaled_module
     reader.read(DictGetItemSource(AttrSource(MODULE, "gains"), "first"))
     reader.read(AttrSource(MODULE, "bias"))
     guard = ModuleGuard(collector.merge())
@@ -91,14 +91,14 @@ def test_what_was_read_is_compared_from_then_on(scaled: Any) -> None:
         LocalSource("args"),
         GetItemSource(LocalSource("args"), 0),
         GlobalSource("no_such_name"),
-        AttrSource(MODULE, "computed"),
+        AttrSource(MODULE, "current_gain"),
         AttrSource(MODULE, "no_such_attribute"),
         AttrSource(GetItemSource(AttrSource(MODULE, "sizes"), 0), "real"),
     ],
     ids=["arguments", "an argument", "a global", "a property", "absent", "of a C object"],
 )
-def test_a_step_that_no_record_compares_proves_nothing(source: Any, scaled: Any) -> None:
-    _, reader, _ = scaled
+def test_a_step_that_no_record_compares_proves_nothing(source: Any, scaled_module: Any) -> None:
+    _, reader, _ = scaled_module
     for _ in range(2):  # a second guard with the same step must not be believed either
         with pytest.raises(UnprovenError):
             reader.read(source)

@@ -36,8 +36,8 @@ def test_a_plain_module_needs_none_of_dynamos_guards() -> None:
     split, captured, _ = split_guards(module, X)
     assert split.kept_guards == []
     passed = [captured.from_arguments(number) for number in range(len(captured.sources))]
-    held = [split.holds_identity(source) for source in captured.sources]
-    assert held == [not argument for argument in passed]
+    identities = [split.holds_identity(source) for source in captured.sources]
+    assert identities == [not argument for argument in passed]
 
 
 class Options:

@@ -50,12 +50,12 @@ class Block(nn.Module):
 
     def forward(self, x):
         if self.swapped:
-            right = torch.tanh(self.second(x))
-            left = torch.relu(self.first(x))
+            second_branch = torch.tanh(self.second(x))
+            first_branch = torch.relu(self.first(x))
         else:
-            left = torch.relu(self.first(x))
-            right = torch.tanh(self.second(x))
-        return self.zeta(left + right)
+            first_branch = torch.relu(self.first(x))
+            second_branch = torch.tanh(self.second(x))
+        return self.zeta(first_branch + second_branch)
 
 
 class OtherNames(nn.Module):
@@ -172,12 +172,12 @@ def test_random_steps_keep_their_order():
         second = torch.rand_like(x)
         return second - first
 
-    def swapped(x):
+    def draw_swapped(x):
         second = torch.rand_like(x)
         first = torch.rand_like(x)
         return second - first
 
-    assert key_of(Scaled(noisy), X) != key_of(Scaled(swapped), X)
+    assert key_of(Scaled(noisy), X) != key_of(Scaled(draw_swapped), X)
 
 
 REFUSED = {
@@ -246,22 +246,22 @@ def test_a_program_with_such_a_step_runs():
     """
 
     def stand_in(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-        nothing = torch.empty(0)
+        empty = torch.empty(0)
         out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
-        return out, nothing, nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing
+        return out, empty, empty, empty, q.shape[2], k.shape[2], empty, empty, empty
 
-    given = torch.randn(3, 2, 3, 16, 64).half()
+    tensors = torch.randn(3, 2, 3, 16, 64).half()
     graph = graph_on_a_gpu(
         lambda q, k, v: flash(q, k, v)[0] * 2, *[(2, 3, 16, 64)] * 3, dtype=torch.float16
     )
     program = lower(graph).region.program
-    on_cpu = replace(program, inputs=tuple(replace(one, device="cpu") for one in program.inputs))
-    expected = nn.functional.scaled_dot_product_attention(*given, is_causal=True) * 2
+    on_cpu = replace(program, inputs=tuple(replace(spec, device="cpu") for spec in program.inputs))
+    expected = nn.functional.scaled_dot_product_attention(*tensors, is_causal=True) * 2
     library = torch.library.Library("aten", "IMPL")
     try:
         library.impl("_scaled_dot_product_flash_attention", stand_in, "CPU")
-        for made in (prepare(on_cpu, CPU), interpret(on_cpu, CPU)):
-            (found,) = made([given[0], given[1], given[2]])
-            torch.testing.assert_close(found, expected)
+        for executor in (prepare(on_cpu, CPU), interpret(on_cpu, CPU)):
+            (output,) = executor([tensors[0], tensors[1], tensors[2]])
+            torch.testing.assert_close(output, expected)
     finally:
         library._destroy()

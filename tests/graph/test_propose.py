@@ -31,10 +31,10 @@ def test_a_rewritten_region_keeps_all_inputs_even_those_it_no_longer_reads():
     check_program(variant.program)
     assert variant.program.inputs == region.program.inputs
     inputs = make_inputs(region)
-    ours, plain = (
+    rewritten, plain = (
         prepare(program, CPU)(inputs)[0] for program in (variant.program, region.program)
     )
-    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rewritten, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_a_region_that_no_rule_changes_or_that_draws_random_numbers_has_no_rewritten_form():

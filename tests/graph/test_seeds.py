@@ -26,7 +26,7 @@ HEADS = (2, 4, 70, 32)
 KINDS = ("efficient", "flash", "cudnn")
 
 
-def attended(
+def attend(
     kind: str, dropout: float, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> Any:
     forward = getattr(aten, f"_scaled_dot_product_{kind}_attention")
@@ -35,17 +35,17 @@ def attended(
     return forward(query, key, value, None, True, dropout, True)
 
 
-def gradients(kind: str, dropout: float, grad: torch.Tensor, given: Any, made: Any) -> Any:
+def gradients(kind: str, dropout: float, grad: torch.Tensor, inputs: Any, outputs: Any) -> Any:
     backward = getattr(aten, f"_scaled_dot_product_{kind}_attention_backward")
     if kind == "efficient":
-        return backward(grad, *given, None, *made, dropout, [True, True, True, False], True)
-    out, total, _, _, rows, columns, seed, offset, _ = made
+        return backward(grad, *inputs, None, *outputs, dropout, [True, True, True, False], True)
+    out, total, _, _, rows, columns, seed, offset, _ = outputs
     if kind == "flash":
         return backward(
-            grad, *given, out, total, None, None, rows, columns, dropout, True, seed, offset
+            grad, *inputs, out, total, None, None, rows, columns, dropout, True, seed, offset
         )
     return backward(
-        grad, *given, out, total, seed, offset, None, None, None, rows, columns, dropout, True
+        grad, *inputs, out, total, seed, offset, None, None, None, rows, columns, dropout, True
     )
 
 
@@ -60,8 +60,8 @@ def joint(dropout: float, kind: str = "efficient") -> fx.GraphModule:
         primals_3: torch.Tensor,
         tangents_1: torch.Tensor,
     ) -> Any:
-        first = attended(kind, dropout, primals_1, primals_2, primals_3)
-        second = attended(kind, dropout, first[0], primals_2, primals_3)
+        first = attend(kind, dropout, primals_1, primals_2, primals_3)
+        second = attend(kind, dropout, first[0], primals_2, primals_3)
         above = gradients(kind, dropout, tangents_1, (first[0], primals_2, primals_3), second)
         below = gradients(kind, dropout, above[0], (primals_1, primals_2, primals_3), first)
         return second[0], below[0], above[1] + below[1], above[2] + below[2]
@@ -124,13 +124,13 @@ def test_both_sides_of_the_step_have_kernels_for_their_attention(side: int, kind
     fusion_groups: tuple[FusionGroup, ...] = partition(
         lower(cut(graph)[side]).region, products=True
     ).groups
-    found = [
+    kernel_groups = [
         fusion_group
         for fusion_group in fusion_groups
         if "scaled_dot_product" in str(fusion_group.region.program.steps)
     ]
-    assert len(found) == 2
-    assert all(propose(fusion_group.region.program, 90) for fusion_group in found)
+    assert len(kernel_groups) == 2
+    assert all(propose(fusion_group.region.program, 90) for fusion_group in kernel_groups)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,7 +152,7 @@ def test_with_its_kernels_in_place_a_side_is_what_the_judge_demands_of_a_candida
         )
         for fusion_group in fusion_groups
     }
-    whole = Candidate(splice(region.program, kernels), "eager", "builtin", ("attention",))
-    checks = contract(region, whole)
+    candidate = Candidate(splice(region.program, kernels), "eager", "builtin", ("attention",))
+    checks = contract(region, candidate)
     assert [check.name for check in checks] == ["contract", "cubin_scan"]
     assert all(check.passed for check in checks), checks

@@ -49,8 +49,8 @@ class Recorder:
 
 def graphs(module: nn.Module, *inputs: torch.Tensor) -> dict[str, Region]:
     """By kind, as they would be on a GPU."""
-    found = {region.kind: region for region in capture_regions(module, inputs)}
-    return {kind: replace(region, program=on_gpu(region)) for kind, region in found.items()}
+    regions = {region.kind: region for region in capture_regions(module, inputs)}
+    return {kind: replace(region, program=on_gpu(region)) for kind, region in regions.items()}
 
 
 def on_gpu(region: Region) -> Any:
@@ -59,7 +59,7 @@ def on_gpu(region: Region) -> Any:
     )
 
 
-def searched(
+def build_space(
     region: Region, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> search_space.SearchSpace:
     monkeypatch.setattr(search_space, "GroupKernels", Recorder)
@@ -82,13 +82,13 @@ def searched(
 def test_every_product_of_a_step_has_kernels(activation: nn.Module) -> None:
     step = graphs(Block(activation), torch.randn(8, 128, 256, requires_grad=True))
     for kind, products in (("forward", 2), ("backward", 4)):
-        found = [
+        groups = [
             i
             for i in partition(step[kind], products=True).groups
             if "mm.default" in str(i.region.program.steps)
         ]
-        assert len(found) == products
-        assert all(propose(fusion_group.region.program, 90) for fusion_group in found)
+        assert len(groups) == products
+        assert all(propose(fusion_group.region.program, 90) for fusion_group in groups)
 
 
 def test_the_gradient_of_an_activation_is_taken_into_the_product_before_it() -> None:
@@ -109,7 +109,7 @@ def test_the_gradient_of_an_activation_is_taken_into_the_product_before_it() -> 
 def test_a_search_begins_with_the_products_of_a_training_graph(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = searched(
+    space = build_space(
         graphs(Block(nn.GELU()), torch.randn(64, 128, 256, requires_grad=True))[kind],
         tmp_path,
         monkeypatch,
@@ -126,7 +126,7 @@ def test_a_training_graph_without_products_is_left_to_inductor(
         nn.Sequential(nn.LayerNorm(64), nn.Softmax(-1)), torch.randn(512, 64, requires_grad=True)
     )
     for region in step.values():
-        space = searched(region, tmp_path, monkeypatch)
+        space = build_space(region, tmp_path, monkeypatch)
         assert space.kernels is None
         assert space.is_empty
 

@@ -37,13 +37,13 @@ class Norm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Rotary positions."""
     first, second = x.chunk(2, -1)
     return x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
 
 
-def repeated(x: Tensor) -> Tensor:
+def repeat_heads(x: Tensor) -> Tensor:
     """Keys or values for each head of the queries."""
     wide = x.unsqueeze(2).expand(BATCH, SHARED, HEADS // SHARED, LENGTH, SIZE)
     return wide.reshape(BATCH, HEADS, LENGTH, SIZE)
@@ -64,34 +64,34 @@ class Layer(nn.Module):
         self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
-        x = x + self.attended(self.first(x), mask, angles)
+        x = x + self.attend(self.first(x), mask, angles)
         y = self.second(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
-    def attended(self, x: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
+    def attend(self, x: Tensor, mask: Tensor, angles: Tensor) -> Tensor:
         q, k, v = (
-            one(x).view(BATCH, LENGTH, -1, SIZE).transpose(1, 2)
-            for one in (self.query, self.key, self.value)
+            projection(x).view(BATCH, LENGTH, -1, SIZE).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
         )
-        q, k = (q, k) if self.capped else (turned(q, angles), turned(k, angles))
-        scores = torch.matmul(q, repeated(k).transpose(2, 3)) * SIZE**-0.5
+        q, k = (q, k) if self.capped else (rotate(q, angles), rotate(k, angles))
+        scores = torch.matmul(q, repeat_heads(k).transpose(2, 3)) * SIZE**-0.5
         scores = torch.tanh(scores / 50.0) * 50.0 if self.capped else scores
         weights = F.softmax(scores + mask, dim=-1, dtype=torch.float32).to(q.dtype)
         weights = F.dropout(weights, p=0.0, training=False)
-        made = torch.matmul(weights, repeated(v)).transpose(1, 2)
-        made = made.clone(
+        attended_values = torch.matmul(weights, repeat_heads(v)).transpose(1, 2)
+        attended_values = attended_values.clone(
             memory_format=torch.contiguous_format
         )  # `contiguous` asks for a GPU even where nothing is computed
-        return self.out(made.reshape(BATCH, LENGTH, -1))
+        return self.out(attended_values.reshape(BATCH, LENGTH, -1))
 
 
 def layer_on_a_gpu(dtype: torch.dtype, *, capped: bool = False) -> Region:
     module = Layer(capped=capped)
     names, weights = zip(*module.named_parameters(), strict=True)
 
-    def model(x: Tensor, mask: Tensor, angles: Tensor, *given: Tensor) -> Tensor:
+    def model(x: Tensor, mask: Tensor, angles: Tensor, *tensors: Tensor) -> Tensor:
         return torch.func.functional_call(
-            module, dict(zip(names, given, strict=True)), (x, mask, angles)
+            module, dict(zip(names, tensors, strict=True)), (x, mask, angles)
         )
 
     shapes = (
@@ -100,7 +100,7 @@ def layer_on_a_gpu(dtype: torch.dtype, *, capped: bool = False) -> Region:
         (LENGTH, SIZE),
         *(weight.shape for weight in weights),
     )
-    return lower(graph_on_a_gpu(lambda *given: model(*given), *shapes, dtype=dtype)).region
+    return lower(graph_on_a_gpu(lambda *tensors: model(*tensors), *shapes, dtype=dtype)).region
 
 
 def targets(program: Program) -> list[str]:
@@ -123,8 +123,12 @@ def test_the_whole_attention_of_a_layer_is_one_fusion_group_with_a_kernel(
     dtype: torch.dtype, conversions: int, *, capped: bool
 ) -> None:
     (fusion_group,) = attention_in(layer_on_a_gpu(dtype, capped=capped))
-    found = targets(fusion_group.region.program)
-    assert (found.count(BMM), found.count(SOFTMAX), found.count(CONVERSION)) == (2, 1, conversions)
+    operators = targets(fusion_group.region.program)
+    assert (operators.count(BMM), operators.count(SOFTMAX), operators.count(CONVERSION)) == (
+        2,
+        1,
+        conversions,
+    )
     assert len(propose(fusion_group.region.program, 90)) >= 2
 
 
@@ -137,8 +141,8 @@ def test_its_fusion_group_reads_the_few_heads_of_keys_and_values_and_puts_heads_
         BATCH * LENGTH,
         SHARED * SIZE,
     )  # rows of the projection: what makes heads of them is layout, and inside
-    given = {spec.shape for spec in fusion_group.region.program.inputs}
-    assert given == {(BATCH, n, LENGTH, SIZE) for n in (HEADS, SHARED)} | {
+    shapes = {spec.shape for spec in fusion_group.region.program.inputs}
+    assert shapes == {(BATCH, n, LENGTH, SIZE) for n in (HEADS, SHARED)} | {
         (BATCH, 1, LENGTH, LENGTH),
         values,
     }
@@ -157,13 +161,13 @@ def test_a_layer_whose_attention_is_spliced_back_computes_the_same() -> None:
     spliced = splice(region.program, {fusion_group: fusion_group.region.program})
     check_program(spliced)
     assert len(spliced.steps) == len(region.program.steps) - len(fusion_group.steps) + 1
-    given = [torch.randn(spec.shape).to(torch.bfloat16) for spec in region.program.inputs]
-    (expected,), (found,) = (
-        prepare(program, torch.device("cpu"))(given) for program in (region.program, spliced)
+    inputs = [torch.randn(spec.shape).to(torch.bfloat16) for spec in region.program.inputs]
+    (expected,), (output,) = (
+        prepare(program, torch.device("cpu"))(inputs) for program in (region.program, spliced)
     )
     assert expected is not None
     assert expected.isfinite().all()
-    assert torch.equal(found, expected)
+    assert torch.equal(output, expected)
 
 
 def test_scores_of_another_type_than_the_values_are_left_in_parts() -> None:
@@ -185,7 +189,7 @@ def test_scores_of_another_type_than_the_values_are_left_in_parts() -> None:
         for fusion_group in fusion_groups
         if BMM in targets(fusion_group.region.program)
     ]
-    assert [found.count(BMM) for found in products] == [1, 1]
+    assert [operators.count(BMM) for operators in products] == [1, 1]
     assert all(propose(fusion_group.region.program, 90) for fusion_group in fusion_groups)
 
 
@@ -203,10 +207,10 @@ def test_decays_as_many_as_the_scores_are_made_inside_and_smaller_tensors_outsid
     wide, sums = (batch, length, heads, 16), (batch, heads, length)
     region = lower(graph_on_a_gpu(model, wide, wide, sums, wide, (length, length))).region
     (fusion_group,) = attention_in(region)
-    found = targets(fusion_group.region.program)
-    assert found.count(BMM) == 2
-    assert {"aten.sub.Tensor", "aten.masked_fill.Scalar", "aten.exp.default"} <= set(found)
-    assert "aten.eq.Scalar" not in found
+    operators = targets(fusion_group.region.program)
+    assert operators.count(BMM) == 2
+    assert {"aten.sub.Tensor", "aten.masked_fill.Scalar", "aten.exp.default"} <= set(operators)
+    assert "aten.eq.Scalar" not in operators
     assert (length, length) in {spec.shape for spec in fusion_group.region.program.inputs}
     assert len(propose(fusion_group.region.program, 90)) >= 2
 
@@ -236,7 +240,7 @@ def test_a_product_of_three_matrices_is_no_attention_for_being_read_from_the_rig
         targets(fusion_group.region.program)
         for fusion_group in attention_in(lower(graph_on_a_gpu(model, *[(3, 64, 64)] * 3)).region)
     ]
-    assert all(found.count(BMM) < 2 for found in products)
+    assert all(operators.count(BMM) < 2 for operators in products)
 
 
 def test_what_is_computed_for_queries_as_many_as_scores_stays_outside() -> None:
@@ -261,8 +265,8 @@ def test_attention_that_pytorch_takes_apart_under_a_mask_is_one_fusion_group() -
 
     heads, mask = (BATCH, HEADS, LENGTH, SIZE), (BATCH, 1, LENGTH, LENGTH)
     (fusion_group,) = attention_in(lower(graph_on_a_gpu(model, heads, heads, heads, mask)).region)
-    found = targets(fusion_group.region.program)
-    assert (found.count(BMM), found.count("aten._safe_softmax.default")) == (2, 1)
+    operators = targets(fusion_group.region.program)
+    assert (operators.count(BMM), operators.count("aten._safe_softmax.default")) == (2, 1)
     assert mask in {
         spec.shape for spec in fusion_group.region.program.inputs
     }  # not written out for all heads

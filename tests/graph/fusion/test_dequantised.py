@@ -59,8 +59,8 @@ MAKING = [
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
     region = capture_region(FourBits(), torch.randn(rows, 64))
-    (found,) = partition(region, products=True).groups
-    assert list_operators(found) == [*MAKING, "addmm", "gelu"]
+    (group,) = partition(region, products=True).groups
+    assert list_operators(group) == [*MAKING, "addmm", "gelu"]
     assert all(
         "addmm" not in list_operators(fusion_group) for fusion_group in partition(region).groups
     )
@@ -72,10 +72,10 @@ def test_a_product_takes_in_what_makes_numbers_of_its_weights_bits(rows):
     ids=["many rows", "weights of another use"],
 )
 def test_weights_that_are_better_made_once_stay_outside_of_the_product(module, rows):
-    found = [
+    groups = [
         list_operators(fusion_group)
         for fusion_group in partition(
             capture_region(module, torch.randn(rows, 64)), products=True
         ).groups
     ]
-    assert all("stack" not in names or not {"mm", "addmm"} & set(names) for names in found)
+    assert all("stack" not in names or not {"mm", "addmm"} & set(names) for names in groups)

@@ -45,19 +45,19 @@ def test_layout_after_a_product_that_nothing_of_its_fusion_group_reads_stays_out
         def forward(self, x, y):
             return torch.bmm(x, y).view(2, 3, 4, 6).permute(0, 2, 1, 3), torch.bmm(x.tanh(), y)
 
-    found = partition(
+    groups = partition(
         capture_region(Heads(), torch.rand(6, 4, 5), torch.rand(6, 5, 6)), products=True
     ).groups
-    assert ["bmm", "view"] in [list_operators(fusion_group) for fusion_group in found]
-    assert all("permute" not in list_operators(fusion_group) for fusion_group in found)
+    assert ["bmm", "view"] in [list_operators(fusion_group) for fusion_group in groups]
+    assert all("permute" not in list_operators(fusion_group) for fusion_group in groups)
 
 
 class Rotary(nn.Module):
     """Queries and keys turned by their positions. `kept`: the turned halves are a result too."""
 
-    def __init__(self, dim=-1, kept=False):
+    def __init__(self, dim=-1, returns_halves=False):
         super().__init__()
-        self.dim, self.kept = dim, kept
+        self.dim, self.kept = dim, returns_halves
 
     def forward(self, q, k, cos, sin):
         def half(x):
@@ -66,8 +66,8 @@ class Rotary(nn.Module):
 
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         turned = half(k)
-        whole = q * cos + half(q) * sin, k * cos + turned * sin
-        return (*whole, -k[..., 8:], turned) if self.kept else whole
+        embedded = q * cos + half(q) * sin, k * cos + turned * sin
+        return (*embedded, -k[..., 8:], turned) if self.kept else embedded
 
 
 ROTATED = torch.rand(2, 9, 4, 16), torch.rand(2, 9, 2, 16), torch.rand(9, 16), torch.rand(9, 16)
@@ -103,7 +103,7 @@ def test_halves_that_others_read_or_that_are_no_part_of_a_row_stay_with_inductor
         for s in i.region.program.steps
         if s.target == "aten.cat.default"
     ]
-    shared = capture_region(Rotary(kept=True), *ROTATED)
+    shared = capture_region(Rotary(returns_halves=True), *ROTATED)
     joined = [
         s
         for i in partition(shared).groups

@@ -32,22 +32,22 @@ class Losses(nn.Module):
 
 def test_layout_around_a_scan_is_in_its_fusion_group_and_nothing_else_is():
     region = capture_region(Scans(), torch.randn(3, 10), torch.rand(3, 10))
-    found = [list_operators(fusion_group) for fusion_group in partition(region).groups]
-    assert sorted(names for names in found if "cumsum" in names) == [
+    operators = [list_operators(fusion_group) for fusion_group in partition(region).groups]
+    assert sorted(names for names in operators if "cumsum" in names) == [
         ["mul", "flip", "cumsum", "flip"],
         ["select", "unsqueeze", "zeros_like", "slice", "cumsum", "cat"],
     ]
-    assert all("tanh" not in names for names in found if "cumsum" in names)
+    assert all("tanh" not in names for names in operators if "cumsum" in names)
 
 
 def test_sums_of_what_rows_yield_are_in_the_rows_fusion_group():
     inputs = (*(torch.randn(6, 10) for _ in range(3)), torch.randint(0, 10, (6,)))
-    found = [
+    operators = [
         list_operators(fusion_group)
         for fusion_group in partition(capture_region(Losses(), *inputs)).groups
     ]
-    assert sum(names.count("norm") == 2 and names[-1] == "mean" for names in found) == 1
-    assert ["_log_softmax", "nll_loss_forward"] in found
+    assert sum(names.count("norm") == 2 and names[-1] == "mean" for names in operators) == 1
+    assert ["_log_softmax", "nll_loss_forward"] in operators
     assert any(
-        "_softmax" in names and "mean" not in names for names in found
+        "_softmax" in names and "mean" not in names for names in operators
     )  # it would be a sum over whole rows

@@ -15,8 +15,8 @@ from torch_cudal1.graph.fusion.partition import partition
 def test_fusion_groups_are_convex_and_disjoint(name, products):
     region = capture_region(*NETS[name])
     fusion_groups = partition(region, products=products).groups
-    taken = [step for fusion_group in fusion_groups for step in fusion_group.steps]
-    assert len(taken) == len(set(taken))
+    grouped_steps = [step for fusion_group in fusion_groups for step in fusion_group.steps]
+    assert len(grouped_steps) == len(set(grouped_steps))
     for fusion_group in fusion_groups:
         tainted = set()  # values outside the fusion group that depend on it
         inside = set(fusion_group.steps)
@@ -39,13 +39,13 @@ def test_a_product_starts_its_own_fusion_group_and_takes_what_follows_it():
             return torch.tanh(self.inner(torch.sigmoid(x) * 2)).softmax(-1)
 
     region = capture_region(Layer(), torch.randn(2, 6, 16))
-    found = [
+    operators = [
         [region.program.steps[s].target.split(".")[1] for s in i.steps]
         for i in partition(region, products=True).groups
     ]
-    products = [names for names in found if "addmm" in names]
+    products = [names for names in operators if "addmm" in names]
     assert products == [["addmm", "view", "tanh"]]
-    assert ["_softmax"] in found
+    assert ["_softmax"] in operators
     assert not any(
         "addmm" in names
         for names in (

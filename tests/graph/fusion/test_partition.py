@@ -25,10 +25,10 @@ def test_splicing_every_fusion_group_back_changes_nothing(name, products):
     )
     check_program(spliced)
     inputs = make_inputs(region)
-    for ours, plain in zip(
+    for new, plain in zip(
         prepare(spliced, CPU)(inputs), prepare(region.program, CPU)(inputs), strict=True
     ):
-        assert torch.equal(ours, plain)
+        assert torch.equal(new, plain)
     assert len(spliced.steps) == len(region.program.steps) - sum(
         len(fusion_group.steps) - 1 for fusion_group in fusion_groups
     )
@@ -36,22 +36,22 @@ def test_splicing_every_fusion_group_back_changes_nothing(name, products):
 
 def test_equal_fusion_groups_of_different_models_share_a_key():
     norm = [nn.LayerNorm(16), nn.GELU()]
-    one = capture_region(nn.Sequential(nn.Linear(8, 16), *norm), torch.randn(4, 8))
-    two = capture_region(
+    first = capture_region(nn.Sequential(nn.Linear(8, 16), *norm), torch.randn(4, 8))
+    second = capture_region(
         nn.Sequential(nn.Linear(32, 16, bias=False), *norm, nn.Linear(16, 2)), torch.randn(4, 32)
     )
     keys = [
         {fusion_group.region.key for fusion_group in partition(region).groups}
-        for region in (one, two)
+        for region in (first, second)
     ]
     assert keys[0] & keys[1]
 
 
 def test_what_is_left_out_has_a_reason():
     region = capture_region(*NETS["mlp"])
-    left = partition(region).reasons_left_out
-    assert any("addmm" in reason and "Inductor" in reason for reason in left)
-    assert sum(left.values()) + sum(
+    reasons = partition(region).reasons_left_out
+    assert any("addmm" in reason and "Inductor" in reason for reason in reasons)
+    assert sum(reasons.values()) + sum(
         len(fusion_group.steps) for fusion_group in partition(region).groups
     ) == len(region.program.steps)
 
@@ -79,8 +79,8 @@ class Sliced(nn.Module):
 
 @pytest.mark.parametrize(("first", "fusion_groups"), [(1, 0), (4, 1)])
 def test_what_reads_an_unaligned_view_is_no_fusion_group_and_says_so(first, fusion_groups):
-    found = partition(capture_region(Sliced(first), torch.randn(8, 8)))
-    assert len(found.groups) == fusion_groups
+    partitioned = partition(capture_region(Sliced(first), torch.randn(8, 8)))
+    assert len(partitioned.groups) == fusion_groups
     assert any(
-        "begins at no multiple of 16 bytes" in reason for reason in found.reasons_left_out
+        "begins at no multiple of 16 bytes" in reason for reason in partitioned.reasons_left_out
     ) == (fusion_groups == 0)

@@ -47,15 +47,15 @@ def capture(fn: Callable[..., Any], *inputs: Any, grad: bool = False) -> fx.Grap
     Without `grad` the inference graph; with it the forward graph of training (its outputs then
     include the saved tensors).
     """
-    seen: list[fx.GraphModule] = []
+    graphs: list[fx.GraphModule] = []
 
     def keep(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-        seen.append(gm)
+        graphs.append(gm)
         return gm
 
     with torch.set_grad_enabled(grad):
         aot_function(fn, fw_compiler=keep, bw_compiler=keep, inference_compiler=keep)(*inputs)
-    return seen[0]
+    return graphs[0]
 
 
 def capture_module(
@@ -92,12 +92,12 @@ def run(gm: fx.GraphModule, *inputs: Any) -> list[Any]:
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
-def same(left: Sequence[Any], right: Sequence[Any]) -> None:
+def same(actual: Sequence[Any], expected: Sequence[Any]) -> None:
     """Every output equal bit for bit up to the sign of zero, NaN where the other has NaN, with the
     same dtype and strides.
     """
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
         if not isinstance(a, torch.Tensor):
             assert a == b
             continue

@@ -150,13 +150,13 @@ KEEPS: list[tuple[Any, tuple[torch.Tensor, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "inputs", "gone"), FOLDS)
+@pytest.mark.parametrize(("fn", "inputs", "removed_op"), FOLDS)
 def test_a_scale_goes_into_the_product(
-    fn: Any, inputs: tuple[torch.Tensor, ...], gone: str
+    fn: Any, inputs: tuple[torch.Tensor, ...], removed_op: str
 ) -> None:
     out = rewrite(capture(fn, *inputs), (*CLEAN, *RULES), assume_finite=False)
     assert "scalar_folding" in out.techniques
-    assert not ops(out.gm)[gone]
+    assert not ops(out.gm)[removed_op]
     close_to_float64(out.gm, fn, *inputs)
     spoilt = [x.clone() for x in inputs]
     spoilt[0].view(-1)[0], spoilt[1].view(-1)[1] = NAN, -INF

@@ -38,7 +38,7 @@ def heads(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_wide_heads_become_two_products_with_the_same_values_and_layout(
     scale: float | None, turned: bool
 ) -> None:
-    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v)) if turned else (q, k, v)
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
@@ -48,13 +48,13 @@ def test_wide_heads_become_two_products_with_the_same_values_and_layout(
         else ((2, 3, 7, 40), (2, 3, 9, 40), (2, 3, 9, 40))
     )
     inputs = [heads(*shape) for shape in shapes]
-    gm = capture(attended, *inputs)
+    gm = capture(attend, *inputs)
     assert str(CPU).removeprefix("aten.") in ops(gm)
     out = rewrite(gm, RULES, assume_finite=False)
     assert out.techniques == ("attention_in_products",)
     assert ops(out.gm)["bmm.default"] == 2
     assert str(CPU).removeprefix("aten.") not in ops(out.gm)
-    close_to_float64(out.gm, attended, *inputs)
+    close_to_float64(out.gm, attend, *inputs)
 
 
 REFUSED: dict[str, Any] = {
@@ -88,13 +88,13 @@ def test_scores_that_would_fill_the_memory_are_not_written(monkeypatch: pytest.M
 def on_a_gpu(*, logsumexp: bool = False, masked: bool = False) -> fx.GraphModule:
     """What PyTorch makes of fp32 attention there; traced on tensors without memory."""
 
-    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
+        results = torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, mask if masked else None, logsumexp
         )
-        return (found[0], found[1]) if logsumexp else found[0]
+        return (results[0], results[1]) if logsumexp else results[0]
 
-    return graph_on_a_gpu(attended, *[(2, 3, 7, 200)] * 3, (2, 3, 7, 7))
+    return graph_on_a_gpu(attend, *[(2, 3, 7, 200)] * 3, (2, 3, 7, 7))
 
 
 def test_the_operator_of_a_gpu_is_taken_with_its_layout() -> None:

@@ -106,7 +106,7 @@ each_case = pytest.mark.parametrize(
 
 
 @functools.cache
-def pushed(place: int) -> tuple[RewriteResult, bool]:
+def rewrite_case(place: int) -> tuple[RewriteResult, bool]:
     """The rewritten case, and whether its convolution pads."""
     gm = capture(CASES[place][1], *draw(*CASES[place][2]))
     convolution = next(
@@ -118,16 +118,16 @@ def pushed(place: int) -> tuple[RewriteResult, bool]:
 @each_case
 def test_the_reduction_goes_before_the_convolution_and_stays_near_float64(place: int) -> None:
     _, fn, shapes, name = CASES[place]
-    done, _ = pushed(place)
-    assert done.sites == {name: 1}
+    rewritten, _ = rewrite_case(place)
+    assert rewritten.sites == {name: 1}
     inputs = draw(*shapes, seed=1)
-    close_to_float64(done.gm, fn, inputs[0] + 3, *inputs[1:])
+    close_to_float64(rewritten.gm, fn, inputs[0] + 3, *inputs[1:])
 
 
 @each_case
 def test_nan_and_infinity_come_out_where_eager_has_them(place: int) -> None:
     _, fn, shapes, _ = CASES[place]
-    done, pads = pushed(place)
+    rewritten, pads = rewrite_case(place)
     for which in range(len(shapes)):
         for value, positive in (
             (math.nan, False),
@@ -144,7 +144,7 @@ def test_nan_and_infinity_come_out_where_eager_has_them(place: int) -> None:
             inputs[which].view(-1)[
                 inputs[which].numel() // 2 + 3 * (inputs[which].numel() > 999)
             ] = value
-            same_specials(done.gm, fn, *inputs)
+            same_specials(rewritten.gm, fn, *inputs)
 
 
 @settings(max_examples=10, deadline=None)
@@ -169,8 +169,8 @@ def test_any_geometry_stays_near_float64(
     x, w, b = draw(
         (2, 3, size), (3, 500, kernel) if transposed else (500, 3, kernel), (500,), seed=seed
     )
-    done = rewrite(capture(fn, x, w, b), CONV_REDUCTION_RULES, assume_finite=False)
-    close_to_float64(done.gm, fn, x + 1, w, b)
+    rewritten = rewrite(capture(fn, x, w, b), CONV_REDUCTION_RULES, assume_finite=False)
+    close_to_float64(rewritten.gm, fn, x + 1, w, b)
 
 
 LEFT_ALONE: list[tuple[str, Fn, Shapes]] = [
@@ -202,9 +202,9 @@ LEFT_ALONE: list[tuple[str, Fn, Shapes]] = [
 )
 def test_what_is_not_valid_or_not_cheaper_is_left_alone(fn: Fn, shapes: Shapes) -> None:
     gm = capture(fn, *draw(*shapes))
-    done = rewrite(gm, CONV_REDUCTION_RULES, assume_finite=False)
-    assert done.sites == {}
-    assert ops(done.gm) == ops(gm)
+    rewritten = rewrite(gm, CONV_REDUCTION_RULES, assume_finite=False)
+    assert rewritten.sites == {}
+    assert ops(rewritten.gm) == ops(gm)
 
 
 def test_float16_sums_are_left_alone_and_means_are_not() -> None:

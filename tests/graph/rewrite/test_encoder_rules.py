@@ -24,7 +24,7 @@ from torch_cudal1.graph.rewrite.encoder_rules import ENCODER_RULES
 from torch_cudal1.ir.cost import estimate_cost
 
 from .helpers import capture, ops, run
-from .test_projection_rules import EFFICIENT, ON_A_GPU, encoder, moved_to_a_gpu
+from .test_projection_rules import EFFICIENT, ON_A_GPU, encoder, move_to_gpu
 from .test_reduction_rules import draw
 
 aten = torch.ops.aten
@@ -62,16 +62,16 @@ def layer_inputs(
 def test_the_operator_of_a_whole_layer_is_taken_apart(gelu: bool, first: bool) -> None:
     fn: Fn = lambda *flat: layer_operator(flat, gelu=gelu, first=first)
     gm = capture(fn, *layer_inputs())
-    done = rewrite(gm, RULES, assume_finite=False)
-    assert "encoder_layer" in done.techniques
-    assert "_transformer_encoder_layer_fwd.default" not in ops(done.gm)
-    assert ops(done.gm)["addmm.default"] == 4
+    rewritten = rewrite(gm, RULES, assume_finite=False)
+    assert "encoder_layer" in rewritten.techniques
+    assert "_transformer_encoder_layer_fwd.default" not in ops(rewritten.gm)
+    assert ops(rewritten.gm)["addmm.default"] == 4
     for place in range(len(layer_inputs())):
         for value in (0.5, math.nan, math.inf, 1e25):
             inputs = layer_inputs()
             inputs[place].view(-1)[3] = value
             torch.testing.assert_close(
-                run(done.gm, *inputs)[0], fn(*inputs), equal_nan=True, rtol=1e-5, atol=1e-5
+                run(rewritten.gm, *inputs)[0], fn(*inputs), equal_nan=True, rtol=1e-5, atol=1e-5
             )
 
 
@@ -102,25 +102,25 @@ def test_a_mask_stays_with_the_operator() -> None:
 
 
 def test_torch_compile_puts_the_operator_into_graphs_and_it_is_taken_apart() -> None:
-    seen: list[tuple[fx.GraphModule, list[Any]]] = []
+    graphs: list[tuple[fx.GraphModule, list[Any]]] = []
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Any:
         (graph,) = trace(gm, inputs).graphs
-        seen.append((graph.module, inputs))
+        graphs.append((graph.module, inputs))
         return gm.forward
 
     module, x = encoder(2), torch.randn(3, 5, 16)
     torch._dynamo.reset()
     with torch.no_grad():
         expected = torch.compile(module, backend=backend)(x)
-    ((gm, inputs),) = seen
+    ((gm, inputs),) = graphs
     assert ops(gm)["_transformer_encoder_layer_fwd.default"] == 2
-    done = rewrite(gm, RULES, assume_finite=False)
-    assert done.sites["encoder_layer"] == 2
-    assert {part for part in ops(done.gm) if "encoder" in part} == set()
-    lower(done.gm)
+    rewritten = rewrite(gm, RULES, assume_finite=False)
+    assert rewritten.sites["encoder_layer"] == 2
+    assert {part for part in ops(rewritten.gm) if "encoder" in part} == set()
+    lower(rewritten.gm)
     with torch.no_grad():
-        torch.testing.assert_close(run(done.gm, *inputs)[0], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run(rewritten.gm, *inputs)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("gelu", [False, True])
@@ -128,28 +128,28 @@ def test_a_layer_on_a_gpu_is_taken_apart_without_a_copy(
     gelu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = layer_inputs(width=16)
-    gm = moved_to_a_gpu(
+    gm = move_to_gpu(
         capture(lambda *flat: layer_operator(flat, gelu=gelu, first=False, heads=2), *inputs)
     )
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda q, k, v: ON_A_GPU["efficient"](q, k, v)
     )
-    done = rewrite(gm, RULES, assume_finite=False)
-    assert ops(done.gm)[str(EFFICIENT).removeprefix("aten.")] == 1
-    assert ops(done.gm)["clone.default"] == 0
-    assert [node.kwargs for node in done.gm.graph.nodes if node.target is aten.gelu.default] == [
-        {"approximate": "tanh"}
-    ] * gelu
+    rewritten = rewrite(gm, RULES, assume_finite=False)
+    assert ops(rewritten.gm)[str(EFFICIENT).removeprefix("aten.")] == 1
+    assert ops(rewritten.gm)["clone.default"] == 0
+    assert [
+        node.kwargs for node in rewritten.gm.graph.nodes if node.target is aten.gelu.default
+    ] == [{"approximate": "tanh"}] * gelu
 
 
 def test_the_gelu_of_the_operator_on_a_gpu_is_the_one_that_pytorch_decomposes_it_to() -> None:
     decomposed = torch._decomp.decomposition_table[aten._addmm_activation.default]
     with FakeTensorMode():
         fakes = [torch.empty(shape, device="cuda") for shape in ((6,), (5, 4), (4, 6))]
-        found = make_fx(lambda b, x, w: decomposed(b, x, w, use_gelu=True))(*fakes)
-    assert [node.kwargs for node in found.graph.nodes if node.target is aten.gelu.default] == [
-        {"approximate": "tanh"}
-    ]
+        decomposed_graph = make_fx(lambda b, x, w: decomposed(b, x, w, use_gelu=True))(*fakes)
+    assert [
+        node.kwargs for node in decomposed_graph.graph.nodes if node.target is aten.gelu.default
+    ] == [{"approximate": "tanh"}]
 
 
 @pytest.mark.parametrize(("batch", "time"), [(3, 5), (1, 8)])
@@ -157,12 +157,14 @@ def test_the_operator_is_estimated_as_what_it_is_made_of(batch: int, time: int) 
     gm = capture(
         lambda *flat: layer_operator(flat, gelu=False, first=False), *layer_inputs(batch, time)
     )
-    apart = rewrite(gm, ENCODER_RULES, assume_finite=False)
-    assert apart.sites == {"encoder_layer": 1}
-    whole, parts = (estimate_cost(lower(one).region.program) for one in (gm, apart.gm))
-    assert whole.flops == parts.flops
-    assert whole.min_bytes == parts.min_bytes
-    assert whole.steps == 10  # four products, attention, an activation, two sums and two norms
+    decomposed = rewrite(gm, ENCODER_RULES, assume_finite=False)
+    assert decomposed.sites == {"encoder_layer": 1}
+    whole_cost, parts = (
+        estimate_cost(lower(module).region.program) for module in (gm, decomposed.gm)
+    )
+    assert whole_cost.flops == parts.flops
+    assert whole_cost.min_bytes == parts.min_bytes
+    assert whole_cost.steps == 10  # four products, attention, an activation, two sums and two norms
 
 
 @pytest.mark.gpu
@@ -176,21 +178,21 @@ def test_on_a_gpu_the_parts_are_as_close_to_float64_as_the_operator_is(
     x, *weights = layer_inputs(4, 40, 64)
     inputs = [x.to("cuda", dtype), *((w / 8).to("cuda", dtype) for w in weights)]
     fn: Fn = lambda *flat: layer_operator(flat, gelu=gelu, first=first, heads=4)
-    done = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
-    assert "_transformer_encoder_layer_fwd.default" not in ops(done.gm)
-    assert ops(done.gm)["clone.default"] == 0
+    rewritten = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
+    assert "_transformer_encoder_layer_fwd.default" not in ops(rewritten.gm)
+    assert ops(rewritten.gm)["clone.default"] == 0
     wide = [
         t.double().cpu() for t in inputs
     ]  # on a GPU the operator takes the tanh form of gelu, on a CPU the exact one
-    apart = rewrite(capture(fn, *wide), RULES, assume_finite=False).gm
-    for node in apart.graph.find_nodes(op="call_function", target=aten.gelu.default):
+    decomposed = rewrite(capture(fn, *wide), RULES, assume_finite=False).gm
+    for node in decomposed.graph.find_nodes(op="call_function", target=aten.gelu.default):
         node.kwargs = {"approximate": "tanh"}
-    (exact,) = run(apart, *wide)
-    wrong, ours = (
+    (exact,) = run(decomposed, *wide)
+    wrong, rewritten_error = (
         (out.double().cpu() - exact).abs().max().item()
-        for out in (fn(*inputs), run(done.gm, *inputs)[0])
+        for out in (fn(*inputs), run(rewritten.gm, *inputs)[0])
     )
-    assert ours <= 2 * wrong
+    assert rewritten_error <= 2 * wrong
     assert wrong < (1e-4 if dtype is torch.float32 else 0.1)
 
 

@@ -85,14 +85,14 @@ def test_a_batch_norm_is_folded_with_the_parameters_of_each_call(
     name: str, fn: Fn, shapes: Shapes
 ) -> None:
     gm = capture(fn, *draw(*shapes))
-    done = rewrite(gm, FUSION_RULES, assume_finite=True)
-    assert done.sites == {name: 1}
-    assert not any("batch_norm" in op for op in ops(done.gm))
+    rewritten = rewrite(gm, FUSION_RULES, assume_finite=True)
+    assert rewritten.sites == {name: 1}
+    assert not any("batch_norm" in op for op in ops(rewritten.gm))
     for seed in (
         1,
         2,
     ):  # neither the parameters nor the statistics of the capture may be in the graph
-        close_to_float64(done.gm, fn, *draw(*shapes, seed=seed), slack=8)
+        close_to_float64(rewritten.gm, fn, *draw(*shapes, seed=seed), slack=8)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_any_size_and_eps_stay_near_float64(
 ) -> None:
     fn: Fn = lambda x, w, g, b, m, v: F.batch_norm(F.conv1d(x, w), m, v.abs() + 0.1, g, b, eps=eps)
     inputs = draw((2, 3, size), (width, 3, kernel), *((width,),) * 4, seed=seed)
-    done = rewrite(capture(fn, *inputs), FUSION_RULES, assume_finite=True)
-    assert done.techniques == ("conv_batchnorm_fold",)
-    close_to_float64(done.gm, fn, *inputs, slack=8)
+    rewritten = rewrite(capture(fn, *inputs), FUSION_RULES, assume_finite=True)
+    assert rewritten.techniques == ("conv_batchnorm_fold",)
+    close_to_float64(rewritten.gm, fn, *inputs, slack=8)
 
 
 def test_modules_as_users_write_them_are_folded() -> None:
@@ -139,10 +139,10 @@ def test_modules_as_users_write_them_are_folded() -> None:
         nn.BatchNorm2d(5, affine=False),
     )
     gm, flat = capture_module(block.eval(), torch.randn(2, 3, 9, 9))
-    done = rewrite(gm, FUSION_RULES, assume_finite=True)
-    assert done.sites == {"conv_batchnorm_fold": 2}
+    rewritten = rewrite(gm, FUSION_RULES, assume_finite=True)
+    assert rewritten.sites == {"conv_batchnorm_fold": 2}
     torch.testing.assert_close(
-        run(done.gm, *flat)[0], block(flat[-1]).detach(), rtol=1e-5, atol=1e-5
+        run(rewritten.gm, *flat)[0], block(flat[-1]).detach(), rtol=1e-5, atol=1e-5
     )
 
 
@@ -214,12 +214,12 @@ BROADCASTS: list[tuple[str, Fn, Shapes]] = [
     ("fn", "shapes"), [case[1:] for case in BROADCASTS], ids=[case[0] for case in BROADCASTS]
 )
 def test_a_broadcast_is_read_not_copied(fn: Fn, shapes: Shapes) -> None:
-    done = rewrite(capture(fn, *draw(*shapes)), FUSION_RULES, assume_finite=False)
-    assert done.sites == {"broadcast_without_copy": 1}
-    assert not {"clone.default", "repeat.default"} & set(ops(done.gm))
+    rewritten = rewrite(capture(fn, *draw(*shapes)), FUSION_RULES, assume_finite=False)
+    assert rewritten.sites == {"broadcast_without_copy": 1}
+    assert not {"clone.default", "repeat.default"} & set(ops(rewritten.gm))
     inputs = draw(*shapes, seed=1)
     inputs[0].view(-1)[:3] = torch.tensor([math.nan, math.inf, -math.inf])
-    same(run(done.gm, *inputs), [fn(*inputs)])
+    same(run(rewritten.gm, *inputs), [fn(*inputs)])
 
 
 @pytest.mark.parametrize(

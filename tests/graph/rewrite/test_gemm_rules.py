@@ -60,10 +60,10 @@ MERGED: list[tuple[str, Fn, Shapes, str]] = [
     ("fn", "shapes", "op"), [case[1:] for case in MERGED], ids=[case[0] for case in MERGED]
 )
 def test_siblings_become_one_product(fn: Fn, shapes: Shapes, op: str) -> None:
-    done = rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=False)
-    assert done.sites == {"sibling_gemm_merge": 1}
-    assert {name: count for name, count in ops(done.gm).items() if "mm" in name} == {op: 1}
-    close_to_float64(done.gm, fn, *draw(*shapes, seed=1))
+    rewritten = rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=False)
+    assert rewritten.sites == {"sibling_gemm_merge": 1}
+    assert {name: count for name, count in ops(rewritten.gm).items() if "mm" in name} == {op: 1}
+    close_to_float64(rewritten.gm, fn, *draw(*shapes, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_merged_siblings_keep_nan_and_infinity_in_place(fn: Fn, shapes: Shapes, 
 def test_any_widths_stay_near_float64(rows: int, k: int, widths: list[int], seed: int) -> None:
     fn: Fn = lambda x, *weights: tuple(F.linear(x, w).sigmoid() for w in weights)
     inputs = draw((rows, k), *((n, k) for n in widths), seed=seed)
-    done = rewrite(capture(fn, *inputs), GEMM_RULES, assume_finite=False)
-    close_to_float64(done.gm, fn, *inputs, slack=8)
+    rewritten = rewrite(capture(fn, *inputs), GEMM_RULES, assume_finite=False)
+    close_to_float64(rewritten.gm, fn, *inputs, slack=8)
 
 
 SMALL: list[tuple[str, Fn, Shapes, str]] = [
@@ -118,13 +118,13 @@ SMALL: list[tuple[str, Fn, Shapes, str]] = [
     ("fn", "shapes", "op"), [case[1:] for case in SMALL], ids=[case[0] for case in SMALL]
 )
 def test_small_products_become_one_batch(fn: Fn, shapes: Shapes, op: str) -> None:
-    done = rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=False)
-    assert done.sites == {"small_gemm_batch": 1}
-    assert {name: count for name, count in ops(done.gm).items() if "mm" in name} == {op: 1}
+    rewritten = rewrite(capture(fn, *draw(*shapes)), GEMM_RULES, assume_finite=False)
+    assert rewritten.sites == {"small_gemm_batch": 1}
+    assert {name: count for name, count in ops(rewritten.gm).items() if "mm" in name} == {op: 1}
     for value in (0.5, math.nan, math.inf):
         inputs = draw(*shapes, seed=1)
         inputs[1].view(-1)[4] = value
-        close_to_float64(done.gm, fn, *inputs)
+        close_to_float64(rewritten.gm, fn, *inputs)
 
 
 CHAINS: list[tuple[str, Fn, Shapes]] = [
@@ -142,9 +142,9 @@ def test_a_chain_is_multiplied_in_the_cheaper_order_for_finite_values(
 ) -> None:
     gm = capture(fn, *draw(*shapes))
     assert rewrite(gm, GEMM_RULES, assume_finite=False).sites == {}
-    done = rewrite(gm, GEMM_RULES, assume_finite=True)
-    assert done.sites == {"gemm_reassociation": 1}
-    close_to_float64(done.gm, fn, *draw(*shapes, seed=1))
+    rewritten = rewrite(gm, GEMM_RULES, assume_finite=True)
+    assert rewritten.sites == {"gemm_reassociation": 1}
+    close_to_float64(rewritten.gm, fn, *draw(*shapes, seed=1))
 
 
 def test_a_chain_is_finite_only_because_an_infinity_tells_the_orders_apart() -> None:
@@ -218,7 +218,9 @@ def test_integer_products_are_left_alone() -> None:
     ]
     assert (
         rewrite(
-            capture(lambda x, *w: [x @ one for one in w], *inputs), GEMM_RULES, assume_finite=True
+            capture(lambda x, *w: [x @ weight for weight in w], *inputs),
+            GEMM_RULES,
+            assume_finite=True,
         ).sites
         == {}
     )

@@ -27,23 +27,23 @@ def cuts(draw: Any) -> tuple[torch.Tensor, torch.Tensor]:
         st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=3)
     )
     sizes = [math.prod(piece) for piece in pieces]
-    whole = torch.arange(math.prod(sizes)).view(sizes)
-    view = whole.view([size for piece in pieces for size in piece])
+    tensor = torch.arange(math.prod(sizes)).view(sizes)
+    view = tensor.view([size for piece in pieces for size in piece])
     for dim in reversed(range(view.dim())):
         if draw(st.booleans()):
             view = view.select(dim, draw(st.integers(0, view.shape[dim] - 1)))
-    return whole, view.permute(draw(st.permutations(range(view.dim()))))
+    return tensor, view.permute(draw(st.permutations(range(view.dim()))))
 
 
 @settings(max_examples=100, deadline=None)
 @given(cuts())
 def test_a_view_of_pieces_is_found_again(case: tuple[torch.Tensor, torch.Tensor]) -> None:
-    whole, view = case
-    cut = find_cut(whole.shape, view, int(view.storage_offset()))
+    tensor, view = case
+    cut = find_cut(tensor.shape, view, int(view.storage_offset()))
     assert cut is not None
-    assert torch.equal(cut.of(whole), view)
+    assert torch.equal(cut.of(tensor), view)
     elsewhere = (
-        whole.mT.contiguous().mT if whole.dim() > 1 else whole
+        tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor
     )  # the same elements in another order of memory
     assert torch.equal(cut.of(elsewhere), view)
 
@@ -51,14 +51,14 @@ def test_a_view_of_pieces_is_found_again(case: tuple[torch.Tensor, torch.Tensor]
 @settings(max_examples=20, deadline=None)
 @given(cuts())
 def test_a_cut_is_that_many_calls_at_most(case: tuple[torch.Tensor, torch.Tensor]) -> None:
-    whole, view = case
-    cut = find_cut(whole.shape, view, int(view.storage_offset()))
+    tensor, view = case
+    cut = find_cut(tensor.shape, view, int(view.storage_offset()))
     assert cut is not None
-    gm = capture(lambda x: x + 1, whole)
+    gm = capture(lambda x: x + 1, tensor)
     (output,) = (node for node in gm.graph.nodes if node.op == "output")
     with gm.graph.inserting_before(output):
         output.args = ((emit(gm.graph, next(calls(gm, aten.add.Tensor)), cut),),)
-    assert torch.equal(run(gm, whole)[0], view + 1)
+    assert torch.equal(run(gm, tensor)[0], view + 1)
     assert sum(ops(gm).values()) - 1 <= cut.steps
 
 

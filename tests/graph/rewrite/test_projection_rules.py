@@ -58,15 +58,15 @@ BIASED: list[tuple[str, Fn, Shapes]] = [
     ("fn", "shapes"), [case[1:] for case in BIASED], ids=[case[0] for case in BIASED]
 )
 def test_a_bias_is_added_by_the_product(fn: Fn, shapes: Shapes) -> None:
-    done = rewrite(capture(fn, *draw(*shapes)), only["bias_in_matmul"], assume_finite=False)
-    assert done.sites == {"bias_in_matmul": 1}
-    assert ops(done.gm)["addmm.default"] == 1
-    assert not {"mm.default", "add.Tensor"} & set(ops(done.gm))
+    rewritten = rewrite(capture(fn, *draw(*shapes)), only["bias_in_matmul"], assume_finite=False)
+    assert rewritten.sites == {"bias_in_matmul": 1}
+    assert ops(rewritten.gm)["addmm.default"] == 1
+    assert not {"mm.default", "add.Tensor"} & set(ops(rewritten.gm))
     for place in range(len(shapes)):
         for value in (0.5, math.nan, math.inf, -math.inf):
             inputs = draw(*shapes, seed=1)
             inputs[place].view(-1)[0] = value
-            close_to_float64(done.gm, fn, *inputs)
+            close_to_float64(rewritten.gm, fn, *inputs)
 
 
 UNBIASED: list[tuple[str, Fn, tuple[torch.Tensor, ...]]] = [
@@ -155,14 +155,14 @@ ORDERED: list[tuple[str, Fn, Shapes]] = [
 )
 def test_rows_are_multiplied_in_the_order_they_lie_in(fn: Fn, shapes: Shapes) -> None:
     gm = capture(fn, *draw(*shapes))
-    done = rewrite(gm, only["rows_in_order"], assume_finite=False)
-    assert done.sites == {"rows_in_order": 1}
-    assert ops(done.gm)["clone.default"] == ops(gm)["clone.default"] - 1
+    rewritten = rewrite(gm, only["rows_in_order"], assume_finite=False)
+    assert rewritten.sites == {"rows_in_order": 1}
+    assert ops(rewritten.gm)["clone.default"] == ops(gm)["clone.default"] - 1
     for place in range(len(shapes)):
         for value in (0.5, math.nan, math.inf):
             inputs = draw(*shapes, seed=1)
             inputs[place].view(-1)[4] = value
-            close_to_float64(done.gm, fn, *inputs)
+            close_to_float64(rewritten.gm, fn, *inputs)
 
 
 def test_two_products_of_one_copy_both_leave_it() -> None:
@@ -171,10 +171,10 @@ def test_two_products_of_one_copy_both_leave_it() -> None:
         return [(flat @ w).view(5, 3, -1).transpose(0, 1).contiguous() for w in (a, b)]
 
     inputs = draw((3, 5, 4), (4, 6), (4, 7))
-    done = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
-    assert done.sites["rows_in_order"] == 2
-    assert ops(done.gm)["clone.default"] == 0
-    close_to_float64(done.gm, fn, *inputs)
+    rewritten = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
+    assert rewritten.sites["rows_in_order"] == 2
+    assert ops(rewritten.gm)["clone.default"] == 0
+    close_to_float64(rewritten.gm, fn, *inputs)
 
 
 UNORDERED: list[tuple[str, Fn, Shapes]] = [
@@ -243,11 +243,11 @@ def test_one_factor_of_a_batch_is_one_product() -> None:
         torch.bmm(x.transpose(0, 1), w.expand(5, 4, 6)).transpose(0, 1).contiguous()
     )
     inputs = draw((3, 5, 4), (4, 6))
-    done = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
-    assert ops(done.gm) == {"view.default": 2, "mm.default": 1}
+    rewritten = rewrite(capture(fn, *inputs), RULES, assume_finite=False)
+    assert ops(rewritten.gm) == {"view.default": 2, "mm.default": 1}
     for value in (0.5, math.nan, math.inf):
         inputs[0][1, 2, 3] = value
-        close_to_float64(done.gm, fn, *inputs)
+        close_to_float64(rewritten.gm, fn, *inputs)
 
 
 BATCHES: list[tuple[str, Fn, Shapes]] = [
@@ -276,7 +276,7 @@ def test_other_batches_stay(fn: Fn, shapes: Shapes) -> None:
     )
 
 
-def packed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def project_packed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values (B, H, T, 4) of time before batch, as `nn.MultiheadAttention` packs
     them and takes them apart.
     """
@@ -296,9 +296,17 @@ def separate(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
 
 
 IN_PLACE: list[tuple[str, Fn, int]] = [
-    ("packed", lambda x, w: F.scaled_dot_product_attention(*packed(x, w)), 1),
-    ("causal", lambda x, w: F.scaled_dot_product_attention(*packed(x, w), is_causal=True), 1),
-    ("read twice", lambda x, w: F.scaled_dot_product_attention(*(p := packed(x, w))[:2], p[0]), 1),
+    ("packed", lambda x, w: F.scaled_dot_product_attention(*project_packed(x, w)), 1),
+    (
+        "causal",
+        lambda x, w: F.scaled_dot_product_attention(*project_packed(x, w), is_causal=True),
+        1,
+    ),
+    (
+        "read twice",
+        lambda x, w: F.scaled_dot_product_attention(*(p := project_packed(x, w))[:2], p[0]),
+        1,
+    ),
     (
         "copies of keys and values",
         lambda x, w: F.scaled_dot_product_attention(
@@ -315,27 +323,27 @@ IN_PLACE: list[tuple[str, Fn, int]] = [
 def test_attention_reads_its_operands_where_the_product_wrote_them(fn: Fn, copies: int) -> None:
     inputs = draw((5, 3, 8), (24, 8))
     gm = capture(fn, *inputs)
-    done = rewrite(gm, only["attention_without_copy"], assume_finite=False)
-    assert done.sites == {"attention_without_copy": copies}
-    held = sum(
+    rewritten = rewrite(gm, only["attention_without_copy"], assume_finite=False)
+    assert rewritten.sites == {"attention_without_copy": copies}
+    saved_bytes = sum(
         node.meta["val"].numel()
-        for node in done.gm.graph.nodes
+        for node in rewritten.gm.graph.nodes
         if node.target is aten.clone.default
     )
-    assert held < sum(
+    assert saved_bytes < sum(
         node.meta["val"].numel() for node in gm.graph.nodes if node.target is aten.clone.default
     )
     for value in (0.5, math.nan, math.inf):
         inputs[0][1, 2, 3] = value
         torch.testing.assert_close(
-            run(done.gm, *inputs), run(gm, *inputs), equal_nan=True, rtol=1e-5, atol=1e-6
+            run(rewritten.gm, *inputs), run(gm, *inputs), equal_nan=True, rtol=1e-5, atol=1e-6
         )
 
 
 attend = F.scaled_dot_product_attention
 NOT_IN_PLACE: list[tuple[str, Fn]] = [
-    ("also returned", lambda x, w: (attend(*(p := packed(x, w))), p[1])),
-    ("also multiplied", lambda x, w: (attend(*(p := packed(x, w))), p[1] @ p[1].mT)),
+    ("also returned", lambda x, w: (attend(*(p := project_packed(x, w))), p[1])),
+    ("also multiplied", lambda x, w: (attend(*(p := project_packed(x, w))), p[1] @ p[1].mT)),
     (
         "copied for the layout of the result",
         lambda x, w: attend((p := separate(x, w))[0].contiguous(), *p[1:]),
@@ -376,15 +384,15 @@ def test_rows_that_would_lie_at_odder_places_are_copied() -> None:
 def test_what_training_saves_stays_as_it_is() -> None:
     inputs = [x.requires_grad_() for x in draw((5, 3, 8), (24, 8))]
     gm = capture(
-        lambda x, w: F.scaled_dot_product_attention(*packed(x.transpose(0, 1), w)),
+        lambda x, w: F.scaled_dot_product_attention(*project_packed(x.transpose(0, 1), w)),
         *inputs,
         grad=True,
     )
     assert "clone.default" in ops(gm)
-    done = rewrite(
+    rewritten = rewrite(
         gm, [*only["rows_in_order"], *only["attention_without_copy"]], assume_finite=False
     )
-    assert done.sites == {}
+    assert rewritten.sites == {}
 
 
 def encoder(layers: int, *, width: int = 16, heads: int = 2, **options: Any) -> nn.Module:
@@ -393,7 +401,7 @@ def encoder(layers: int, *, width: int = 16, heads: int = 2, **options: Any) -> 
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
 
 
-def captured(
+def capture_frozen(
     module: nn.Module,
     *inputs: torch.Tensor,
     frozen: bool = False,
@@ -422,15 +430,15 @@ OPTIONS: list[dict[str, Any]] = [{}, {"norm_first": True}, {"activation": "gelu"
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_no_copy_is_left_in_an_encoder(options: dict[str, Any], frozen: bool) -> None:
-    gm, fn, flat = captured(encoder(2, **options), torch.randn(3, 5, 16), frozen=frozen)
+    gm, fn, flat = capture_frozen(encoder(2, **options), torch.randn(3, 5, 16), frozen=frozen)
     assert ops(gm)["clone.default"] > 2
-    done = rewrite(gm, RULES, assume_finite=False)
+    rewritten = rewrite(gm, RULES, assume_finite=False)
     assert not {
         "clone.default",
         "bmm.default",
         "mm.default" if options.get("bias", True) else "",
-    } & set(ops(done.gm))
-    close_to_float64(done.gm, fn, *flat)
+    } & set(ops(rewritten.gm))
+    close_to_float64(rewritten.gm, fn, *flat)
 
 
 @pytest.mark.usefixtures("slow_path")
@@ -446,22 +454,22 @@ def test_encoders_of_any_shape_keep_their_values(
     batch: int, time: int, heads: int, depth: int, first: bool
 ) -> None:
     module = encoder(1, width=heads * depth, heads=heads, norm_first=first)
-    gm, fn, flat = captured(module, torch.randn(batch, time, heads * depth))
-    done = rewrite(gm, RULES, assume_finite=False)
-    assert ops(done.gm)["clone.default"] == 0
-    close_to_float64(done.gm, fn, *flat, slack=8)
+    gm, fn, flat = capture_frozen(module, torch.randn(batch, time, heads * depth))
+    rewritten = rewrite(gm, RULES, assume_finite=False)
+    assert ops(rewritten.gm)["clone.default"] == 0
+    close_to_float64(rewritten.gm, fn, *flat, slack=8)
 
 
 @pytest.mark.usefixtures("slow_path")
 @pytest.mark.parametrize("first", [False, True])
 def test_time_before_batch_keeps_its_values(first: bool) -> None:
     torch.manual_seed(0)
-    gm, fn, flat = captured(
+    gm, fn, flat = capture_frozen(
         nn.TransformerEncoderLayer(16, 2, 24, norm_first=first).eval(), torch.randn(5, 3, 16)
     )
-    done = rewrite(gm, RULES, assume_finite=False)
-    assert ops(done.gm)["clone.default"] == 0
-    close_to_float64(done.gm, fn, *flat)
+    rewritten = rewrite(gm, RULES, assume_finite=False)
+    assert ops(rewritten.gm)["clone.default"] == 0
+    close_to_float64(rewritten.gm, fn, *flat)
 
 
 @pytest.mark.usefixtures("slow_path")
@@ -469,10 +477,10 @@ def test_time_before_batch_keeps_its_values(first: bool) -> None:
 def test_what_is_not_finite_comes_out_where_it_did(value: float) -> None:
     x = torch.randn(3, 5, 16)
     x[1, 2, 3] = value
-    gm, _, flat = captured(encoder(2), x)
-    done = rewrite(gm, RULES, assume_finite=False)
+    gm, _, flat = capture_frozen(encoder(2), x)
+    rewritten = rewrite(gm, RULES, assume_finite=False)
     torch.testing.assert_close(
-        run(done.gm, *flat), run(gm, *flat), equal_nan=True, rtol=1e-5, atol=1e-5
+        run(rewritten.gm, *flat), run(gm, *flat), equal_nan=True, rtol=1e-5, atol=1e-5
     )
 
 
@@ -490,23 +498,23 @@ class Attended(nn.Module):
 
 @pytest.mark.usefixtures("slow_path")
 def test_attention_by_itself_loses_its_copies() -> None:
-    gm, fn, flat = captured(
+    gm, fn, flat = capture_frozen(
         Attended(other=False).eval(), torch.randn(3, 5, 16), torch.randn(3, 7, 16)
     )
-    done = rewrite(gm, RULES, assume_finite=False)
-    assert ops(done.gm)["clone.default"] == 0
-    close_to_float64(done.gm, fn, *flat)
+    rewritten = rewrite(gm, RULES, assume_finite=False)
+    assert ops(rewritten.gm)["clone.default"] == 0
+    close_to_float64(rewritten.gm, fn, *flat)
 
 
-def moved_to_a_gpu(gm: fx.GraphModule) -> fx.GraphModule:
+def move_to_gpu(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph as of tensors without memory on a GPU: its operators name no device."""
     mode = FakeTensorMode()
     inputs = []
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            held = node.meta["val"]
+            value = node.meta["val"]
             fake = mode.from_tensor(
-                torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device="meta")
+                torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
             )
             fake.fake_device = torch.device("cuda", 0)
             inputs.append(fake)
@@ -571,15 +579,15 @@ def test_a_layer_on_a_gpu_is_products_attention_and_norms(
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda q, k, v, *_: ON_A_GPU[kind](q, k, v)
     )
-    gm, _, flat = captured(module, x, frozen=frozen, mode=FakeTensorMode())
+    gm, _, flat = capture_frozen(module, x, frozen=frozen, mode=FakeTensorMode())
     monkeypatch.undo()
-    done = rewrite(moved_to_a_gpu(gm), RULES, assume_finite=False)
-    assert sorted(short(done.gm)) == sorted(LEFT[first])
-    assert ops(done.gm)["clone.default"] == 0
+    rewritten = rewrite(move_to_gpu(gm), RULES, assume_finite=False)
+    assert sorted(short(rewritten.gm)) == sorted(LEFT[first])
+    assert ops(rewritten.gm)["clone.default"] == 0
     if kind == "efficient":
         with torch.no_grad():
             torch.testing.assert_close(
-                _OnTheCpu(done.gm).run(*flat)[0], expected, rtol=1e-5, atol=1e-5
+                _OnTheCpu(rewritten.gm).run(*flat)[0], expected, rtol=1e-5, atol=1e-5
             )
 
 
@@ -592,10 +600,12 @@ def test_attention_to_another_sequence_loses_its_copies_on_a_gpu(
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda q, k, v, *_: ON_A_GPU["efficient"](q, k, v)
     )
-    gm, _, flat = captured(module, *inputs, mode=FakeTensorMode())
+    gm, _, flat = capture_frozen(module, *inputs, mode=FakeTensorMode())
     monkeypatch.undo()
     assert ops(gm)["clone.default"] == 5
-    done = rewrite(moved_to_a_gpu(gm), RULES, assume_finite=False)
-    assert ops(done.gm)["clone.default"] == 0
+    rewritten = rewrite(move_to_gpu(gm), RULES, assume_finite=False)
+    assert ops(rewritten.gm)["clone.default"] == 0
     with torch.no_grad():
-        torch.testing.assert_close(_OnTheCpu(done.gm).run(*flat)[0], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            _OnTheCpu(rewritten.gm).run(*flat)[0], expected, rtol=1e-5, atol=1e-5
+        )

@@ -92,10 +92,10 @@ PUSHED: list[tuple[str, Fn, tuple[tuple[int, ...], ...]]] = [
 def test_a_reduction_goes_before_the_product_and_stays_near_float64(
     fn: Fn, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
-    done = rewritten(fn, *draw(*shapes))
-    assert done.sites == {"reduce_before_matmul": 1}
+    result = rewritten(fn, *draw(*shapes))
+    assert result.sites == {"reduce_before_matmul": 1}
     # Other weights than those it was captured with: nothing of them may be in the graph.
-    close_to_float64(done.gm, fn, *draw(*shapes, seed=1))
+    close_to_float64(result.gm, fn, *draw(*shapes, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_ragged_shapes_and_shifted_inputs_stay_near_float64(
 def test_other_floating_types_keep_their_dtype(dtype: torch.dtype) -> None:
     fn: Fn = lambda x, w, b: F.linear(x, w, b).mean(1)
     inputs = draw(*LINEAR, dtype=dtype)
-    done = rewritten(fn, *inputs)
-    assert done.sites == {"reduce_before_matmul": 1}
-    close_to_float64(done.gm, fn, *inputs)
+    result = rewritten(fn, *inputs)
+    assert result.sites == {"reduce_before_matmul": 1}
+    close_to_float64(result.gm, fn, *inputs)
 
 
 LEFT_ALONE: list[tuple[str, Fn, list[torch.Tensor]]] = [
@@ -246,15 +246,15 @@ DIAGONALS: list[tuple[str, Fn, tuple[tuple[int, ...], ...]]] = [
 def test_a_diagonal_multiplies_only_what_it_needs(
     fn: Fn, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
 ) -> None:
-    done = rewritten(fn, *draw(*shapes, dtype=dtype))
-    assert done.sites == {"diagonal_of_product": 1}
-    assert not {"mm.default", "bmm.default"} & set(ops(done.gm))
+    result = rewritten(fn, *draw(*shapes, dtype=dtype))
+    assert result.sites == {"diagonal_of_product": 1}
+    assert not {"mm.default", "bmm.default"} & set(ops(result.gm))
     inputs = draw(*shapes, dtype=dtype, seed=1)
-    close_to_float64(done.gm, fn, *inputs)
+    close_to_float64(result.gm, fn, *inputs)
     for value in (math.nan, math.inf, -math.inf):
         inputs[0].view(-1)[31] = value
         inputs[1].view(-1)[40] = 0
-        close_to_float64(done.gm, fn, *inputs)
+        close_to_float64(result.gm, fn, *inputs)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ def test_vectors_that_cancel_are_taken_together_before_they_are_averaged(sign: i
 
     x, w, b, v = draw((96, 33), (4096, 33), (4096,), (4096,))
     inputs = [1e-4 * x, w, 1 + b, sign * (1 + b) + 1e-4 * v]
-    (found,) = run(rewritten(fn, *inputs).gm, *inputs)
+    (output,) = run(rewritten(fn, *inputs).gm, *inputs)
     exact = fn(*(t.double() for t in inputs))
     error, eager = (
-        float((t.double() - exact).square().mean().sqrt()) for t in (found, fn(*inputs))
+        float((t.double() - exact).square().mean().sqrt()) for t in (output, fn(*inputs))
     )
     assert error <= eager

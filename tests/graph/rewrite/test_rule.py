@@ -70,7 +70,7 @@ def test_whole_blocks_keep_their_values(
 
 # KernelBench-like: what must be left of it, with and without finite values
 @pytest.mark.parametrize(
-    ("fn", "left"),
+    ("fn", "remaining"),
     [
         (
             lambda x, w, b: F.gelu(
@@ -85,14 +85,14 @@ def test_whole_blocks_keep_their_values(
     ],
 )
 def test_a_network_that_ends_in_a_constant_collapses_for_finite_values(
-    fn: Any, left: dict[str, int]
+    fn: Any, remaining: dict[str, int]
 ) -> None:
     inputs = torch.randn(6, 8), torch.randn(5, 8), torch.randn(5)
     gm = capture(fn, *inputs)
     out = rewrite(gm, RULES, assume_finite=True)
-    assert ops(out.gm) == left
+    assert ops(out.gm) == remaining
     close_to_float64(out.gm, fn, *inputs)
     spoilt = inputs[0].clone()
     spoilt[2, 3] = float("nan")
-    kept = rewrite(gm, RULES, assume_finite=False)
-    assert run(kept.gm, spoilt, *inputs[1:])[0][2].isnan().all()
+    rewritten = rewrite(gm, RULES, assume_finite=False)
+    assert run(rewritten.gm, spoilt, *inputs[1:])[0][2].isnan().all()
