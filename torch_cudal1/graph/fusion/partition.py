@@ -1,4 +1,4 @@
-"""Cuts a whole-graph Program into fused fusion groups that a kernel template may serve, and puts
+"""Cuts a whole-graph Program into fusion groups that a kernel template may serve, and puts
 their replacements back.
 
         x ── mm ── add ── gelu ── mm ── add ── layer_norm ── out
@@ -73,7 +73,7 @@ class Partition:
 
 
 def partition(region: Region, *, products: bool = False) -> Partition:
-    """Fused fusion groups of `region`, in step order; with `products` also around matrix products
+    """The fusion groups of `region`, in step order; with `products` also around matrix products
     and convolutions.
 
     Random steps are never part of one. Kernels take it for granted that tensors start at a multiple
