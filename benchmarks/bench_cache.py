@@ -29,6 +29,7 @@ from benchmarks import report
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Target
+from torch_cudal1.ir.schedule import EAGER
 from torch_cudal1.store.cache.cache_paths import entry_path
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.local_cache import LocalCache
@@ -89,7 +90,7 @@ def make_entry(key: str, steps: int) -> Entry:
         "baseline_us": 13.0,
         "baseline": "eager",
     }
-    choice = Candidate(make_program(steps), "eager", "builtin", ("benchmark",))
+    choice = Candidate(make_program(steps), EAGER, "builtin", ("benchmark",))
     evidence = {
         "timing": timing,
         "checks": checks,

@@ -304,13 +304,12 @@ def _measure_case(
 
 def _is_given_up(candidate: GemmCandidate, rows_by_name: Mapping[str, Mapping[str, Any]]) -> bool:
     method = candidate.config["method"]
-    return (
-        sum(
-            row.get("method") == method and "failed" in row and "compile" not in row["failed"]
-            for row in rows_by_name.values()
-        )
-        >= _MAX_METHOD_FAILURES
-    )
+    failures = [
+        row
+        for row in rows_by_name.values()
+        if row.get("method") == method and "failed" in row and "compile" not in row["failed"]
+    ]
+    return len(failures) >= _MAX_METHOD_FAILURES
 
 
 def _pick_finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:

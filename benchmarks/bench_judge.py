@@ -31,6 +31,7 @@ from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Candidate, Contract
+from torch_cudal1.ir.schedule import EAGER
 from torch_cudal1.judge import (
     Evaluation,
     EvaluationConfig,
@@ -134,12 +135,12 @@ def _evaluate_program(
     with torch.no_grad():
         (region,) = capture_regions(module, (x,))
     config = EvaluationConfig(Settings(), Contract(), device, plan=TIMING_PLANS[profile])
-    candidate = Candidate(region.program, "eager", "benchmark", ("itself",))
+    candidate = Candidate(region.program, EAGER, "benchmark", ("itself",))
     durations_s: list[float] = []
     steps: dict[str, float] = {}
     with pool_scope():
         begin = time.perf_counter()
-        ranking = rank_baselines(region, ("eager",), config)
+        ranking = rank_baselines(region, (EAGER,), config)
         shared = time.perf_counter() - begin
         for _ in range(repeats + 1):
             begin = time.perf_counter()

@@ -27,6 +27,7 @@ from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Rejected
+from torch_cudal1.ir.schedule import EAGER
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.search import build_cache
 from torch_cudal1.search.group_kernels import list_proposals
@@ -130,7 +131,7 @@ def _compile_kernel(cache: Path, kernel: str, sm: int, until: float | None) -> s
     answer: Candidate | Rejected
     try:
         answer = Candidate(
-            kernels.build(program, proposal, sm), "eager", "kernels", (proposal.family,)
+            kernels.build(program, proposal, sm), EAGER, "kernels", (proposal.family,)
         )
     except (NotLowerableError, ProgramError) as error:
         answer = Rejected(f"{type(error).__name__}: {error}", "build")
