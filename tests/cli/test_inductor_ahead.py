@@ -16,6 +16,7 @@ import torch
 from torch_cudal1.api.fleet.warmup_task import WarmupOrder
 from torch_cudal1.cli.commands import inductor_ahead
 from torch_cudal1.cli.commands.inductor_ahead import collect
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.search import inductor_artifacts
 
@@ -52,9 +53,8 @@ def artifacts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """What is stored: keys, and the target whose start compiled it."""
     stored: list[tuple[list[str], str]] = []
 
-    def store(keys: list[str], folder: Path, place: Any) -> str:
+    def store(keys: list[str], folder: Path, place: Any) -> None:
         stored.append((keys, (folder / "compiled").read_text()))
-        return ""
 
     monkeypatch.setattr(inductor_artifacts, "store_artifacts", store)
     return stored
@@ -113,7 +113,9 @@ def test_a_start_that_fails_is_a_reason_and_costs_no_other_target(
 
 
 def test_what_cannot_be_stored_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(inductor_artifacts, "store_artifacts", lambda *_: "the disk is full")
+    monkeypatch.setattr(
+        inductor_artifacts, "store_artifacts", lambda *_: Refusal("the disk is full")
+    )
     _, problems = collect_from(monkeypatch, tmp_path, {"a": (say(KEYS), "", 0)})
     assert problems == {"a": "the disk is full"}
 
