@@ -49,6 +49,20 @@ class Slotted:
         self.first = self.second = value
 
 
+class SingleSlot:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class SlotBesideDict:
+    __slots__ = ("__dict__", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.other = value, 1
+
+
 class Tagged(dict[str, Any]):
     pass
 
@@ -132,6 +146,8 @@ REFUSED: dict[str, tuple[Callable[[Sequence[Any]], Any], str]] = {
     "other keys in each call": (lambda out: {next(counter): out[0]}, "keys differ"),
     "one list twice": (lambda out: one_list([out[0]]), "holds one list twice"),
     "an object with slots": (lambda out: Slotted(out[0]), "cannot be built again from its"),
+    "an object with one slot": (lambda out: SingleSlot(out[0]), "cannot be built again from its"),
+    "a slot beside attributes": (lambda out: SlotBesideDict(out[0]), "cannot be built again from"),
     "a set": (lambda out: {"a"}, "cannot be built again from its attributes"),
 }
 

@@ -235,11 +235,11 @@ class _Reader:
                 [(key, build(results, arguments)) for key, build in items]
             )
         # A `__new__` of its own or slots hold state that `__dict__` does not show.
-        if kind.__new__ not in (
-            object.__new__,
-            dict.__new__,
-            OrderedDict.__new__,
-        ) or kind.__basicsize__ > _size_of(base):
+        if (
+            kind.__new__ not in (object.__new__, dict.__new__, OrderedDict.__new__)
+            or kind.__basicsize__ > _size_of(base)
+            or _has_slots(kind, base)
+        ):
             raise NotLowerableError(
                 f"its result holds a {kind.__name__}, which cannot be built again from its attributes"
             )
@@ -281,6 +281,18 @@ class _PlainDict(dict[Any, Any]):
 
 class _PlainOrdered(OrderedDict[Any, Any]):
     pass
+
+
+def _has_slots(kind: type, base: type) -> bool:
+    """Whether a class declares slots of its own. One without `__weakref__` and with a single slot
+    is no larger than a class without slots, so the size alone does not tell.
+    """
+    own_classes = (each for each in kind.__mro__ if each not in base.__mro__)
+    return any(
+        isinstance(member, types.MemberDescriptorType)
+        for each in own_classes
+        for member in vars(each).values()
+    )
 
 
 def _size_of(base: Any) -> int:
