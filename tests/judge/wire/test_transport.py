@@ -43,6 +43,13 @@ def test_a_name_without_its_tensor_is_refused(tmp_path: Path) -> None:
         read_payloads([["first"], save_tensors([None], path), str(path)])
 
 
+def test_more_names_than_tensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "payloads"
+    layout = save_tensors([torch.ones(2)], path)
+    with pytest.raises(SandboxError, match="2 names came with 1 tensors"):
+        read_payloads([["first", "second"], layout, str(path)])
+
+
 def test_machine_code_travels_beside_the_json_of_its_program(tmp_path: Path) -> None:
     cubin = bytes(range(64))
     program = on_cuda(product("cuda"), cubin, "product", grid=32)

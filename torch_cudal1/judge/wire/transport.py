@@ -28,6 +28,11 @@ def read_payloads(packed: Sequence[Any]) -> dict[str, torch.Tensor]:
     """The inverse of `write_payloads`. Raises SandboxError where names and tensors do not match."""
     names, layout, path = packed
     tensors = load_tensors(layout, Path(path), torch.device("cpu"))
+    # Its sender may have run foreign code, so a list that is too short is an answer to refuse.
+    if len(names) != len(tensors):
+        raise SandboxError(
+            "reading tensors", f"{len(names)} names came with {len(tensors)} tensors"
+        )
     return {str(name): require_tensor(tensor) for name, tensor in zip(names, tensors, strict=True)}
 
 
