@@ -17,6 +17,7 @@ from torch_cudal1.judge.worker.memory_handlers import _split_block, fill_free_bl
 from torch_cudal1.judge.worker.session import Session
 
 CUDA = torch.device("cuda", 0)
+LEAKED_BYTES = 32 << 20
 
 
 @pytest.mark.gpu
@@ -134,7 +135,7 @@ def test_usage_counts_descriptors_files_and_memory_that_calls_leave(session: Ses
     kept_tensors, files = [], []
 
     def leak(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        kept_tensors.append(torch.ones(1 << 20))
+        kept_tensors.append(torch.ones(LEAKED_BYTES // 4))
         files.append((session.scratch / f"file {len(files)}").open("w"))
         return []
 
@@ -145,7 +146,8 @@ def test_usage_counts_descriptors_files_and_memory_that_calls_leave(session: Ses
         file.close()
     assert after["descriptors"] == before["descriptors"] + 5
     assert after["files"] == before["files"] + 5
-    assert after["data_bytes"] >= before["data_bytes"] + 5 * (4 << 20)
+    # The session is in this process, which may free some of its own memory meanwhile.
+    assert after["data_bytes"] >= before["data_bytes"] + 5 * LEAKED_BYTES // 2
     assert "gpu_bytes" not in after
 
 
