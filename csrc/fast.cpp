@@ -2,7 +2,7 @@
 //
 // fast(args, kwargs) describes the call (signature.h), looks whether the global switches and the module are as they were when it was
 // bound, runs the plan and returns the module's result; or MISS, and the caller goes the slow way, which knows every case. The
-// checks are those of torch_cudal1/api/accelerate.py and guard.py; where this one is stricter, it misses. A runner that fails is a MISS too,
+// checks are those of torch_cudal1/api/dispatcher.py and runtime/guard.py; where this one is stricter, it misses. A runner that fails is a MISS too,
 // and its binding is forgotten: the slow way runs it again, and tells and contains the failure.
 
 #include "fast.h"

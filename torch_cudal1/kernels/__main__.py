@@ -30,9 +30,7 @@ Fusion groups are made around these operators:
 Chains of element-wise steps are a group of their own, and join a group around the operators above
 where its template takes them in.
 
-To add a template, write `torch_cudal1/kernels/templates/<name>.py` with
-`TEMPLATE = Template(...)`, name it in `TEMPLATES` of `torch_cudal1/kernels/registry.py`, and give
-it cases in `tests/kernels/cases.py` and `benchmarks/bench_families.py`.
+[CONTRIBUTING.md](../CONTRIBUTING.md) shows how to add a template.
 """
 
 

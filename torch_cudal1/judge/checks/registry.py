@@ -1,4 +1,6 @@
-"""The protocol: every check in the order in which a candidate meets it, one line a check.
+"""The protocol: the checks that run in a candidate's process, in the order in which a candidate
+meets them, one line a check. `contract`, `triage` and `cubin_scan` come before it, the checks of
+timing after it.
 
 `python -m torch_cudal1.judge.checks.registry` prints the table of docs/judge.md. A new check is one
 `CheckSpec` in the file of its family, one line here, an attack in tests/adversarial and its test;

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 PAPER_SUCCESS = 1.01  # CUDA-L1 paper: a speed-up counts above this
-# CUDA-L1 paper: a score above this times the best so far is re-verified, as one above SURPRISE is
+# CUDA-L1 paper: a score above this times the best so far is re-verified, as one above REMEASURED_SPEEDUP is
 _OVER_BEST = 2.0
 _TIE = 0.02  # medians closer than this are one speed; the simpler schedule then wins
 
