@@ -32,6 +32,10 @@ from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.program import Program, canonical_json
 from torch_cudal1.ir.records import Candidate
 
+# Importing PyTorch's test utilities forbids this process to set backend flags by assignment, as users
+# and other tests do.
+torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 CPU = torch.device("cpu")
 UNINITIALISED = {
     "empty",
