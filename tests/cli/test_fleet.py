@@ -82,9 +82,9 @@ def test_devices_are_gpus_with_one_worker_each(
     pools: list[Any] = []
     real = local.LocalPool.__init__
 
-    def spy_on_pool(self: local.LocalPool, order: Any, seats: Any) -> None:
-        pools.extend((order.device, [seat.variables["CUDA_VISIBLE_DEVICES"] for seat in seats]))
-        real(self, order, seats)
+    def spy_on_pool(self: local.LocalPool, order: Any, slots: Any) -> None:
+        pools.extend((order.device, [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots]))
+        real(self, order, slots)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(local.LocalPool, "__init__", spy_on_pool)

@@ -94,7 +94,7 @@ def test_each_target_starts_in_a_process_with_an_empty_cache_of_inductors(
     [
         ((say(KEYS), "no compiler\nRuntimeError: it broke", 1), "code 1: RuntimeError: it broke"),
         (("nothing of ours", "", 0), "code 0: nothing was said"),
-        ((say([]), "", 0), "nothing of it is decided"),
+        ((say([]), "", 0), "no region of it has a stored decision"),
         (subprocess.TimeoutExpired("start", 5.0), "took longer than 1800 s"),
     ],
     ids=["it fails", "it says nothing", "nothing is decided", "it hangs"],

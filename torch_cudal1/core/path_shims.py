@@ -1,8 +1,7 @@
 """Puts scripts on PATH in place of programs that a machine lacks and that compilers call.
 
-Such a program answers with a fact about the machine, which becomes part of the names of cached
-files. A compiler's cache finds a file only under the name that it got where it was compiled.
-Nothing here compiles.
+The output of such a program, a fact about the machine, becomes part of the names of cached files. A
+compiler's cache finds a file only under the name that it got where it was compiled.
 """
 
 from __future__ import annotations

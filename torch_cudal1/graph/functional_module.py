@@ -251,7 +251,7 @@ def copy_sharing_tensors(module: torch.nn.Module) -> torch.nn.Module:
         ) from error
     for part in copied.modules():
         _register_tensor_attributes(part)
-        # It would ask fake weights for their addresses, to move them together.
+        # RNNBase.flatten_parameters asks weights for their addresses, which fake weights lack.
         if isinstance(part, torch.nn.RNNBase):
             # On the instance: the user's own layers share the class.
             part.__dict__["flatten_parameters"] = _keep_weight_memory

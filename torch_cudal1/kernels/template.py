@@ -2,8 +2,9 @@
 lowers them to kernel sources.
 
 A template's file ends with `TEMPLATE = ...`, a `Template` or for a loop nest the result of
-`loop_nest_template.make_template`, and one line of `registry.TEMPLATES` names it. Search, fusion, the cost model and `docs/kernel-templates.md` read the value; none of them names
-a family. An operator that only one template expresses may have its handler in the template's file.
+`loop_nest_template.make_template`, and one line of `registry.TEMPLATES` names it. Search, fusion,
+the cost model and `docs/kernel-templates.md` read the value; none of them names a family. An
+operator that only one template expresses may have its handler in the template's file.
 """
 
 from __future__ import annotations

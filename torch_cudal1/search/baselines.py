@@ -53,7 +53,7 @@ def rank_schedules(
     # Each graph would hold the region's inputs and results a second time.
     plain = [schedule for schedule in schedules if not schedule.cuda_graph]
     ranking = judge.rank_baselines(region, plain, job)
-    reason = f"not raced: of at least {per_call(lower_bound_us)} at most {per_call(most_us)} are launches"
+    reason = f"not timed: of at least {per_call(lower_bound_us)} at most {per_call(most_us)} are launches"
     skipped = {str(schedule): reason for schedule in schedules if schedule.cuda_graph}
     # The entry keeps the reason, so that a reader does not miss these schedules.
     return replace(ranking, failures={**ranking.failures, **skipped})

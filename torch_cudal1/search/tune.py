@@ -204,7 +204,7 @@ def tune(
         return make_entry(region, place, Candidate(region.program, schedule, "baseline"))
     # In the background: the first process is ready when the ranking asks for it.
     judge.prestart_worker(region, job)
-    report_progress(f"racing baselines of {region.name or region.key[:12]}", 0.0)
+    report_progress(f"timing the baselines of {region.name or region.key[:12]}", 0.0)
     bound_us = lower_bound_us(space.cheapest_program, place.device)
     launch_us = estimate_launch_us(space.cheapest_program)
     ranking = rank_schedules(region, place, job, launch_us, bound_us)
@@ -251,7 +251,7 @@ def tune_with(
     telemetry.count("regions_tuned")
     report_progress = progress or _ignore_progress
     job = _make_job(place, examples)
-    report_progress(f"racing baselines of {region.name or region.key[:12]}", 0.0)
+    report_progress(f"timing the baselines of {region.name or region.key[:12]}", 0.0)
     ranking = judge.rank_baselines(region, list_baseline_schedules(place), job)
     deadline = judge.working_s() + place.settings.budget_s
     schedules = order_schedules(ranking, region)

@@ -104,8 +104,8 @@ def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
 class LocalPool:
     """Worker processes of this machine, one for each slot."""
 
-    def __init__(self, order: WarmupOrder, seats: Sequence[WorkerSlot]) -> None:
-        self._workers = [_Worker(order, seat) for seat in seats]
+    def __init__(self, order: WarmupOrder, slots: Sequence[WorkerSlot]) -> None:
+        self._workers = [_Worker(order, slot) for slot in slots]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -137,7 +137,7 @@ class _Worker:
     """One process, or none yet. `closed`: it was asked to end, and starts no more."""
 
     order: WarmupOrder
-    seat: WorkerSlot
+    slot: WorkerSlot
     process: subprocess.Popen[str] | None = None
     answers: IO[str] | None = None
     log: IO[bytes] | None = None
@@ -160,7 +160,7 @@ class _Worker:
         with self.lock:
             # A thread that waited for a free worker must not start one after `close`.
             if self.closed:
-                raise WorkerDiedError(self.seat.name, "the warm-up is over")
+                raise WorkerDiedError(self.slot.name, "the warm-up is over")
             if self.process is not None and self.process.poll() is None:
                 return
             reading, writing = os.pipe()
@@ -179,7 +179,7 @@ class _Worker:
                     stdin=subprocess.PIPE,
                     stdout=self.log,
                     stderr=subprocess.STDOUT,
-                    env={**process_environment(), **self.seat.variables, "PYTHONPATH": path},
+                    env={**process_environment(), **self.slot.variables, "PYTHONPATH": path},
                     pass_fds=(writing,),
                     # In a session of its own a Ctrl-C does not reach the worker: this process ends
                     # it.
@@ -187,7 +187,7 @@ class _Worker:
                     text=True,
                 )
             self.answers = os.fdopen(reading, encoding="utf-8")
-        self._write({"order": self.order.to_json(), "cores": list(self.seat.cores)})
+        self._write({"order": self.order.to_json(), "cores": list(self.slot.cores)})
 
     def _write(self, value: Any) -> None:
         assert self.process is not None
@@ -226,7 +226,7 @@ class _Worker:
         last_lines = log.read().decode(errors="replace").strip().splitlines()[-3:]
         self._close()
         return WorkerDiedError(
-            self.seat.name, ": ".join([ending, *([" / ".join(last_lines)] if last_lines else [])])
+            self.slot.name, ": ".join([ending, *([" / ".join(last_lines)] if last_lines else [])])
         )
 
     def tell_to_end(self) -> None:

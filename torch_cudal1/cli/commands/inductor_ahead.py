@@ -1,4 +1,4 @@
-"""`cudal1 warmup --with-inductor`: what Inductor compiles at the start of a target, collected in a
+"""`cudal1 warmup --with-inductor`: what Inductor compiles when a target first runs, collected in a
 fresh process and stored.
 
 The process gets an empty folder as Inductor's cache and starts the target as a server would: every
@@ -35,8 +35,8 @@ _REGIONS_LINE = "regions of this target: "
 
 
 def collect(targets: Sequence[str], order: WarmupOrder) -> dict[str, str]:
-    """Store, target by target, what Inductor compiled; why not, for those that have nothing stored
-    now.
+    """Store, target by target, what Inductor compiled. Returns the reason for each target without
+    stored files.
     """
     place, problems = make_context(torch.device(order.device), order.settings), {}
     for target in targets:
@@ -84,7 +84,7 @@ def _start_process(target: str, order: WarmupOrder, folder: Path) -> list[str] |
         last = (process.stderr.strip().splitlines() or ["nothing was said"])[-1]
         return Refusal(f"its start ended with code {process.returncode}: {last[:300]}")
     keys: list[str] = json.loads(lines[-1].removeprefix(_REGIONS_LINE))
-    return keys or Refusal("nothing of it is decided, so nothing is compiled ahead")
+    return keys or Refusal("no region of it has a stored decision, so nothing is compiled ahead")
 
 
 def main(target: str) -> int:

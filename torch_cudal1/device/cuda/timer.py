@@ -5,7 +5,7 @@
 device_us)` for each: `wall_us` ends when every stream of the device has been joined, `host_us` when
 the call has returned, and `device_us` lies between two events around the call on the current stream
 (None on the CPU). Before each call it overwrites `flush`, an (address, bytes) of device memory, and
-joins the device. It takes no medians, warms nothing up and decides nothing.
+synchronises the device.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _draw_resamples(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
     The k-th of n uniform numbers in order follows Beta(k, n - k + 1), and the next one is the least
     of n - k above it; so no pair need be drawn, however many there are. Ranks do not depend on the
-    samples: the same samples always tell the same interval.
+    samples: the same samples always give the same interval.
     """
     # A fixed seed: the same samples have the same interval in every process.
     generator = torch.Generator().manual_seed(0)

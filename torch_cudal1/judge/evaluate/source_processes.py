@@ -94,7 +94,7 @@ class SourceProcesses:
             starting, self._next = self._next or self._start("foreign"), None
             try:
                 self._oracle = self._oracle or self._start(self._trust).result()
-                # it waited, and what ran meanwhile may have cost it its memory
+                # The system may have killed it for memory while it waited.
                 if not _answers(starting.result()):
                     starting = self._start("foreign")
                 child = starting.result()

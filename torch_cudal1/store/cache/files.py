@@ -9,8 +9,7 @@ rename alone keeps files whole, and only `purge` elsewhere finds leftovers. No c
 skewed clock changes nothing.
 
 A network file system may answer that a handle is stale, or that a rename failed which took place:
-the first is tried again, the second is seen by reading the file. What the files mean is not known
-here.
+the first is tried again, the second is seen by reading the file.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = [
     "write_file",
 ]
 
-# A writer holds it for milliseconds; longer means a frozen process or a sick file system.
+# A writer holds it for milliseconds; longer means a frozen process or a file system that hangs.
 _WRITE_LOCK_S = 30.0
 _TEMPORARY = ".tmp"
 # ESTALE: the server of a network file system dropped the handle. ENOENT: another process removed
@@ -88,7 +87,7 @@ def write_file(path: Path, data: bytes) -> Stored | Refusal:
     ...) is a Refusal.
     """
     try:
-        _patiently(lambda: _write(path, data))
+        _retry_transient(lambda: _write(path, data))
     except OSError as error:
         return Refusal(f"{path} was not written: {type(error).__name__}: {error}")
     return Stored(path)
@@ -96,7 +95,7 @@ def write_file(path: Path, data: bytes) -> Stored | Refusal:
 
 @contextlib.contextmanager
 def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` when the body ends well, and is gone when it does not.
+    """A file that becomes `path` when the body ends without an error, and is deleted when it raises.
 
     For a file that a user names and takes elsewhere (a bundle, a lock). Unlike `write_file` no
     writer waits for another: the last one to end wins. Raises SupplyError where the disk refuses.
@@ -126,7 +125,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
             path, "disk", f"{type(error).__name__}: {error}; nothing was written"
         ) from error
     finally:
-        # Gone after the rename.
+        # After a rename it is not there any more.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
@@ -138,7 +137,7 @@ def read_file(path: Path, limit_bytes: int) -> bytes | Refusal:
     try:
         # ENOENT is not tried again here: an absent file is the ordinary miss, and must cost no
         # pause.
-        return _patiently(lambda: _read(path, limit_bytes), (errno.ESTALE,))
+        return _retry_transient(lambda: _read(path, limit_bytes), (errno.ESTALE,))
     except (FileNotFoundError, NotADirectoryError):
         return Refusal("absent")
     except OSError as error:
@@ -215,7 +214,7 @@ def _make_folder(folder: Path) -> None:
         raise NotADirectoryError(f"{folder} is a file, expected a folder")
 
 
-def _patiently(attempt: Callable[[], _T], transient: tuple[int, ...] = _TRANSIENT) -> _T:
+def _retry_transient(attempt: Callable[[], _T], transient: tuple[int, ...] = _TRANSIENT) -> _T:
     """What `attempt` returns; made again where a network file system fails for a moment. Raises its
     last OSError.
     """

@@ -5,13 +5,13 @@ used any more.
     name = "platform-team"                         entry = "<digest>"      # or program = "<digest>", or key = "ed25519:..."
     key = "ed25519:<64 hex digits>"                reason = "wrong for NaN on driver 580.65"
 
-A list is read again when its file changes. A list that is absent or damaged, holds an unknown word,
+A list is read again when its file changes. A list that is absent or damaged, holds an unknown key,
 or can be written by every user is a `Refusal` naming the file and the line, never an empty list. A
 symbolic link is followed (mounted configuration is one) and logged once; it must belong to this
-user or to root. Whether a list's content is wise is not checked.
+user or to root.
 
 Tables are checked by hand after `tomllib`, without a schema library: trust begins here, a refusal
-names the line, and an unknown word must refuse rather than be dropped.
+names the line, and an unknown key is refused rather than ignored.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ No network is needed.
     where it lies                                 who vouches
     the user's own writable cache                 this user: it was judged here, or copied there
     the folder shipped with the package           the user who installed the package
-    anywhere else (read-only folders, Hub, ...)   a publisher on the list whose signature fits; else no one
+    anywhere else (read-only folders, Hub, ...)   a publisher on the list whose signature verifies; else no one
 
 The revocation list comes first, and holds for the own cache too. A record that no one vouches for
-is not run: the pipeline has it judged first where it may search, or refuses it. A publisher's
-signature replaces the judge: an entry that a publisher signed without judging it is believed. A
+is not run: where a search is allowed it is validated first, else refused. A publisher's signature
+replaces validation: an entry that a publisher signed without validating it is believed. A
 list takes effect at the next look-up; what a process runs already stays until it ends.
 """
 
