@@ -18,9 +18,9 @@ _EPILOG = """\
 TARGET is file.py:callable or package.module:callable returning (module, inputs), a KernelBench-style file (Model, get_inputs,
 get_init_inputs), or a folder of those.
 
-exit codes: 0 all well; 1 something was found wrong (verify: broken or refused entries; explain --fail-on-miss, coverage, lock:
+exit codes: 0 success; 1 a problem was found (verify: broken or refused entries; explain --fail-on-miss, coverage, lock:
 regions without a decision; lock --check: a cache that differs; import: a bundle that breaks a rule;
-push, pull: a file that was left out, was refused or did not come; keys list: an unusable list;
+push, pull: a file that was left out, refused or not received; keys list: an unusable list;
 doctor: not usable; demo, warmup, plan, explain: a target failed); 2 wrong usage, setting or target; 130 interrupted.
 judge: 0 valid and faster, 4 valid but not faster enough, 3 refused, 2 usage, or a reference that cannot be used.
 import-kernels: one task as judge, 3 also if not lowerable; several 0, 1 if something could not be read.
@@ -33,7 +33,7 @@ _COMMANDS = (
         "demo",
         ".demo",
         "run",
-        "accelerate a set of models on this machine and show what came of it",
+        "accelerate a set of models on this machine and show the measured speed-ups",
         (command_options.add_demo, *_RUN),
     ),
     Command(
