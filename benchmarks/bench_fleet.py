@@ -29,7 +29,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import report
-from benchmarks.bench_models import kill_group
+from benchmarks.bench_models import kill_group, make_child_environment
 
 __all__ = ["WarmupRun", "compare_with_goal", "main", "write_tasks"]
 
@@ -185,16 +185,6 @@ def _make_command(
     return command
 
 
-def _make_environment(scratch: Path) -> dict[str, str]:
-    search_path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
-    }
-
-
 def _run(
     args: argparse.Namespace, workers: int, paths: Sequence[Path], scratch: Path, limit_s: float
 ) -> WarmupRun:
@@ -202,7 +192,7 @@ def _run(
     process = subprocess.Popen(
         _make_command(args, workers, paths, scratch),
         cwd=scratch,
-        env=_make_environment(scratch),
+        env=make_child_environment(scratch),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

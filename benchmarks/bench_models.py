@@ -42,7 +42,14 @@ from benchmarks.runner import (
 )
 from torch_cudal1.core.telemetry import Event
 
-__all__ = ["comma_list_of", "kill_group", "main", "make_contenders", "run_model"]
+__all__ = [
+    "comma_list_of",
+    "kill_group",
+    "main",
+    "make_child_environment",
+    "make_contenders",
+    "run_model",
+]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _EAGER, _COMPILE = "eager", "torch.compile"
@@ -326,6 +333,17 @@ def _run_process(arguments: list[str], scratch: Path, limit_s: float) -> str:
             kill_group(process)
     last = errors.read_text(errors="replace").strip().splitlines()[-1:] or [""]
     return f"process ended with code {code}: {last[0][:300]}"
+
+
+def make_child_environment(scratch: Path) -> dict[str, str]:
+    """Variables of a process that imports this checkout and compiles into `scratch`."""
+    search_path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+    }
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:

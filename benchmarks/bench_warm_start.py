@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import signal
@@ -34,7 +33,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import report
-from benchmarks.bench_models import comma_list_of, kill_group
+from benchmarks.bench_models import comma_list_of, kill_group, make_child_environment
 from benchmarks.models import MODELS
 from benchmarks.start_child import STARTS
 
@@ -302,7 +301,7 @@ def _run_process(
     if limit_s < 1:
         raise _ChildFailed(f"{state} process not started: the total limit was reached")
     offline = args.offline and state == "warm" and model_and_contender[1].startswith("cudal1")
-    environment = _make_environment(scratch)
+    environment = make_child_environment(scratch)
     command = _make_command(args, model_and_contender, state, scratch)
     if offline:
         command.append("--offline")
@@ -343,16 +342,6 @@ def _make_command(
     }
     words = [str(word) for option in options.items() for word in option]
     return [sys.executable, "-m", "benchmarks.start_child", *model_and_contender, state, *words]
-
-
-def _make_environment(scratch: Path) -> dict[str, str]:
-    search_path = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
-    }
 
 
 def _find_error_line(errors: str) -> str:
