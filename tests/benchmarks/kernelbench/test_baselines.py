@@ -19,9 +19,9 @@ from tests.benchmarks.kernelbench.examples import load_source
 class Remembers(nn.Module):
     """Puts what it has computed into itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
-        self.hidden = torch.zeros(4)
+        self.hidden = torch.zeros(4, device=device)  # an attribute: `cuda()` does not move it
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,8 @@ def test_tensors_that_a_module_puts_into_itself_are_seen() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_module_that_puts_tensors_into_itself_is_not_captured() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match="assigns hidden"):
-        baselines.STARTS["CUDA graph"](Remembers().cuda(), (torch.ones(4, device="cuda"),))
+        module = Remembers("cuda").cuda()
+        baselines.STARTS["CUDA graph"](module, (torch.ones(4, device="cuda"),))
 
 
 @pytest.mark.gpu

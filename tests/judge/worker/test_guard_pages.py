@@ -109,12 +109,16 @@ def test_memory_of_a_gpu_goes_with_the_tensor() -> None:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
+    def sees_memory_taken_and_given_back() -> bool:
+        before = free()
+        tensors = [at_edge(torch.ones(1 << 24, device="cuda"), "end") for _ in range(4)]
+        taken = before - free()
+        del tensors
+        return taken >= 4 * (1 << 26) and before - free() < 1 << 26
+
     at_edge(torch.ones(1, device="cuda"), "end")
-    before = free()
-    tensors = [at_edge(torch.ones(1 << 24, device="cuda"), "end") for _ in range(4)]
-    assert before - free() >= 4 * (1 << 26)
-    del tensors
-    assert before - free() < 1 << 26
+    # The driver counts the whole GPU, and another process may take or free memory in between.
+    assert any(sees_memory_taken_and_given_back() for _ in range(20))
 
 
 OPERATORS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
