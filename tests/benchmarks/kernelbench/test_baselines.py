@@ -41,8 +41,8 @@ def test_tensors_that_a_module_puts_into_itself_are_seen() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_module_that_puts_tensors_into_itself_is_not_captured() -> None:
+    module = Remembers("cuda").cuda()
     with torch.no_grad(), pytest.raises(RuntimeError, match="assigns hidden"):
-        module = Remembers("cuda").cuda()
         baselines.STARTS["CUDA graph"](module, (torch.ones(4, device="cuda"),))
 
 
