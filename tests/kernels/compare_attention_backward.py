@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -255,10 +256,10 @@ def _like(tensor: Tensor, got: Tensor) -> Tensor:
 
 
 def main(names: Sequence[str]) -> None:
-    """Compare the cases and print the facts."""
+    """Compare the named cases and print the facts."""
     warnings.simplefilter("ignore")
     print(json.dumps({name: _facts(CASES[name]) for name in names}))
 
 
 if __name__ == "__main__":
-    main(list(CASES))
+    main(sys.argv[1:])

@@ -9,8 +9,9 @@ addresses, masks, splits, epilogues, not their accuracy.
 from __future__ import annotations
 
 import json
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -164,11 +165,12 @@ def proposals(inputs: tuple[Tensor, ...], name: str) -> list[Proposal]:
     return [*template_proposals, *(schedule.proposal() for schedule in tiles)]
 
 
-def main() -> None:
-    """Compare all cases and print the facts."""
+def main(names: Sequence[str]) -> None:
+    """Compare the named cases and print the facts."""
     warnings.simplefilter("ignore")
     facts: dict[str, list[dict[str, Any]]] = {}
-    for name, (function, inputs) in CASES.items():
+    for name in names:
+        function, inputs = CASES[name]
         results = function(*inputs)
         eager = results if isinstance(results, tuple) else (results,)
         wide = function(*(t.double() for t in inputs))
@@ -186,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -23,7 +23,7 @@ from tests.kernels.compare_attention import (
     with_relu,
 )
 from tests.kernels.traced_programs import AtenStep, trace_program
-from tests.once import run_interpreted
+from tests.once import chosen_names, run_interpreted
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
@@ -48,8 +48,9 @@ MASK = torch.tril(torch.ones(1, 1, 64, 64))
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_interpreted("tests.kernels.compare_attention", tmp_path_factory)
+def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    names = [*chosen_names(request), CUT_OFF]
+    return run_interpreted("tests.kernels.compare_attention", names, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)

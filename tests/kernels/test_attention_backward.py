@@ -17,7 +17,7 @@ import cudal1
 from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare_attention_backward import CASES, BackwardCase, _draw_three
 from tests.kernels.compare_products import normal
-from tests.once import run_interpreted
+from tests.once import chosen_names, run_interpreted
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
@@ -44,8 +44,9 @@ Facts = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_interpreted("tests.kernels.compare_attention_backward", tmp_path_factory)
+def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    names = chosen_names(request)
+    return run_interpreted("tests.kernels.compare_attention_backward", names, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.kernels.compare_products import CASES, HALF, TILES
 from tests.kernels.traced_programs import trace_program
-from tests.once import run_interpreted
+from tests.once import chosen_names, run_interpreted
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
 from torch_cudal1.device.cuda.nvrtc import nvrtc_status
@@ -49,8 +49,9 @@ Facts = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_interpreted("tests.kernels.compare_products", tmp_path_factory)
+def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    names = chosen_names(request)
+    return run_interpreted("tests.kernels.compare_products", names, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)

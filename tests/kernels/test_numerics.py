@@ -1,7 +1,7 @@
 """Every emitted kernel, run under Triton's interpreter, gives what float64 gives; NaN and infinity
 land where eager has them.
 
-One subprocess computes all cases (the interpreter is chosen when Triton is imported); the tests
+One subprocess computes the chosen cases (the interpreter is chosen when Triton is imported); the tests
 below read its facts.
 """
 
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.kernels.cases import all_cases
-from tests.once import run_interpreted
+from tests.once import chosen_names, run_interpreted
 
 NAMES = sorted(all_cases())
+FAR_FROM_ZERO, SPLIT = "layer_norm far from zero", "sum of everything, split"
 LIMIT = {
     "fp32": 16.0,
     "half": 2.5,
@@ -25,8 +26,9 @@ Facts = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_interpreted("tests.kernels.compare", tmp_path_factory)
+def facts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    names = [*chosen_names(request), FAR_FROM_ZERO, SPLIT]
+    return run_interpreted("tests.kernels.compare", names, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,10 +46,10 @@ def test_the_corrected_two_pass_variance_beats_plain_two_pass_far_from_zero(fact
     """At mean 1000 the rounded mean alone costs thousands of roundings; after its correction a
     handful remain.
     """
-    assert all(fact["error"] < 16 for fact in facts["layer_norm far from zero"])
+    assert all(fact["error"] < 16 for fact in facts[FAR_FROM_ZERO])
 
 
 def test_a_split_fusion_group_has_split_and_unsplit_proposals(facts: Facts) -> None:
-    splits = {fact["config"]["split"] for fact in facts["sum of everything, split"]}
+    splits = {fact["config"]["split"] for fact in facts[SPLIT]}
     assert 1 in splits
     assert max(splits) > 1
