@@ -15,6 +15,7 @@ import torch
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import demo, doctor, end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import Model
+from torch_cudal1.cli.machine_load import LoadSample
 from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.core.report import Explanation, RegionReport
 
@@ -130,3 +131,21 @@ def test_an_unknown_model_is_refused_with_the_known_ones(
 ) -> None:
     assert run(tmp_path, "--only", "Nothing") == 2
     assert "one of Twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("others_s", [0.0, 10.0])
+def test_a_busy_machine_is_told_beside_the_numbers(
+    others_s: float,
+    stand_in: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    samples = iter([LoadSample(0.0, 0.0, 0.0), LoadSample(others_s, 0.0, 20.0)])
+    monkeypatch.setattr(demo, "sample_load", lambda: next(samples))
+    assert main(["demo", "--out", str(tmp_path / "demo.html"), "--device", "cpu", "--quiet"]) == 0
+    sentence = "Other processes used 50% of this machine's processors meanwhile"
+    assert (sentence in " ".join(capsys.readouterr().out.split())) == bool(others_s)
+    assert (sentence in (tmp_path / "demo.html").read_text().replace("&#39;", "'")) == bool(
+        others_s
+    )

@@ -22,6 +22,7 @@ import torch_cudal1 as cudal1
 from torch_cudal1.api.targets import move_to_device
 from torch_cudal1.cli.commands import device, doctor, end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import MODELS, Model
+from torch_cudal1.cli.machine_load import describe_other_load, sample_load
 from torch_cudal1.cli.view import page, text
 from torch_cudal1.cli.view.page import Story
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
@@ -62,19 +63,23 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """Run the demo and write the page. Exit code 1 if a model failed, or there was no time for any."""
     models = _select_models(args.only)
     where = device.choose(args.device)
-    started = time.monotonic()
+    started, load_before = time.monotonic(), sample_load()
     stories = _make_stories(models, where, args, settings, screen)
+    load_note = describe_other_load(load_before, sample_load())
     environment = doctor.as_environment(settings)
     intro = (
         f"{len(models)} models, accelerated on this machine and compared with eager PyTorch and torch.compile, on {where}. "
         "Every number was measured just now; nothing is stored with the program. Models that gained nothing are shown too: "
         "they run the fastest baseline, and where that is eager itself the speed-up is 1 by construction."
+        + (f" {load_note}" if load_note else "")
     )
     content = page.render(
         "cudal1 demo: what it does on this machine", stories, environment, intro=intro
     )
     args.out.write_text(content, encoding="utf-8")
     _show_stories(stories, screen)
+    if load_note:
+        screen.line(f"\n{load_note}")
     screen.line(
         f"\n{_closing_line(stories)} Took {text.duration(time.monotonic() - started)}. Page: {args.out}"
     )
@@ -82,6 +87,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         {
             "models": stories,
             "environment": environment,
+            "other_load": load_note,
             "page": args.out,
             "seconds": time.monotonic() - started,
         }
