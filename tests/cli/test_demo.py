@@ -133,19 +133,19 @@ def test_an_unknown_model_is_refused_with_the_known_ones(
     assert "one of Twice" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("others_s", [0.0, 10.0])
+@pytest.mark.parametrize("elsewhere_s", [0.0, 10.0])
 def test_a_busy_machine_is_told_beside_the_numbers(
-    others_s: float,
+    elsewhere_s: float,
     stand_in: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    samples = iter([LoadSample(0.0, 0.0, 0.0), LoadSample(others_s, 0.0, 20.0)])
+    samples = iter([LoadSample(0.0, 0.0, 0.0), LoadSample(elsewhere_s, 0.0, 20.0)])
     monkeypatch.setattr(demo, "sample_load", lambda: next(samples))
     assert main(["demo", "--out", str(tmp_path / "demo.html"), "--device", "cpu", "--quiet"]) == 0
     sentence = "Other processes used 50% of this machine's processors meanwhile"
-    assert (sentence in " ".join(capsys.readouterr().out.split())) == bool(others_s)
+    assert (sentence in " ".join(capsys.readouterr().out.split())) == bool(elsewhere_s)
     assert (sentence in (tmp_path / "demo.html").read_text().replace("&#39;", "'")) == bool(
-        others_s
+        elsewhere_s
     )

@@ -30,13 +30,16 @@ def test_a_system_that_offers_no_counters_gives_no_sample(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize(
-    ("busy_s", "own_s", "sentence"),
+    ("busy_s", "command_s", "sentence"),
     [(10.0, 9.0, ""), (20.0, 16.0, ""), (20.0, 10.0, "Other processes used 50% of")],
 )
 def test_what_others_use_is_told_and_what_the_command_itself_uses_is_not(
-    busy_s: float, own_s: float, sentence: str
+    busy_s: float, command_s: float, sentence: str
 ) -> None:
-    before, after = LoadSample(100.0, 5.0, 400.0), LoadSample(100.0 + busy_s, 5.0 + own_s, 420.0)
+    before, after = (
+        LoadSample(100.0, 5.0, 400.0),
+        LoadSample(100.0 + busy_s, 5.0 + command_s, 420.0),
+    )
     assert describe_other_load(before, after).startswith(sentence)
     assert bool(describe_other_load(before, after)) == bool(sentence)
 
@@ -49,4 +52,4 @@ def test_children_that_have_ended_count_as_own() -> None:
     subprocess.run([sys.executable, "-c", busy], check=True)
     after = sample_load()
     assert after is not None
-    assert after.own_s - before.own_s >= 0.3
+    assert after.command_s - before.command_s >= 0.3

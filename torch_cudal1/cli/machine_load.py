@@ -26,7 +26,7 @@ class LoadSample:
     """
 
     busy_s: float
-    own_s: float
+    command_s: float
     total_s: float
 
 
@@ -40,16 +40,16 @@ def sample_load(stat: Path = _STAT) -> LoadSample | None:
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     busy = user + nice + system + irq + soft_irq
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    own_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-    return LoadSample(busy / ticks_per_s, own_s, (busy + idle + io_wait) / ticks_per_s)
+    command_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return LoadSample(busy / ticks_per_s, command_s, (busy + idle + io_wait) / ticks_per_s)
 
 
 def describe_other_load(before: LoadSample | None, after: LoadSample | None) -> str:
     """A sentence if other processes used much of the machine between two samples, else ""."""
     if before is None or after is None or after.total_s <= before.total_s:
         return ""
-    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    share = others_s / (after.total_s - before.total_s)
+    elsewhere_s = (after.busy_s - before.busy_s) - (after.command_s - before.command_s)
+    share = elsewhere_s / (after.total_s - before.total_s)
     if share < MIN_REPORTED_SHARE:
         return ""
     return (
