@@ -39,7 +39,9 @@ def sample_load(stat: Path = _STAT) -> LoadSample | None:
         return None
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     busy = user + nice + system + irq + soft_irq
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    usages = [
+        resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
     command_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     return LoadSample(busy / ticks_per_s, command_s, (busy + idle + io_wait) / ticks_per_s)
 
