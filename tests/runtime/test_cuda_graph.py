@@ -352,13 +352,6 @@ def test_calls_leak_nothing_and_the_runner_can_be_collected(graph_runner):
     assert runner_reference() is None
 
 
-def test_outputs_that_share_memory_are_refused_since_a_replay_would_part_them():
-    base = torch.zeros(4, 4)
-    cuda_graph._refuse_shared_outputs([base, None, base.clone(), torch.empty(0)])
-    with pytest.raises(NotLowerableError, match="share memory"):
-        cuda_graph._refuse_shared_outputs([base, base[0]])
-
-
 def test_tensors_elsewhere_are_refused_before_a_capture():
     cuda_graph._refuse_other_devices("input", [torch.zeros(2), None], CPU)
     with pytest.raises(

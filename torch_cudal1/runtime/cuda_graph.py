@@ -10,17 +10,20 @@ copies are nodes of the graph (csrc/replay.cpp).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from torch_cudal1.core import native
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.addresses import find_replay_addresses, raise_driver_error
 from torch_cudal1.ir.interpreter import Runner
+from torch_cudal1.runtime.shared_outputs import Assembly, assemble, split_shared
 
 __all__ = ["GraphedRunner"]
 
@@ -39,6 +42,8 @@ class GraphCapture:
     moving: list[torch.Tensor]
     # An int: the function returns that input itself.
     outputs: list[torch.Tensor | int | None]
+    # How results are made of copies of `outputs`, where some of them share memory.
+    assembly: Assembly | None = None
 
 
 class GraphedRunner:
@@ -48,6 +53,9 @@ class GraphedRunner:
     `last`: a pure function that runs after each replay (see `split_last_kernel`). It gets the
     graph's outputs, not copied, then the inputs. Its results are handed out as they are; a result
     that is memory of the graph is copied.
+
+    `written`: static inputs that the function writes to, where they lie. It is then not pure, and
+    the caller must pass no moving input in their memory.
     """
 
     def __init__(
@@ -57,9 +65,12 @@ class GraphedRunner:
         device: torch.device,
         *,
         last: Runner | None = None,
+        written: frozenset[int] = frozenset(),
     ) -> None:
         self._runner, self._static, self._device, self._last = runner, static, device, last
+        self._written = written
         self._moving: tuple[int, ...] = ()
+        self._assembly: Assembly | None = None
         self._graphs: OrderedDict[tuple[int, ...], GraphCapture] = OrderedDict()
         # The C++ form, from the first call on.
         self._replay: Any = None
@@ -71,7 +82,8 @@ class GraphedRunner:
         """The C++ form once there is one, else this object. The C++ form calls `_run_uncaptured` where
         it has no graph for a call.
         """
-        return self._replay or self
+        # Results that share memory are put together in Python.
+        return self if self._assembly is not None else self._replay or self
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Copy the moving inputs in, replay, copy the outputs out, all on the current stream."""
@@ -83,7 +95,7 @@ class GraphedRunner:
             self._make_native(len(inputs))
         if self._replay is not None:
             results: list[torch.Tensor | None] = self._replay(inputs)
-            return results
+            return results if self._assembly is None else assemble(self._assembly, results)
         # A graph reads a weight at the address of its capture. `p.data = t` or `.to()` moves it.
         key = tuple(inputs[index].data_ptr() for index in sorted(self._static))
         captured = self._graphs.get(key)
@@ -99,7 +111,8 @@ class GraphedRunner:
         if self._last is None:
             # Copies, because the next replay writes to the same memory while the caller may still
             # hold this result.
-            return [_hand_out(out, inputs) for out in captured.outputs]
+            results = [_hand_out(out, inputs) for out in captured.outputs]
+            return results if captured.assembly is None else assemble(captured.assembly, results)
         yielded = [inputs[out] if isinstance(out, int) else out for out in captured.outputs]
         # A first part yields tensors only, never None.
         results = self._last([*yielded, *inputs])  # type: ignore[list-item]
@@ -146,6 +159,7 @@ class GraphedRunner:
         if capturing or torch.cuda.is_current_stream_capturing():
             return self._plainly(inputs)
         captured = self._capture(inputs)
+        self._assembly = captured.assembly
         # The graph as captured: C++ adds the copies as nodes and makes it executable.
         handle = captured.graph.raw_cuda_graph()
         self._replay.add(
@@ -162,7 +176,7 @@ class GraphedRunner:
             t if index in self._static else _strided_copy(t)
             for index, t in enumerate(inputs)
         ]
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), _preserve([inputs[i] for i in self._written]):
             # Warm-up on a side stream, as PyTorch's notes on CUDA graphs ask for, ordered after and
             # before the work of the current one.
             side = torch.cuda.Stream()
@@ -176,14 +190,29 @@ class GraphedRunner:
             with torch.cuda.graph(graph):
                 results = self._runner(captured_inputs)
         _refuse_other_devices("output", results, self._device)
-        _refuse_shared_outputs(results)
+        results, assembly = split_shared(results)
+        if assembly is not None and self._last is not None:
+            raise NotLowerableError("two outputs share memory, and a last step would write to both")
         outputs = [
             # An input that is returned is the caller's own tensor again, as in eager, and not a
             # copy.
             next((i for i, t in enumerate(captured_inputs) if t is out), out)
             for out in results
         ]
-        return GraphCapture(graph, [captured_inputs[index] for index in self._moving], outputs)
+        moving = [captured_inputs[index] for index in self._moving]
+        return GraphCapture(graph, moving, outputs, assembly)
+
+
+@contextmanager
+def _preserve(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Put the values of `tensors` back afterwards: the warm-up writes to them, the capture does not."""
+    saved = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        if saved:
+            with torch.no_grad(), _unsafe_preserve_version_counter(tuple(tensors)):
+                torch._foreach_copy_(list(tensors), saved)
 
 
 def _refuse_other_devices(
@@ -201,19 +230,6 @@ def _refuse_other_devices(
             continue
         raise NotLowerableError(
             f"{role} {position} is on {tensor.device}, and a CUDA graph serves tensors on {device}"
-        )
-
-
-def _refuse_shared_outputs(results: Sequence[torch.Tensor | None]) -> None:
-    """Raises NotLowerableError for outputs that are views of one tensor: they would be handed out as
-    two copies, while in eager a write to one shows in the other.
-    """
-    storages = [
-        out.untyped_storage().data_ptr() for out in results if out is not None and out.numel()
-    ]
-    if len(set(storages)) < len(storages):
-        raise NotLowerableError(
-            "two outputs share memory, and a CUDA graph would hand out separate copies"
         )
 
 

@@ -52,11 +52,13 @@ def build_runner(
     *,
     static: Iterable[int] = (),
     options: Mapping[str, Any] | None = None,
+    compiled: Runner | None = None,
 ) -> Runner:
     """A callable from the Program's inputs to its outputs.
 
     `static`: positions of parameters and buffers (for CUDA graphs). `options`: the user's own
-    Inductor options.
+    Inductor options. `compiled`: what this made of the same Program without a CUDA graph, which a
+    graph around it then replays.
 
     Raises ProgramError for a Program that breaks a rule, NotLowerableError for a schedule that
     cannot serve it, and whatever Inductor raises when it cannot compile.
@@ -66,7 +68,7 @@ def build_runner(
     if schedule.cuda_graph:
         _refuse_graph(program, schedule, device)
     if schedule.compiles:
-        runner = _compile(program, schedule, device, options or {})
+        runner = compiled or _compile(program, schedule, device, options or {})
     elif (
         schedule.cuda_graph
         and not is_random_program(program)
