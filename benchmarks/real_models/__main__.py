@@ -1,0 +1,290 @@
+"""Times real models under every column: `python -m benchmarks.real_models --out real-models.json`.
+
+Each column of each model is prepared in a process of its own, several side by side. When all columns
+of a batch of models are prepared, nothing else runs, and each is timed alone, in turns with the
+other columns of its model. A column that fails, or is not ready in time, counts as eager: 1.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.real_models.columns import BASELINES, COLUMNS, OURS
+from benchmarks.real_models.zoo import MODELS
+
+__all__ = ["compare_with_baselines", "geometric_mean", "main"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 5
+# Seconds that one column is sampled in a round.
+SAMPLE_S = 0.15
+# A sample of a column that hangs ends it.
+ANSWER_LIMIT_S = 60.0
+
+
+@dataclass
+class ColumnRun:
+    """One column of one model: its process, what it answered, and its samples by round."""
+
+    model: str
+    column: str
+    process: subprocess.Popen[str]
+    log: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be sampled."""
+        return bool(self.facts) and "failed" not in self.facts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and write its results. Exit code 1 if nothing was measured."""
+    args = _parser().parse_args(argv)
+    columns, rows = args.columns, []
+    batch_size = max(1, args.workers // len(columns))
+    for begin in range(0, len(args.models), batch_size):
+        batch = args.models[begin : begin + batch_size]
+        with tempfile.TemporaryDirectory(prefix="real-models-") as scratch:
+            runs = _measure_batch(batch, args, Path(scratch))
+        for model in batch:
+            rows.append(_make_row(model, args, [run for run in runs if run.model == model]))
+            print(_describe_row(rows[-1]), flush=True)
+        # After every batch: what was measured is kept if a later one breaks.
+        report.save(args.out, _make_document(args, rows))
+    print(json.dumps(_summarise(rows)))
+    return 0 if rows else 1
+
+
+def _measure_batch(
+    models: Sequence[str], args: argparse.Namespace, scratch: Path
+) -> list[ColumnRun]:
+    runs = [
+        _start_column(model, column, args, scratch / f"{model}.{column}")
+        for model in models
+        for column in args.columns
+    ]
+    try:
+        _await_preparation(runs, args.limit_s)
+        for model in models:
+            contenders = [run for run in runs if run.model == model and run.is_ready]
+            for _ in range(ROUNDS):
+                for run in contenders:
+                    _sample(run)
+    finally:
+        for run in runs:
+            _end(run)
+    return runs
+
+
+def _start_column(model: str, column: str, args: argparse.Namespace, folder: Path) -> ColumnRun:
+    folder.mkdir(parents=True)
+    # Caches of its own: a column must not find what another one compiled.
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(args.compile_threads),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
+    }
+    command = [sys.executable, "-m", "benchmarks.real_models.column_process"]
+    for name in ("size", "precision", "device"):
+        command += [f"--{name}", str(getattr(args, name))]
+    command += ["--model", model, "--column", column, "--cache-dir", str(folder / "cache")]
+    log = folder / "log.txt"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+        )
+    return ColumnRun(model, column, process, log)
+
+
+def _await_preparation(runs: Sequence[ColumnRun], limit_s: float) -> None:
+    """Wait until every column said how its preparation went; one that is late has failed."""
+    deadline = time.monotonic() + limit_s
+    with selectors.DefaultSelector() as selector:
+        for run in runs:
+            selector.register(run.process.stdout, selectors.EVENT_READ, run)  # type: ignore[arg-type]
+        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                selector.unregister(key.fileobj)
+                run: ColumnRun = key.data
+                run.facts = _read_answer(run)
+    for run in runs:
+        run.facts = run.facts or {"failed": f"not ready in {limit_s:g} s"}
+
+
+def _read_answer(run: ColumnRun) -> dict[str, Any]:
+    assert run.process.stdout is not None
+    line = run.process.stdout.readline()
+    if line:
+        return dict(json.loads(line))
+    lines = run.log.read_text(errors="replace").strip().splitlines()
+    return {"failed": f"ended: {lines[-1][:300] if lines else 'without a word'}"}
+
+
+def _sample(run: ColumnRun) -> None:
+    assert run.process.stdin is not None
+    assert run.process.stdout is not None
+    if not run.is_ready:
+        return
+    run.process.stdin.write(f"sample {SAMPLE_S}\n")
+    run.process.stdin.flush()
+    with selectors.DefaultSelector() as selector:
+        selector.register(run.process.stdout, selectors.EVENT_READ)
+        answer = _read_answer(run) if selector.select(ANSWER_LIMIT_S) else {"failed": "hangs"}
+    if "us" in answer:
+        run.rounds.append(answer["us"])
+    else:
+        run.facts = answer
+
+
+def _end(run: ColumnRun) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+
+
+def _make_row(model: str, args: argparse.Namespace, runs: Sequence[ColumnRun]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for run in runs:
+        column = dict(run.facts)
+        if run.is_ready and run.rounds:
+            medians = [median(samples) for samples in run.rounds]
+            column |= {"us": median(medians), "low_us": min(medians), "high_us": max(medians)}
+        columns[run.column] = column
+    row = {
+        "model": model,
+        "library": MODELS[model].library,
+        "size": args.size,
+        "precision": args.precision,
+        "columns": columns,
+    }
+    return {**row, "against": compare_with_baselines(columns)}
+
+
+def compare_with_baselines(columns: dict[str, Any]) -> dict[str, Any]:
+    """The fastest baseline, and each of this package's columns' speed-up over it and over
+    torch.compile. A column without a time counts as 1.0.
+    """
+    times = {name: column["us"] for name, column in columns.items() if "us" in column}
+    baselines = {name: times[name] for name in BASELINES if name in times}
+    if not baselines:
+        return {}
+    best = min(baselines, key=baselines.__getitem__)
+    compiled_us = times.get("torch.compile", baselines[best])
+    speedups = {
+        name: {
+            "best": baselines[best] / times[name] if name in times else 1.0,
+            "torch.compile": compiled_us / times[name] if name in times else 1.0,
+        }
+        for name in OURS
+        if name in columns
+    }
+    return {"best": best, "speedups": speedups}
+
+
+def _describe_row(row: dict[str, Any]) -> str:
+    parts = []
+    for name, column in row["columns"].items():
+        time_text = (
+            f"{column['us'] / 1000:.3f}" if "us" in column else column.get("failed", "?")[:60]
+        )
+        first = f" ({column['first_call_s']:.0f} s)" if "first_call_s" in column else ""
+        parts.append(f"{name} {time_text}{first}")
+    speedups = row["against"].get("speedups", {})
+    ratios = ", ".join(f"{name} {ratio['best']:.2f}x" for name, ratio in speedups.items())
+    worst = max((column.get("difference", 0.0) for column in row["columns"].values()), default=0.0)
+    return f"{row['model']:18s} {ratios} of {row['against'].get('best')}; ms: {', '.join(parts)}; differs {worst:.1e}"
+
+
+def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"models": len(rows)}
+    for name in OURS:
+        ratios = [
+            row["against"]["speedups"][name]
+            for row in rows
+            if name in row["against"].get("speedups", {})
+        ]
+        if ratios:
+            best = [ratio["best"] for ratio in ratios]
+            summary[name] = {"geomean_vs_best": geometric_mean(best), "worst": min(best)}
+    return summary
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """The geometric mean of positive numbers. Raises ValueError for none."""
+    if not ratios:
+        raise ValueError("expected at least one ratio, got none")
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _make_document(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    options = {name: getattr(args, name) for name in ("size", "precision", "device", "columns")}
+    document = report.make_document("real_models", options, rows, environment=report.environment())
+    command = document["command"].replace("benchmarks.bench_real_models", "benchmarks.real_models")
+    return {**document, "command": command, "summary": _summarise(rows)}
+
+
+def _comma_list(known: Sequence[str]) -> Any:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"expected some of {', '.join(known)}, got {unknown[0]}"
+            )
+        return names
+
+    return parse
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real_models", description=__doc__)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="the results file (JSON)")
+    add("--models", type=_comma_list(list(MODELS)), default=list(MODELS))
+    add(
+        "--columns",
+        type=_comma_list(list(COLUMNS)),
+        default=["eager", "torch.compile", "reduce-overhead", "accelerate", "backend"],
+    )
+    add("--size", choices=("small", "large"), default="small")
+    add("--precision", choices=("half", "bf16", "fp16", "fp32"), default="half")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="processes at once")
+    add("--compile-threads", type=int, default=2, help="of Inductor, in each process")
+    add("--limit-s", type=float, default=240.0, help="for the preparation of one batch")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

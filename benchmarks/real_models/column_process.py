@@ -1,0 +1,163 @@
+"""The process of one column of one model: builds it, prepares it, then samples its time on demand.
+
+It answers on its standard output with one JSON object a line: first how the preparation went, then,
+for each line `sample SECONDS` on its standard input, the microseconds of calls. Any other line ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.real_models.columns import COLUMNS, describe_runs
+from benchmarks.real_models.zoo import build_model
+
+__all__ = ["PreparedColumn", "main", "relative_difference", "sample_calls"]
+
+# Calls after the first, until everything that compiles or captures later has done so.
+WARM_CALLS = 6
+MIN_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class PreparedColumn:
+    """`call` makes one call; `put_back`, off the clock, undoes what it changed in a cache's position."""
+
+    call: Callable[[], Any]
+    put_back: Callable[[], None]
+
+
+def main() -> None:
+    """Prepare the column, then serve samples."""
+    args = _parse_arguments()
+    # Libraries print to standard output; the answers must stay alone there.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    device = torch.device(args.device)
+    try:
+        column, facts = _prepare(args, device)
+    except Exception as error:  # noqa: BLE001  a column that fails is a row with its reason
+        _answer(answers, {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
+        return
+    _answer(answers, facts)
+    for line in sys.stdin:
+        word, _, seconds = line.strip().partition(" ")
+        if word != "sample":
+            return
+        _answer(answers, {"us": sample_calls(column, device, float(seconds))})
+
+
+def _prepare(
+    args: argparse.Namespace, device: torch.device
+) -> tuple[PreparedColumn, dict[str, Any]]:
+    torch.set_grad_enabled(False)
+    module, positional, named = build_model(args.model, args.size, args.precision, device)
+    put_back = _remember_positions(named)
+    expected = [tensor.clone() for tensor in _outputs_of(module(*positional, **named))]
+    put_back()
+    _synchronize(device)
+    begin = time.perf_counter()
+    target = COLUMNS[args.column].prepare(module, positional, named, args.cache_dir)
+    result = target(*positional, **named)
+    _synchronize(device)
+    first_call_s = time.perf_counter() - begin
+    difference = relative_difference(_outputs_of(result), expected)
+    del result
+    for _ in range(WARM_CALLS):
+        put_back()
+        target(*positional, **named)
+    put_back()
+    later = relative_difference(_outputs_of(target(*positional, **named)), expected)
+    facts = {
+        "first_call_s": first_call_s,
+        "ready_s": time.perf_counter() - begin,
+        "difference": max(difference, later),
+        "runs": describe_runs(target),
+    }
+    return PreparedColumn(lambda: target(*positional, **named), put_back), facts
+
+
+def _remember_positions(named: dict[str, Any]) -> Callable[[], None]:
+    """What puts the positions of a cache among the arguments back: each call of a decoder moves them,
+    and after enough calls they would lie outside.
+    """
+    layers = [layer for value in named.values() for layer in getattr(value, "layers", ())]
+    positions = [
+        item
+        for layer in layers
+        for item in vars(layer).values()
+        if isinstance(item, torch.Tensor) and not item.is_floating_point()
+    ]
+    saved = [position.clone() for position in positions]
+
+    def put_back() -> None:
+        if positions:
+            torch._foreach_copy_(positions, saved)
+
+    return put_back
+
+
+def sample_calls(column: PreparedColumn, device: torch.device, seconds: float) -> list[float]:
+    """Microseconds of single calls, each from an idle device to a finished result."""
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(samples) < MIN_SAMPLES or time.perf_counter() < end:
+        column.put_back()
+        _synchronize(device)
+        begin = time.perf_counter()
+        column.call()
+        _synchronize(device)
+        samples.append(1e6 * (time.perf_counter() - begin))
+    return samples
+
+
+def relative_difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """The largest relative root mean square difference of two lists of tensors; infinity where they
+    differ in number or shape.
+    """
+    if [tensor.shape for tensor in outputs] != [tensor.shape for tensor in expected]:
+        return float("inf")
+    differences = [0.0]
+    for output, reference in zip(outputs, expected, strict=True):
+        error, size = (output.double() - reference.double()).norm(), reference.double().norm()
+        differences.append(float(error / size) if size else float(error))
+    return max(differences)
+
+
+def _outputs_of(result: Any) -> list[torch.Tensor]:
+    """The floating-point tensors of a model's result; a cache that it hands back is not looked at."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    values = result.values() if hasattr(result, "values") else result
+    return [item for item in values if isinstance(item, torch.Tensor) and item.is_floating_point()]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _answer(stream: Any, value: dict[str, Any]) -> None:
+    stream.write(json.dumps(value) + "\n")
+    stream.flush()
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("model", "column", "size", "precision", "device"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--cache-dir", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""How far two results lie apart, and what a sample is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from benchmarks.real_models.column_process import (
+    MIN_SAMPLES,
+    PreparedColumn,
+    relative_difference,
+    sample_calls,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected", "difference"),
+    [
+        ([torch.ones(4)], [torch.ones(4)], 0.0),
+        ([torch.ones(4), torch.ones(2)], [torch.ones(4), torch.full((2,), 2.0)], 0.5),
+        ([torch.ones(4)], [torch.ones(5)], math.inf),
+        ([torch.ones(4)], [], math.inf),
+        ([torch.full((4,), 0.5)], [torch.zeros(4)], 1.0),
+    ],
+)
+def test_the_largest_difference_of_all_outputs_counts(outputs, expected, difference) -> None:
+    assert relative_difference(outputs, expected) == pytest.approx(difference)
+
+
+def test_what_a_call_moved_is_put_back_before_each_sample() -> None:
+    steps: list[str] = []
+    column = PreparedColumn(lambda: steps.append("call"), lambda: steps.append("put back"))
+    samples = sample_calls(column, CPU, 0.0)
+    assert len(samples) == MIN_SAMPLES
+    assert steps == ["put back", "call"] * MIN_SAMPLES
+    assert all(us > 0 for us in samples)

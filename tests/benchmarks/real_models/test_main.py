@@ -1,0 +1,54 @@
+"""The runner of real models: what counts, and what a failure counts as."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.real_models.__main__ import compare_with_baselines, geometric_mean, main
+
+
+def test_the_fastest_baseline_is_the_measure_and_a_failure_counts_as_one() -> None:
+    columns = {
+        "eager": {"us": 9.0},
+        "torch.compile": {"us": 6.0},
+        "reduce-overhead": {"us": 3.0},
+        "accelerate": {"us": 2.0},
+        "backend": {"failed": "not ready in 1 s"},
+    }
+    against = compare_with_baselines(columns)
+    assert against["best"] == "reduce-overhead"
+    assert against["speedups"] == {
+        "accelerate": {"best": 1.5, "torch.compile": 3.0},
+        "backend": {"best": 1.0, "torch.compile": 1.0},
+    }
+    assert compare_with_baselines({"eager": {"failed": "no"}}) == {}
+
+
+def test_a_geometric_mean_needs_a_ratio() -> None:
+    assert geometric_mean([4.0, 0.25, 8.0]) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="at least one ratio"):
+        geometric_mean([])
+
+
+def test_an_unknown_model_is_refused_with_those_that_are_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path / "x.json"), "--models", "bert-giant"])
+    assert "bert-base" in capsys.readouterr().err
+
+
+def test_columns_are_prepared_in_processes_and_timed_in_turn(tmp_path: Path) -> None:
+    out = tmp_path / "real.json"
+    arguments = ["--models", "volume-encoder", "--columns", "eager,reduce-overhead"]
+    options = ["--precision", "fp32", "--device", "cpu", "--workers", "2", "--limit-s", "200"]
+    assert main(["--out", str(out), *arguments, *options]) == 0
+    document = json.loads(out.read_text())
+    (row,) = document["rows"]
+    assert row["columns"]["eager"]["us"] > 0
+    assert row["columns"]["eager"]["difference"] == 0.0
+    assert row["against"]["best"] in ("eager", "reduce-overhead")
+    assert document["command"].startswith("python -m benchmarks.real_models ")
