@@ -17,12 +17,14 @@ from torch_cudal1.core import telemetry
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Of a run with several workers: what Inductor finds out about vector instructions holds for
-    every process of the run.
+    """Tests that need no quick tier do not wait for it: a miss runs the baseline unless a test says
+    otherwise.
 
-    It compiles and loads a file for each kind, in each process with an empty cache of Inductor's: 8
+    Of a run with several workers: what Inductor finds out about vector instructions holds for every
+    process of the run. It compiles and loads a file for each kind, in each process with an empty cache of Inductor's: 8
     s of a CPU.
     """
+    os.environ.setdefault("TORCH_CUDAL1_ON_MISS", "baseline")
     if (
         getattr(config.option, "numprocesses", None)
         and not hasattr(config, "workerinput")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import torch_cudal1
-from torch_cudal1.api.known_calls import remember_call
+from torch_cudal1.api.signatures.known_calls import remember_call
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import capture_regions

@@ -70,7 +70,7 @@ def crew(world: int, folder: Path, kind: str) -> list[dict[str, Any]]:
     )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")
-    }
+    } | {"TORCH_CUDAL1_ON_MISS": "baseline"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} if kind == "cpu" else {}
     commands = [
         [

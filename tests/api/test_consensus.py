@@ -29,7 +29,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("TORCH_CUDAL1_")
-    }
+    } | {"TORCH_CUDAL1_ON_MISS": "baseline"}
     environment |= {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",

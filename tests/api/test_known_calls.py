@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cudal1.api.known_calls import is_known, remember_pieces
+from torch_cudal1.api.signatures.known_calls import is_known, remember_pieces
 from torch_cudal1.core.settings import Settings
 
 X = torch.randn(2, 4)

@@ -18,9 +18,13 @@ class Replay:
     fails = False
 
     def __init__(
-        self, runner: Callable[..., Any], static: frozenset[int], device: torch.device
+        self,
+        runner: Callable[..., Any],
+        static: frozenset[int],
+        device: torch.device,
+        written: frozenset[int] = frozenset(),
     ) -> None:
-        self.runner, self.static = runner, static
+        self.runner, self.static, self.written = runner, static, written
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         if Replay.fails:

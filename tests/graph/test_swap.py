@@ -65,6 +65,37 @@ def test_after_a_failure_the_compiled_graph_runs_for_good_and_the_reason_is_kept
     assert telemetry.report().counters["fallbacks"] == 1
 
 
+def write_to_cache(x: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor]:
+    cache.add_(x)
+    return (cache * 2,)
+
+
+def test_a_graph_that_writes_is_replayed_where_the_written_tensors_stay(
+    replay: type[Replay],
+) -> None:
+    call = swap.GraphedLater(write_to_cache, frozenset(), CPU, "silent", frozenset({1}))
+    cache, others = torch.zeros(2), [torch.zeros(2) for _ in range(3)]
+    for count in range(1, 4):
+        assert torch.equal(call(torch.ones(2), cache)[0], torch.full((2,), 2.0 * count))
+    assert replay.runs == 2
+    # Tensors that lie elsewhere at each call would be captured at each call.
+    for other in others:
+        assert torch.equal(call(torch.ones(2), other)[0], torch.full((2,), 2.0))
+    assert replay.runs == 2
+    assert call._graphed.static == {1}
+    assert call._graphed.written == {1}
+
+
+def test_no_copy_is_read_of_an_input_in_memory_that_the_graph_writes_to(
+    replay: type[Replay],
+) -> None:
+    call = swap.GraphedLater(write_to_cache, frozenset(), CPU, "silent", frozenset({1}))
+    memory = torch.ones(4)
+    for _ in range(3):
+        call(memory[:2], memory[2:])
+    assert replay.runs == 0
+
+
 def shift(program: Program) -> Program:
     """The region's Program with one added to its output: another candidate, visibly so."""
     (output,) = program.outputs

@@ -36,9 +36,12 @@ def accelerate(
     """Make `module` faster in place and return it.
 
     `example_inputs` is a tensor, a tuple of positional arguments or a dict of keyword arguments:
-    that signature is prepared now, in the present train/eval, grad and autocast mode, searching if
-    `on_miss="tune"`. A signature that was not prepared runs the module's own forward at once and is
-    recorded as a miss; when it comes again, it is looked up in the cache, never searched for.
+    that signature is prepared now, in the present train/eval, grad and autocast mode: from the
+    cache, else by the quick tier (`on_miss="quick"`) or a search (`on_miss="tune"`). A signature
+    that was not prepared is never searched for: under "quick" the first one of a module is prepared
+    at its first call, as torch.compile would, further ones when they come again; otherwise the
+    module's own forward runs, is recorded as a miss, and is looked up in the cache when it comes
+    again.
     `options` are fields of `Settings`. Where the module's own forward turns out to be the fastest
     for what was prepared, nothing is put in its way at all: such a module costs what it cost
     before, and notices no other signature. (Not so while calls are recorded: see `cudal1.record`.)

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from torch_cudal1.api.contenders import (
+    FilledGraphs,
     ServedCall,
     build_contenders,
     fill_graphs,
+    fill_in_place,
     find_written_placeholders,
-    make_direct_call,
 )
 from torch_cudal1.api.end_to_end import TORCH_COMPILE
-from torch_cudal1.api.known_calls import is_known, remember_call
 from torch_cudal1.api.module_trial import (
     EndToEndDecision,
     ModuleTrial,
@@ -37,6 +38,7 @@ from torch_cudal1.api.ranks.consensus import (
     has_ranks,
     reach_consensus,
 )
+from torch_cudal1.api.signatures.known_calls import is_known, remember_call
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
@@ -47,6 +49,7 @@ from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower
 from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.graph.module_call import Call, ModuleCall, tensors_among
+from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.judge import pool_scope
 from torch_cudal1.runtime.dispatch import DirectCall
 from torch_cudal1.runtime.guard import ModuleGuard
@@ -157,7 +160,7 @@ def bind(
     )
     if not isinstance(result, NoConsensus):
         # A later process asks for this digest before it captures anything.
-        if settings.on_miss == "tune":
+        if settings.on_miss in ("tune", "quick"):
             remember_call(module, args, dict(kwargs), context)
         return result
     if settings.on_miss == "error":
@@ -181,7 +184,7 @@ def _bind_in_pieces(
     if has_ranks(settings):
         # A trial is decided by the clock of each process, so ranks would settle on different sides.
         obstacle = Refusal("ranks could not agree on a trial of their own calls")
-    elif settings.on_miss != "tune" and not is_known(module, args, kwargs, settings):
+    elif settings.on_miss not in ("tune", "quick") and not is_known(module, args, kwargs, settings):
         obstacle = Refusal("nothing was tuned for it")
     # Dynamo replaces `nn.Module.__init__` when something is first compiled. Recorded before that,
     # the class would differ at the first call, and the guard would fail for ever.
@@ -229,34 +232,41 @@ class _CapturedCall:
             )
             for item, graph in zip(self.graphs, self.traced.graphs, strict=True)
         )
-        entries = tuple(choice.entry for choice in choices if choice.entry is not None)
+        decision: EndToEndDecision | None = None
         # A training step is bound as a whole or not at all: forward and backward share saved
         # tensors.
-        if len(entries) < len(choices):
-            reason = next(choice.reason for choice in choices if choice.entry is None)
-            return Unbound(reason, choices, missed=True), NoConsensus(reason)
-        bound, decision = self.bind(choices, None)
+        missed = next((choice.reason for choice in choices if choice.entry is None), None)
+        if missed is not None:
+            # Ranks would wait for one another while each measures.
+            if self.context.settings.on_miss != "quick" or has_ranks(self.context.settings):
+                return Unbound(missed, choices, missed=True), NoConsensus(missed)
+            choices, decision = self._choose_quickly()
+        bound, decision = self.bind(choices, decision)
+        entries = tuple(choice.entry for choice in choices if choice.entry is not None)
         return bound, Broadcast(decision.winner, decision.note, entries)
+
+    def _choose_quickly(self) -> tuple[tuple[Choice, ...], EndToEndDecision | None]:
+        """The quick tier's choices; with its decision where it was measured already."""
+        # Imported here: a start on a warm cache measures nothing.
+        from torch_cudal1.api.quick_tier import choose_for_step, choose_schedule
+
+        regions = [item.region for item in self.graphs]
+        if len(regions) > 1:
+            return choose_for_step(regions, self.context), None
+        trial = self._make_trial(is_training=False)
+        return choose_schedule(trial, regions, self.context, self._build_served_call)
 
     def bind(
         self, choices: tuple[Choice, ...], decision: EndToEndDecision | None
     ) -> tuple[Bound | Unbound, EndToEndDecision]:
         """Build what `decision` says (None: what the cache remembers, else what is measured now)."""
-        captured, traced, context = self.captured, self.traced, self.context
-        # Written inputs need care twice: a measurement must put them back, and an argument that
-        # shares memory with one of them would be read after the write.
-        written = find_written_placeholders(traced)
-
-        def fill() -> tuple[Callable[..., Any], DirectCall | None]:
-            swapped = fill_graphs(traced, self.graphs, choices, context)
-            return traced.call, make_direct_call(traced, self.graphs, swapped, captured)
-
-        builders = build_contenders(self.module, captured, choices, fill, written)
+        captured, written = self.captured, self._written
+        builders = self._builders(choices)
         # An earlier process measured these very candidates on this target; timing them again would
         # take up to 3 s for each contender at every start, and noise could decide otherwise.
-        decision = decision or find_remembered_decision(builders, choices, context)
+        decision = decision or find_remembered_decision(builders, choices, self.context)
         if decision is None:
-            decision = self._measure(builders, choices, written)
+            decision = self._measure(builders, choices)
         # No dispatcher is better than one that calls eager: it costs 3 us a call.
         if decision.winner == "eager":
             return Unbound(decision.note, choices), decision
@@ -273,11 +283,42 @@ class _CapturedCall:
             captured.apart(written),
         ), decision
 
+    @cached_property
+    def _written(self) -> frozenset[int]:
+        # Written inputs need care twice: a measurement must put them back, and an argument that
+        # shares memory with one of them would be read after the write.
+        return find_written_placeholders(self.traced)
+
+    def _builders(
+        self, choices: tuple[Choice, ...], compiled: ServedCall | None = None
+    ) -> dict[str, Callable[[], Call]]:
+        def fill() -> FilledGraphs:
+            if self._writes_in_place(choices):
+                call = compiled.filled.call if compiled is not None else None
+                return fill_in_place(self.captured, choices[0], self.context, self._written, call)
+            swapped = compiled.filled.swapped if compiled is not None else ()
+            built = [item for item in swapped if isinstance(item, Swapped)]
+            return fill_graphs(
+                self.traced, self.graphs, choices, self.context, self.captured, built
+            )
+
+        return build_contenders(self.module, self.captured, choices, fill, self._written)
+
+    def _writes_in_place(self, choices: tuple[Choice, ...]) -> bool:
+        """Whether Inductor compiles Dynamo's own graph, because it writes to what the user passes."""
+        candidate = choices[0].candidate
+        is_inductor = candidate.origin == "baseline" and candidate.schedule.compiles
+        return is_inductor and bool(self._written) and self.traced.replay_writes == self._written
+
+    def _build_served_call(
+        self, choices: tuple[Choice, ...], compiled: ServedCall | None
+    ) -> ServedCall:
+        call = self._builders(choices, compiled)["cudal1"]()
+        assert isinstance(call, ServedCall)
+        return call
+
     def _measure(
-        self,
-        builders: Mapping[str, Callable[[], Call]],
-        choices: tuple[Choice, ...],
-        written: frozenset[int],
+        self, builders: Mapping[str, Callable[[], Call]], choices: tuple[Choice, ...]
     ) -> EndToEndDecision:
         # Outside a search no time is spent on compiling the module with torch.compile, except for a
         # training step, where it is in no benchmark of regions.
@@ -285,11 +326,16 @@ class _CapturedCall:
         contenders = [name for name in builders if name != TORCH_COMPILE or is_search]
         if not contenders:
             return EndToEndDecision("eager", "eager is the fastest baseline and nothing beat it")
-        trial = ModuleTrial(
-            self.module, self.example, self.captured, written, is_training=len(choices) > 1
-        )
         return run_trial(
-            trial, {name: builders[name]() for name in contenders}, choices, self.context
+            self._make_trial(is_training=len(choices) > 1),
+            {name: builders[name]() for name in contenders},
+            choices,
+            self.context,
+        )
+
+    def _make_trial(self, *, is_training: bool) -> ModuleTrial:
+        return ModuleTrial(
+            self.module, self.example, self.captured, self._written, is_training=is_training
         )
 
 

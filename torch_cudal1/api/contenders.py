@@ -7,21 +7,24 @@ They build; `api.module_trial` measures them, and `api.binding` takes the winner
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_cudal1.api.end_to_end import TORCH_COMPILE
 from torch_cudal1.api.gradients.double_backward import allow_double_backward
-from torch_cudal1.api.inductor import compile_fx_graph
+from torch_cudal1.api.inductor import compile_fx_graph, compile_with_inductor
 from torch_cudal1.api.shadow import wrap_with_checks
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.graph.capture import TracedModule
+from torch_cudal1.graph.capture import TracedModule, find_lifted_parameters
 from torch_cudal1.graph.functional_module import list_running_statistics, preserve_versions
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.graph.module_call import Call, ModuleCall
-from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
+from torch_cudal1.graph.swap import GraphedLater, Swapped, in_graph_order, swap
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import DIFFERS_FROM_EAGER
 from torch_cudal1.runtime.dispatch import DirectCall, make_dispatch_table, try_table_first
@@ -32,11 +35,12 @@ from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.context import TuneContext
 
 __all__ = [
+    "FilledGraphs",
     "ServedCall",
     "build_contenders",
     "fill_graphs",
+    "fill_in_place",
     "find_written_placeholders",
-    "make_direct_call",
 ]
 
 
@@ -44,7 +48,7 @@ def build_contenders(
     module: torch.nn.Module,
     captured: ModuleCall,
     choices: tuple[Choice, ...],
-    fill: Callable[[], tuple[Callable[..., Any], DirectCall | None]],
+    fill: Callable[[], FilledGraphs],
     written: frozenset[int],
 ) -> dict[str, Callable[[], Call]]:
     """Builders of what may run instead of the module's own forward: the choices graph by graph, and
@@ -77,12 +81,12 @@ def build_contenders(
         return with_double_backward(lambda args, kwargs: compiled(*args, **kwargs))
 
     def build_graphs() -> Call:
-        graph_call, direct = fill()
+        filled = fill()
         return ServedCall(
-            with_double_backward(preserve_versions(captured.around(graph_call, written), module)),
-            direct,
+            with_double_backward(preserve_versions(captured.around(filled.call, written), module)),
             captured.guard,
             module,
+            filled,
         )
 
     def with_double_backward(call: Call) -> Call:
@@ -117,18 +121,47 @@ def _repeatable_inductor(options: dict[str, Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, eq=False)
+class FilledGraphs:
+    """A trace with a callable in each of its graphs: `call` is the whole, `direct` the same without
+    AOTAutograd's wrapper where nothing needs it. `fill` puts these callables, `swapped`, into the trace
+    again.
+    """
+
+    call: Callable[..., Any]
+    direct: DirectCall | None
+    fill: Callable[[], None]
+    swapped: Sequence[Swapped | GraphedLater]
+
+
+@dataclass(frozen=True, eq=False)
 class ServedCall:
     """A call graph by graph, and the direct call where there is one; `guard` says how long that is
-    valid.
+    valid. `filled.fill` puts its graphs into the trace, where another contender's may stand.
     """
 
     call: Call
-    direct: DirectCall | None
     guard: ModuleGuard
     module: torch.nn.Module
+    filled: FilledGraphs
+
+    @property
+    def direct(self) -> DirectCall | None:
+        """The call without AOTAutograd's wrapper, where nothing needs it."""
+        return self.filled.direct
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.call(args, kwargs)
+
+    def with_refill(self) -> ServedCall:
+        """The same call for a measurement beside others of the same trace: each call puts its graphs
+        in first.
+        """
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.filled.fill()
+            return self.call(args, kwargs)
+
+        return replace(self, call=call)
 
     def with_dispatch_table(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
@@ -148,8 +181,66 @@ def fill_graphs(
     regions: Sequence[LoweredRegion],
     choices: Sequence[Choice],
     context: TuneContext,
+    captured: ModuleCall,
+    compiled: Sequence[Swapped] = (),
+) -> FilledGraphs:
+    """Build every choice into its graph of the trace. `compiled`: the same choices without a CUDA
+    graph, where they were built before.
+    """
+    built = _build_graphs(traced, choices, context, compiled)
+
+    def fill() -> None:
+        for item, swapped in zip(regions, built, strict=True):
+            # A region's inputs are in canonical order, the graph's in the order of AOTAutograd.
+            traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+
+    fill()
+    direct = _make_direct_call(traced, regions, built, captured)
+    return FilledGraphs(traced.call, direct, fill, built)
+
+
+def fill_in_place(
+    captured: ModuleCall,
+    choice: Choice,
+    context: TuneContext,
+    written: frozenset[int],
+    compiled: Callable[..., Any] | None,
+) -> FilledGraphs:
+    """Inductor's callable for Dynamo's graph itself, which writes to the placeholders `written` where
+    they lie: a region's Program would write to copies and copy them back, which for a cache of keys
+    and values costs more than the step. `compiled`: the same without a CUDA graph, where it was
+    built before.
+    """
+    call = compiled or _compile_dynamo_graph(captured, choice)
+    if not choice.candidate.schedule.cuda_graph:
+        return FilledGraphs(call, None, lambda: None, ())
+    static = find_lifted_parameters(captured.graph) | {
+        position
+        for position, source in enumerate(captured.sources or ())
+        if isinstance(source, torch.Tensor)
+    }
+    graphed = GraphedLater(call, static, context.device, context.settings.strictness, written)
+    return FilledGraphs(graphed, None, lambda: None, (graphed,))
+
+
+def _compile_dynamo_graph(captured: ModuleCall, choice: Choice) -> Callable[..., Any]:
+    options = {"fallback_random": True} if is_random_program(choice.region.program) else {}
+    # A graph of its own: Inductor may change the one that it compiles.
+    graph = torch.fx.GraphModule(captured.graph, captured.graph.graph)
+    # With a ShapeEnv, although every size is known: without it Inductor bypasses its caches.
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    inputs = [fake.from_tensor(tensor, static_shapes=True) for tensor in captured.inputs]
+    with tracing(None), unset_fake_temporarily(), torch.no_grad():
+        return compile_with_inductor(graph, inputs, options, repeatable_backward=False)
+
+
+def _build_graphs(
+    traced: TracedModule,
+    choices: Sequence[Choice],
+    context: TuneContext,
+    compiled: Sequence[Swapped],
 ) -> list[Swapped]:
-    """Build every choice into its graph of the trace."""
+    """The callable of every choice. Raises what its schedule raises."""
     # Any graph of the trace that writes makes a second run of the others see other inputs.
     built, writes = [], any(graph.writes for graph in traced.graphs)
     options: dict[str, Any] = {
@@ -158,18 +249,24 @@ def fill_graphs(
     }
     # Inductor finds files that another machine compiled, so a machine without a compiler can start.
     with provide_artifacts([choice.region.key for choice in choices], context):
-        for item, choice in zip(regions, choices, strict=True):
+        for position, choice in enumerate(choices):
             wrapper = wrap_with_checks(choice, context, writes=writes)
             front = None if isinstance(wrapper, Refusal) else wrapper
+            runner = compiled[position].runner if compiled else None
             built.append(
-                swap(choice.region, choice.candidate, context.device, around=front, **options)
+                swap(
+                    choice.region,
+                    choice.candidate,
+                    context.device,
+                    around=front,
+                    compiled=runner,
+                    **options,
+                )
             )
-            # A region's inputs are in canonical order, the graph's in the order of AOTAutograd.
-            traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
     return built
 
 
-def make_direct_call(
+def _make_direct_call(
     traced: TracedModule,
     regions: Sequence[LoweredRegion],
     built: Sequence[Swapped],

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,10 @@ from torch.utils import _pytree as pytree
 
 from torch_cudal1.api.binding import Bound, Unbound, bind, weight_identities
 from torch_cudal1.api.explain import explanation_of
-from torch_cudal1.api.known_calls import is_known, remember_pieces
 from torch_cudal1.api.pieces import Pieces
 from torch_cudal1.api.recording import recorder
+from torch_cudal1.api.signatures.known_calls import is_known, remember_pieces
+from torch_cudal1.api.signatures.signature_state import ModuleChange, UnboundSignature
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.core.report import Explanation
@@ -38,6 +39,9 @@ __all__ = ["LEFT_ALONE", "Dispatcher"]
 
 # A caller with more signatures feeds ever new shapes: remembering them would only cost memory.
 MAX_SIGNATURES = 64
+# Signatures of a module that the quick tier compiles. A caller with more of them pads, or prepares
+# them by `accelerate` with example inputs.
+MAX_QUICK_SIGNATURES = 8
 # A re-bind captures the module again. A module that changes for ever is cheaper to run as it is.
 MAX_REBINDS = 16
 # Dynamo keeps as many compilations of one frame (`recompile_limit`).
@@ -54,31 +58,6 @@ LEFT_ALONE: weakref.WeakKeyDictionary[torch.nn.Module, Explanation] = weakref.We
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
-@dataclass
-class _ModuleChange:
-    """What is known of a signature whose binding does not hold now.
-
-    - calls: since the change.
-    - current: a guard for the module as it is now; None if the module was not looked at.
-    - rebound: how often the signature was bound again.
-    """
-
-    calls: int = 0
-    current: ModuleGuard | None = None
-    rebound: int = 0
-
-
-@dataclass
-class _UnboundSignature:
-    """A signature without a binding: the calls of it, the seconds that they took, and whether the
-    cache knows it (None: not asked).
-    """
-
-    calls: int = 0
-    seconds: float = 0.0
-    is_known: bool | None = None
-
-
 class Dispatcher:
     """Stands in `module._compiled_call_impl`. Holds what was bound for each signature; all else
     goes to the module itself.
@@ -92,12 +71,12 @@ class Dispatcher:
         self._module, self._settings = module, settings
         self.replaced: Any = module._compiled_call_impl
         self._device_types: tuple[str, ...] = ("cpu",)
-        self._unbound: dict[Any, _UnboundSignature] = {}
+        self._unbound: dict[Any, UnboundSignature] = {}
         # What served a signature before may serve it again: a hook may be removed, and
         # `functional_call` ends.
         self._earlier: dict[Any, list[Bound]] = {}
         self._look_up_s = EXPECTED_LOOK_UP_S
-        self._changes: dict[Any, _ModuleChange] = {}
+        self._changes: dict[Any, ModuleChange] = {}
         # Capturing runs Dynamo and copies the module: two threads must not do it for one module at
         # a time.
         self._binding = threading.Lock()
@@ -272,7 +251,7 @@ class Dispatcher:
         return (self.replaced or self._module._call_impl)(*args, **kwargs)
 
     def _run_forward_timed(
-        self, record: _UnboundSignature, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, record: UnboundSignature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         begin = time.perf_counter()
         result = self._run_forward(args, kwargs)
@@ -344,9 +323,11 @@ class Dispatcher:
         # The user asked for an error at the first call that is not in the cache.
         if self._settings.on_miss == "error":
             return self._look_up(args, kwargs)
+        if self._settings.on_miss == "quick" and self._is_time_for_quick_tier(first_calls):
+            return self._look_up(args, kwargs)
         if first_calls is None:
             if len(self._unbound) < MAX_SIGNATURES:
-                self._unbound[key] = _UnboundSignature(1)
+                self._unbound[key] = UnboundSignature(1)
             return Unbound("not seen before", missed=True)
         first_calls.calls += 1
         # Asked once, at the second call: it reads a small file and needs no capture.
@@ -359,6 +340,15 @@ class Dispatcher:
             return bound
         return Unbound("the cache does not know it", missed=True)
 
+    def _is_time_for_quick_tier(self, first_calls: UnboundSignature | None) -> bool:
+        """Whether a signature without a binding is compiled now: the module's first at once, as
+        torch.compile does; further ones when they come again, since one that comes once would cost
+        a compilation for nothing.
+        """
+        if first_calls is None:
+            return not self.bindings and not self._unbound
+        return len(self.bindings) < MAX_QUICK_SIGNATURES
+
     def _rebind_after_change(
         self, key: Any, previous: Bound | Unbound, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Bound | Unbound:
@@ -369,7 +359,7 @@ class Dispatcher:
         few calls of the module's own forward, and an earlier binding serves again as soon as it
         holds.
         """
-        change = self._changes.setdefault(key, _ModuleChange())
+        change = self._changes.setdefault(key, ModuleChange())
         change.calls += 1
         if change.current is None or not change.current.holds():
             # The module is looked at with calls 1, 2, 4, 8, ... only: walking a large one takes

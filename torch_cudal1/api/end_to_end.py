@@ -70,6 +70,8 @@ def end_to_end_benchmark(
     device: torch.device,
     *,
     margin: float | None = None,
+    budget_s: float = _BUDGET_S,
+    max_attempts: int = MAX_ATTEMPTS,
 ) -> PairedSummary:
     """Paired times of two steps; the speed-up is that of `second` over `first`.
 
@@ -78,8 +80,8 @@ def end_to_end_benchmark(
     """
     # Other processes that time kernels on this GPU take the same lock.
     with lock_gpu(device, "gate"):
-        for _ in range(MAX_ATTEMPTS):
-            summary = _benchmark_once(first, second, device, margin)
+        for _ in range(max_attempts):
+            summary = _benchmark_once(first, second, device, margin, budget_s)
             if margin is None or summary.steady or summary.low >= margin or summary.high < margin:
                 break
     return summary
@@ -257,8 +259,9 @@ def _benchmark_once(
     second: Callable[[], Any],
     device: torch.device,
     margin: float | None = None,
+    budget_s: float = _BUDGET_S,
 ) -> PairedSummary:
-    return summarise(sample_pairs(first, second, device, budget_s=_BUDGET_S, margin=margin))
+    return summarise(sample_pairs(first, second, device, budget_s=budget_s, margin=margin))
 
 
 def _benchmark_calls(

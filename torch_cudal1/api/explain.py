@@ -165,6 +165,8 @@ def _worst(entry: Entry, name: str) -> float | None:
 
 
 def _reason_text(entry: Entry, timing: Mapping[str, Any]) -> str:
+    if entry.is_quick:
+        return "quick tier: the fastest of PyTorch's own ways in this process; nothing was searched for"
     if timing:
         return f"right under every check, and {timing['speedup']:.2f}x of the best baseline ({timing['baseline']})"
     if entry.evidence.get("granularity") == "island":

@@ -12,9 +12,9 @@ where a graph is traced or measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -27,6 +27,7 @@ from torch_cudal1.api.ranks.consensus import (
     Broadcast,
     NoConsensus,
     choices_from_broadcast,
+    has_ranks,
     reach_consensus,
 )
 from torch_cudal1.core import telemetry
@@ -36,6 +37,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import device_of
 from torch_cudal1.graph.capture import is_dynamic
 from torch_cudal1.graph.graph_digest import graph_digest, graph_outline
+from torch_cudal1.ir.records import QUICK
 from torch_cudal1.store.context import TuneContext, make_context
 
 if TYPE_CHECKING:
@@ -103,11 +105,14 @@ class _GraphRequest:
     def decide(self) -> _Decision:
         """What the cache remembers of the graph, else what is decided now."""
         record = self.context.find_decision_record(self.name) if self.name else None
+        if isinstance(record, dict) and self._is_superseded(record):
+            record = None
         # The warm way: no trace, no judge and no kernels are loaded.
         if isinstance(record, dict) and record.get("runs") in _UNTRACED:
             telemetry.count("graphs_remembered")
             runs = str(record["runs"])
-            return self._build_untraced(runs, self.compile_inductor), Broadcast(runs)
+            written = frozenset(map(int, record.get("written", ())))
+            return self._build_untraced(runs, self.compile_inductor, written), Broadcast(runs)
         # Only a search needs the judge's processes, and a graph with a record was searched already.
         if self.context.settings.on_miss != "tune" or isinstance(record, dict):
             return self._decide_traced()
@@ -129,6 +134,18 @@ class _GraphRequest:
         graphs = _lower_graphs(traced)
         choices = choices_from_broadcast(broadcast, [item.region for item in graphs], self.context)
         return _TracedGraph(self, traced, graphs, choices).build()
+
+    def _is_superseded(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record of the quick tier says less than is known: here a search is allowed, or one
+        has left an entry for a graph of it, in this door or the other.
+        """
+        if record.get("tier") != QUICK:
+            return False
+        context, regions = self.context, record.get("regions")
+        if context.settings.on_miss == "tune" or not isinstance(regions, list):
+            return True
+        hits = [context.cache.get(str(key), context.target, context.contract) for key in regions]
+        return any(not isinstance(hit, Refusal) and not hit.entry.is_quick for hit in hits)
 
     def compile_inductor(self) -> _GraphCall:
         """What Inductor makes of the user's graph."""
@@ -159,12 +176,66 @@ class _GraphRequest:
             self.on_choices(choices)
         # A step whose backward has no entry is not swapped in halves.
         missing = next((choice.reason for choice in choices if choice.entry is None), "")
+        # Ranks would wait for one another while each measures.
+        quick = self.context.settings.on_miss == "quick" and not has_ranks(self.context.settings)
+        if missing and quick:
+            return self._decide_quickly(traced, [item.region.key for item in graphs])
         if missing:
             return None, NoConsensus(missing)
         return _TracedGraph(self, traced, graphs, choices).decide()
 
-    def _build_untraced(self, runs: str, inductor: Callable[[], _GraphCall]) -> _GraphCall | None:
-        """The callable of a decision that needs no trace; None for plain Inductor and for swaps."""
+    def _decide_quickly(self, traced: TracedModule, regions: list[str]) -> _Decision:
+        """The fastest of PyTorch's own ways, measured now; in training it is Inductor, which the user
+        of torch.compile asked for.
+        """
+        from torch_cudal1.api.quick_tier import choose_graph_call
+
+        contenders: dict[str, Callable[[], _GraphCall]] = {}
+        written = traced.replay_writes
+        # A measurement must be able to put back what calls write. Inductor's own CUDA graphs would
+        # record the addresses of such calls.
+        if written is not None and not self.options.get("triton.cudagraphs"):
+            inductor = cache(self.compile_inductor)
+            names = ["inductor", *(["inductor+graph"] if self._can_be_graphed() else []), "eager"]
+            contenders = {
+                name: partial(self._build_contender, name, inductor, written) for name in names
+            }
+        runs, call = choose_graph_call(
+            contenders, self.inputs, written or frozenset(), self.context, regions[0]
+        )
+        if self.name:
+            record = {
+                "runs": runs,
+                "regions": regions,
+                "candidates": [],
+                "tier": QUICK,
+                "written": sorted(written or ()),
+            }
+            self.context.cache.put_decision_record(
+                self.name, record, self.context.target, self.context.contract
+            )
+        return call, Broadcast(runs)
+
+    def _build_contender(
+        self, runs: str, inductor: Callable[[], _GraphCall], written: frozenset[int]
+    ) -> _GraphCall:
+        return self._build_untraced(runs, inductor, written) or inductor()
+
+    def _can_be_graphed(self) -> bool:
+        """Whether CUDA graphs are allowed, and the graph has no tensor that is no input."""
+        context = self.context
+        is_allowed = context.device.type == "cuda" and "graphs" not in context.settings.without
+        return is_allowed and all(node.op != "get_attr" for node in self.gm.graph.nodes)
+
+    def _build_untraced(
+        self,
+        runs: str,
+        inductor: Callable[[], _GraphCall],
+        written: frozenset[int] = frozenset(),
+    ) -> _GraphCall | None:
+        """The callable of a decision that needs no trace; None for plain Inductor and for swaps.
+        `written`: the inputs that the graph writes to.
+        """
         if runs == "inductor+graph":
             # Parameters stay where they are, so a CUDA graph may read them in place; other inputs
             # are copied.
@@ -177,6 +248,7 @@ class _GraphRequest:
                 find_lifted_parameters(self.gm),
                 context.device,
                 context.settings.strictness,
+                written,
             )
         return self.gm.forward if runs == "eager" else None
 
@@ -288,9 +360,8 @@ class _TracedGraph:
             first.candidate.schedule == "inductor+graph"
             and first.candidate.program == first.region.program
         )
-        nodes = self.request.gm.graph.nodes
-        # `GraphedLater` records a CUDA graph of pure graphs only.
-        return unchanged and self.traced.is_pure and all(node.op != "get_attr" for node in nodes)
+        # What `accelerate` swapped in for the same region writes to nothing.
+        return unchanged and self.traced.is_pure and self.request._can_be_graphed()
 
     def _winner_of_module_trial(self) -> str:
         """What won when `accelerate` measured this very training step as a whole; "" if it never

@@ -30,7 +30,13 @@ from torch_cudal1.judge.benchmark.statistics import PairedSummary
 from torch_cudal1.search.tune import Choice, end_to_end_name
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["EndToEndDecision", "ModuleTrial", "find_remembered_decision", "run_trial"]
+__all__ = [
+    "EndToEndDecision",
+    "ModuleTrial",
+    "find_remembered_decision",
+    "remember_decision",
+    "run_trial",
+]
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ class ModuleTrial:
         are wanted.
         """
         return end_to_end_benchmark(
-            self._make_step(self.module._call_impl, args, kwargs),
-            self._make_served_step(call, args, kwargs, context),
+            self.make_forward_step(args, kwargs),
+            self.make_served_step(call, args, kwargs, context),
             context.device,
             margin=MIN_SPEEDUP,
         )
@@ -94,15 +100,20 @@ class ModuleTrial:
     ) -> PairedSummary:
         """The same for two contenders: the speed-up of `b` over `a`."""
         return end_to_end_benchmark(
-            self._make_served_step(a, args, kwargs, context),
-            self._make_served_step(b, args, kwargs, context),
+            self.make_served_step(a, args, kwargs, context),
+            self.make_served_step(b, args, kwargs, context),
             context.device,
             margin=MIN_SPEEDUP,
         )
 
-    def _make_served_step(
+    def make_forward_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """A measured step of the module's own forward."""
+        return self._make_step(self.module._call_impl, args, kwargs)
+
+    def make_served_step(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
     ) -> Callable[[], Any]:
+        """A measured step of a contender, as later calls will be served. It has run once."""
         served = (
             # Inference is measured as later calls will be served. A training step never comes from
             # the table.
@@ -196,6 +207,14 @@ def run_trial(
     undone = "undone: " if winner == "eager" else ""
     note = f"{undone}end to end {', '.join(notes)} of the module's own forward{comparison}"
     note += f"; {TORCH_COMPILE} runs" if winner == TORCH_COMPILE else ""
+    remember_decision(winner, note, choices, context)
+    return EndToEndDecision(winner, note, contenders.get(winner))
+
+
+def remember_decision(
+    winner: str, note: str, choices: tuple[Choice, ...], context: TuneContext
+) -> None:
+    """Keep for later processes what won end to end."""
     record = {
         "winner": winner,
         "note": note,
@@ -205,4 +224,3 @@ def run_trial(
     context.cache.put_decision_record(
         end_to_end_name(choices), record, context.target, context.contract
     )
-    return EndToEndDecision(winner, note, contenders.get(winner))

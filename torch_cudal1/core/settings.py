@@ -99,8 +99,9 @@ class Settings:
     environment fill what was not given.
 
     - enabled: False means every call runs the user's own baseline (the kill switch).
-    - on_miss: what a region without a cached decision gets: "baseline", "tune" (search now, within
-      budget_s), "error".
+    - on_miss: what a region without a cached decision gets: "quick" (PyTorch's own ways of running
+      it are benchmarked now, which takes seconds beyond torch.compile's first call), "baseline"
+      (it runs as it is), "tune" (search now, within budget_s), "error".
     - strictness: what a failure of this package does besides falling back: "silent" (counted), "warn"
       (logged once), "error" (raised).
     - precision, assume_finite: the precision contract.
@@ -146,7 +147,7 @@ class Settings:
     """
 
     enabled: bool = True
-    on_miss: Literal["baseline", "tune", "error"] = "baseline"
+    on_miss: Literal["quick", "baseline", "tune", "error"] = "quick"
     strictness: Literal["silent", "warn", "error"] = "warn"
     precision: Literal["match", "strict", "kernelbench"] = "match"
     assume_finite: bool = False

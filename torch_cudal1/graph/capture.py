@@ -146,6 +146,21 @@ class TracedModule:
         return alone and not _has_shared_outputs(graph.module)
 
     @property
+    def replay_writes(self) -> frozenset[int] | None:
+        """Positions of the inputs that `call` writes to, if a CUDA graph may replay it: one inference
+        graph without an output in an input's memory, that writes to inputs only. Else None.
+        """
+        notes, (graph, *more) = self._context.fw_metadata, self.graphs
+        if notes is None or more or graph.kind != "inference" or self.replaces_memory:
+            return None
+        in_input = {OutputType.alias_of_input, OutputType.is_input}
+        # A copy would be handed out for it, and a later write to the input would not show there.
+        if any(info.output_type in in_input for info in notes.output_info):
+            return None
+        writes = bool(graph.writes or notes.num_mutated_inp_runtime_indices)
+        return self.written if writes else frozenset()
+
+    @property
     def replaces_memory(self) -> bool:
         """Whether `call` gives an input other memory, or another shape of what it has."""
         notes = self._context.fw_metadata

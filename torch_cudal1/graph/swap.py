@@ -104,6 +104,11 @@ class Swapped(_OursFirst):
         self._region, self._runner, self._device = region, runner, device
         self._reference: Runner | None = None
 
+    @property
+    def runner(self) -> Runner:
+        """What runs the candidate."""
+        return self._runner
+
     def put_in_front(self, around: Around) -> None:
         """Replace the callable by `around(self, callable)`."""
         self._runner = around(self, self._runner)
@@ -129,10 +134,12 @@ class Swapped(_OursFirst):
 
 
 class GraphedLater(_OursFirst):
-    """Inductor's callable for a pure inference graph. The first call runs it directly, later calls
-    run it as a CUDA graph.
+    """Inductor's callable for an inference graph. The first call runs it directly, later calls run it
+    as a CUDA graph.
 
     Takes the graph's inputs as separate arguments, as Dynamo passes them; falls back to `compiled`.
+    `written`: the inputs that it writes to. They are replayed where they lie, from the second call
+    on in which they lie there; a caller that passes others at each call gets `compiled`.
     """
 
     def __init__(
@@ -141,19 +148,35 @@ class GraphedLater(_OursFirst):
         static: frozenset[int],
         device: torch.device,
         strictness: str,
+        written: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(strictness)
         self._compiled: Positional = lambda inputs: list(compiled(*inputs))
-        self._graphed = GraphedRunner(self._compiled, static, device)
-        self._answered = False
+        self._static, self._written = static | written, tuple(sorted(written))
+        self._graphed = GraphedRunner(self._compiled, self._static, device, written=written)
+        # Where the written inputs lay in the call before; None before the first.
+        self._addresses: list[int] | None = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """The graph's outputs, none of which shares memory with another call's."""
+        addresses = [inputs[position].data_ptr() for position in self._written]
         # A capture takes time, and the first answer does not wait for it.
-        candidate_call = self._graphed if self._answered else self._compiled
-        self._answered = True
+        may_replay = addresses == self._addresses and not (
+            self._written and self._has_overlap(inputs)
+        )
+        self._addresses = addresses
+        candidate_call = self._graphed if may_replay else self._compiled
         results: Sequence[Any] = self._first(candidate_call, self._compiled, inputs)
         return results
+
+    def _has_overlap(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input that the graph reads from a copy lies in memory that it writes to."""
+        written = {inputs[position].untyped_storage().data_ptr() for position in self._written}
+        return any(
+            tensor.untyped_storage().data_ptr() in written
+            for position, tensor in enumerate(inputs)
+            if position not in self._static
+        )
 
 
 def swap(
@@ -164,9 +187,11 @@ def swap(
     strictness: str = "warn",
     options: Mapping[str, Any] | None = None,
     around: Around | None = None,
+    compiled: Runner | None = None,
 ) -> Swapped:
-    """Build `candidate` for `region` on `device`. `options` are the user's Inductor options. Raises
-    what the schedule raises.
+    """Build `candidate` for `region` on `device`. `options` are the user's Inductor options;
+    `compiled` is another swap's runner of the same Program without a CUDA graph. Raises what the
+    schedule raises.
 
     `around` puts something in front of the built callable, such as a check of it; None costs
     nothing.
@@ -174,7 +199,12 @@ def swap(
     # Parameters keep their address, so a CUDA graph may read them in place.
     static = [index for index, role in enumerate(region.roles) if role != "input"]
     runner = build_runner(
-        candidate.program, candidate.schedule, device, static=static, options=options
+        candidate.program,
+        candidate.schedule,
+        device,
+        static=static,
+        options=options,
+        compiled=compiled,
     )
     telemetry.count("regions_swapped", by=int(candidate.origin != "baseline"))
     swapped = Swapped(region, runner, device, strictness)

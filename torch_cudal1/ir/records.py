@@ -20,6 +20,7 @@ from torch_cudal1.ir.schedule import Schedule
 
 __all__ = [
     "DIFFERS_FROM_EAGER",
+    "QUICK",
     "Accepted",
     "Candidate",
     "CheckResult",
@@ -36,6 +37,9 @@ __all__ = [
 
 # Why a baseline is left out of the comparison although it runs. Stored in entries as this text.
 DIFFERS_FROM_EAGER = "its result is not eager's"
+# The value of "tier" in the evidence of what the quick tier decided: PyTorch's own ways were timed in
+# the user's process, nothing was searched for.
+QUICK = "quick"
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
 Granularity: TypeAlias = Literal["whole", "island"]
@@ -292,3 +296,8 @@ class Entry:
             return ""
         failure = failures.get("inductor") if isinstance(failures, Mapping) else None
         return str(failure or "the search left it out")
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the quick tier decided, which searches for nothing: to a search it is a miss."""
+        return self.evidence.get("tier") == QUICK

@@ -68,6 +68,8 @@ def check_reuse(region: Region, hit: Hit, place: TuneContext) -> Refusal | None:
     # A kernel that was only checked says nothing about the speed of a whole region.
     if region.granularity == "whole" and is_untimed(hit.entry):
         return Refusal("no cached decision")
+    if place.settings.on_miss == "tune" and hit.entry.is_quick:
+        return Refusal("decided by the quick tier, which searches for nothing")
     if (failure := _inductor_failure_to_retry(hit.entry, place)) is not None:
         return Refusal(f"tuned without Inductor, which is measured now: {failure}")
     # Last, because it may run the candidate.

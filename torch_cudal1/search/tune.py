@@ -57,8 +57,8 @@ Progress: TypeAlias = Callable[[str, float | None], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs for a region, and why. `entry` is None when nothing is known and the baseline runs
-    (`on_miss="baseline"`).
+    """What runs for a region, and why. `entry` is None when nothing is known: the baseline runs
+    (`on_miss="baseline"`), or the caller's quick tier decides (`on_miss="quick"`).
     """
 
     region: Region

@@ -1,0 +1,89 @@
+"""Which of PyTorch's own ways the quick tier tries, and that a search goes on from what it left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.ir.records import Region
+from torch_cudal1.ir.schedule import INDUCTOR
+from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
+from torch_cudal1.search.tune import choose
+from torch_cudal1.store.context import TuneContext, make_context
+
+X = torch.randn(2, 4)
+
+
+def capture(module: nn.Module, *, trains: bool = False) -> tuple[Region, ...]:
+    with torch.set_grad_enabled(trains):
+        return capture_regions(module, (X,))
+
+
+NET = capture(nn.Linear(4, 4).eval())
+RANDOM = capture(nn.Dropout())
+STEP = capture(nn.Linear(4, 4), trains=True)
+
+
+def make_place(folder: Path, device: str = "cpu", **options: object) -> TuneContext:
+    settings = Settings(cache_dir=folder, **options)
+    place = make_context(torch.device("cpu"), settings)
+    return replace(place, device=torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("regions", "device", "without", "schedules"),
+    [
+        (NET, "cpu", (), ["inductor"]),
+        (NET, "cuda", (), ["inductor", "inductor+graph", "eager+graph"]),
+        (NET, "cuda", ("graphs",), ["inductor"]),
+        (NET, "cuda", ("compile",), ["eager+graph"]),
+        (NET, "cpu", ("compile",), []),
+        # Off a GPU only eager draws eager's random numbers.
+        (RANDOM, "cpu", (), []),
+        (RANDOM, "cuda", (), ["inductor", "inductor+graph", "eager+graph"]),
+        # Autograd holds what the graphs of a step return.
+        (STEP, "cuda", (), ["inductor"]),
+    ],
+)
+def test_what_is_right_by_construction_is_tried(
+    regions: tuple[Region, ...],
+    device: str,
+    without: tuple[str, ...],
+    schedules: list[str],
+    tmp_path: Path,
+) -> None:
+    place = make_place(tmp_path, device, without=without)
+    assert list_quick_schedules(regions, place) == schedules
+
+
+def test_its_entry_serves_every_later_process_and_is_a_miss_to_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, (region,) = make_place(tmp_path), NET
+    entry = make_quick_entry(region, place, INDUCTOR, {"eager": 2.0, "inductor": 1.0}, {})
+    assert entry.is_quick
+    place.cache.put(entry)
+    for on_miss in ("quick", "baseline", "error"):
+        known = make_place(tmp_path, on_miss=on_miss)
+        assert choose(region, known).candidate.schedule == "inductor"
+    searched: list[str] = []
+
+    def tune(region: Region, place: TuneContext, **_: object) -> object:
+        searched.append(region.key)
+        return make_quick_entry(region, place, INDUCTOR, {}, {})
+
+    monkeypatch.setattr("torch_cudal1.search.tune.tune", tune)
+    choose(region, make_place(tmp_path, on_miss="tune"))
+    assert searched == [region.key]
+
+
+def test_where_nothing_is_known_the_caller_decides(tmp_path: Path) -> None:
+    choice = choose(NET[0], make_place(tmp_path, on_miss="quick"))
+    assert choice.entry is None
+    assert choice.reason == "no cached decision"

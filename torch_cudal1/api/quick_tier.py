@@ -1,0 +1,277 @@
+"""The quick tier: before anything is searched for, PyTorch's own ways of running a call are benchmarked
+in the user's process, and the fastest stays.
+
+The contenders are the graphs under the schedules of `search.quick`, each against the fastest so far,
+beginning with the module's own forward. A training step is measured as a whole, as after a search.
+What was decided is stored, so that the next process does not repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from torch_cudal1.api.contenders import ServedCall
+from torch_cudal1.api.end_to_end import end_to_end_benchmark, speedup_text, summary_facts
+from torch_cudal1.api.gradients.training_step import MIN_SPEEDUP_BEYOND_NOISE
+from torch_cudal1.api.module_trial import EndToEndDecision, ModuleTrial, remember_decision
+from torch_cudal1.core import telemetry
+from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.device.cuda.sticky_errors import is_sticky
+from torch_cudal1.graph.functional_module import preserve_random_state
+from torch_cudal1.graph.swap import FAILURES
+from torch_cudal1.ir.records import Candidate, Region
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, Schedule
+from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
+from torch_cudal1.search.tune import Choice
+from torch_cudal1.store.cache.resolve import resolve
+from torch_cudal1.store.context import TuneContext
+
+__all__ = ["choose_for_step", "choose_graph_call", "choose_schedule"]
+
+# A callable of this type takes the graph's inputs one by one.
+GraphCall: TypeAlias = Callable[..., Any]
+
+# Seconds of one benchmark. There are up to three, and the first answer waits for them.
+BENCHMARK_S = 0.6
+# The first call of a graphed callable runs it directly, the second captures it.
+CALLS_UNTIL_STEADY = 3
+# A schedule replaces a simpler one that is faster than the own forward only beyond this.
+MIN_SPEEDUP_OVER_SIMPLER = 1.01
+
+
+@dataclass
+class _Standing:
+    """The fastest so far (`step`, of `call` under `schedule`; the own forward where `call` is None),
+    and what was learnt of each schedule. `compiled` is Inductor's, which a CUDA graph may replay.
+    """
+
+    step: Callable[[], Any]
+    schedule: Schedule = EAGER
+    call: ServedCall | None = None
+    compiled: ServedCall | None = None
+    medians_us: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def compare(
+        self,
+        schedule: Schedule,
+        call: ServedCall,
+        step: Callable[[], Any],
+        context: TuneContext,
+        key: str,
+    ) -> None:
+        """Benchmark another schedule's step against the fastest; it takes that place if it is faster
+        beyond noise.
+        """
+        summary = end_to_end_benchmark(
+            self.step, step, context.device, budget_s=BENCHMARK_S, max_attempts=1
+        )
+        over = "the own forward" if self.call is None else str(self.schedule)
+        self.medians_us.setdefault(str(self.schedule), summary.a_us)
+        self.medians_us[str(schedule)] = summary.b_us
+        self.notes.append(f"{schedule} is {speedup_text(summary)} of {over}")
+        facts = summary_facts(summary)
+        telemetry.record("judge", "quick", key, contender=str(schedule), over=over, **facts)
+        needed = MIN_SPEEDUP_BEYOND_NOISE if self.call is None else MIN_SPEEDUP_OVER_SIMPLER
+        if summary.speedup >= needed:
+            self.schedule, self.call, self.step = schedule, call, step
+
+    @property
+    def note(self) -> str:
+        """A sentence on every schedule."""
+        failures = [f"{name} failed ({reason})" for name, reason in self.failures.items()]
+        sentences = [*self.notes, *failures] or ["there was nothing to compare"]
+        return f"quick tier: {'; '.join(sentences)}"
+
+
+def choose_schedule(
+    trial: ModuleTrial,
+    regions: Sequence[Region],
+    context: TuneContext,
+    build: Callable[[tuple[Choice, ...], ServedCall | None], ServedCall],
+) -> tuple[tuple[Choice, ...], EndToEndDecision]:
+    """The fastest schedule of an inference call, measured now, and its callable. The choices have
+    entries, which are stored. `build(choices, compiled)` builds a contender; `compiled` is the one
+    that a CUDA graph may replay, where it was built before.
+
+    A schedule that fails, also for lack of memory, costs itself only. Raises what leaves the CUDA
+    context unusable.
+    """
+    with trial.arguments(context.device) as (args, kwargs):
+        standing = _Standing(trial.make_forward_step(args, kwargs))
+        for schedule in list_quick_schedules(regions, context):
+            choices = make_quick_choices(regions, schedule)
+            try:
+                call = build(choices, standing.compiled if schedule == INDUCTOR_GRAPH else None)
+                if schedule == INDUCTOR:
+                    standing.compiled = call
+                step = trial.make_served_step(call.with_refill(), args, kwargs, context)
+                _raise_failure(call)
+                standing.compare(schedule, call, step, context, regions[0].key)
+            except FAILURES as error:
+                if is_sticky(error):
+                    raise
+                standing.failures[str(schedule)] = _describe_failure(error)
+    choices = store_quick_choices(
+        make_quick_choices(regions, standing.schedule),
+        context,
+        standing.medians_us,
+        standing.failures,
+    )
+    winner = "eager" if standing.call is None else "cudal1"
+    if standing.call is not None:
+        # The last one that was built stands in the trace that all contenders share.
+        standing.call.filled.fill()
+    remember_decision(winner, standing.note, choices, context)
+    return choices, EndToEndDecision(winner, standing.note, standing.call)
+
+
+def _raise_failure(call: ServedCall) -> None:
+    # A callable that fails runs its reference from then on, and would be timed as that.
+    reason = next(filter(None, (item.quarantined for item in call.filled.swapped)), "")
+    if reason:
+        raise NotLowerableError(reason)
+
+
+def choose_for_step(regions: Sequence[Region], context: TuneContext) -> tuple[Choice, ...]:
+    """The choices of a training step that was not searched for: Inductor graph by graph, which the
+    end-to-end measurement of the step then compares with the own forward and with torch.compile.
+    """
+    schedule = next(iter(list_quick_schedules(regions, context)), EAGER)
+    return store_quick_choices(make_quick_choices(regions, schedule), context, {}, {})
+
+
+def choose_graph_call(
+    contenders: Mapping[str, Callable[[], GraphCall]],
+    inputs: Sequence[Any],
+    written: frozenset[int],
+    context: TuneContext,
+    key: str,
+) -> tuple[str, GraphCall | None]:
+    """What runs for a graph of torch.compile, and its callable: "inductor", with None, unless another
+    of PyTorch's own ways is faster now. `contenders` has "inductor" first, and is empty where the
+    graph cannot be called for the sake of measuring; inputs in `written`, which calls write to, are
+    put back.
+    """
+    names = list(contenders)
+    if not names:
+        return "inductor", None
+    fastest, call = names[0], contenders[names[0]]()
+    # A backend is called while Dynamo traces: with its fake mode the calls would run on no data.
+    with (
+        tracing(None),
+        unset_fake_temporarily(),
+        torch.no_grad(),
+        preserve_random_state(),
+        _put_back_written([inputs[position] for position in sorted(written)]) as put_back_positions,
+    ):
+        for name in names[1:]:
+            try:
+                challenger = contenders[name]()
+                for _ in range(CALLS_UNTIL_STEADY):
+                    _run_step(challenger, inputs, put_back_positions)
+                if reason := getattr(challenger, "quarantined", ""):
+                    raise NotLowerableError(reason)
+                summary = end_to_end_benchmark(
+                    partial(_run_step, call, inputs, put_back_positions),
+                    partial(_run_step, challenger, inputs, put_back_positions),
+                    context.device,
+                    budget_s=BENCHMARK_S,
+                    max_attempts=1,
+                )
+            except FAILURES as error:
+                if is_sticky(error):
+                    raise
+                telemetry.record(
+                    "judge", "quick", key, contender=name, failed=_describe_failure(error)
+                )
+                continue
+            telemetry.record(
+                "judge", "quick", key, contender=name, over=fastest, **summary_facts(summary)
+            )
+            if summary.speedup >= MIN_SPEEDUP_BEYOND_NOISE:
+                fastest, call = name, challenger
+    return fastest, call
+
+
+@contextmanager
+def _put_back_written(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], None]]:
+    """Put the values of `tensors` back at the end. Yields what puts the integers among them back, for
+    use before each step: positions in a cache would leave it after enough of them.
+    """
+    saved = [tensor.clone() for tensor in tensors]
+    pairs = [
+        (tensor, value)
+        for tensor, value in zip(tensors, saved, strict=True)
+        if not (tensor.is_floating_point() or tensor.is_complex())
+    ]
+
+    def put_back_positions() -> None:
+        if pairs:
+            torch._foreach_copy_([tensor for tensor, _ in pairs], [value for _, value in pairs])
+
+    try:
+        with _unsafe_preserve_version_counter(tuple(tensors)):
+            yield put_back_positions
+    finally:
+        with _unsafe_preserve_version_counter(tuple(tensors)):
+            for tensor, value in zip(tensors, saved, strict=True):
+                tensor.copy_(value)
+
+
+def _run_step(
+    call: GraphCall, inputs: Sequence[Any], put_back_positions: Callable[[], None]
+) -> Any:
+    put_back_positions()
+    return call(*inputs)
+
+
+def make_quick_choices(regions: Sequence[Region], schedule: Schedule) -> tuple[Choice, ...]:
+    """Every region's own Program under `schedule`, without an entry."""
+    return tuple(
+        Choice(region, Candidate(region.program, schedule, "baseline"), None, "quick tier")
+        for region in regions
+    )
+
+
+def store_quick_choices(
+    choices: Sequence[Choice],
+    context: TuneContext,
+    medians_us: Mapping[str, float],
+    failures: Mapping[str, str],
+) -> tuple[Choice, ...]:
+    """The choices with their entries, which are put into the cache. A disk that refuses costs the
+    next process the measurement, and this call nothing.
+    """
+    stored_choices = []
+    for choice in choices:
+        region = choice.region
+        entry = make_quick_entry(region, context, choice.candidate.schedule, medians_us, failures)
+        known = resolve(region, context.sources, context.target, context.contract).hit
+        # An entry of a search stays, also one in quarantine: the next search begins with it.
+        if known is not None and not known.entry.is_quick:
+            stored_choices.append(Choice(region, choice.candidate, entry, "quick tier"))
+            continue
+        stored = context.cache.put(entry)
+        if isinstance(stored, Refusal):
+            telemetry.record("resolve", "not_stored", choice.region.key, reason=stored.reason)
+        stored_choices.append(Choice(choice.region, choice.candidate, entry, "quick tier"))
+    return tuple(stored_choices)
+
+
+def _describe_failure(error: BaseException) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        # What the failed capture held must not make the next contender fail too.
+        torch.cuda.empty_cache()
+    return f"{type(error).__name__}: {error}".splitlines()[0]

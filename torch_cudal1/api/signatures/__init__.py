@@ -1,0 +1,3 @@
+"""What is known of a call's signature before it is captured: by the cache of earlier processes
+(`known_calls`), and by the dispatcher of this one (`signature_state`).
+"""

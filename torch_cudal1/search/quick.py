@@ -1,0 +1,58 @@
+"""The quick tier's part in a search: which schedules of PyTorch's own operators it tries, and the entry
+that it leaves in the cache.
+
+What the quick tier runs is right by construction: the user's own Program, step by step or through
+Inductor, with or without a CUDA graph. So no candidate is made and nothing is validated;
+`api.quick_tier` benchmarks the schedules in the user's own process, as part of the first compile. A
+search (`on_miss="tune"`) goes on from there: to it such an entry is a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.records import QUICK, Candidate, Entry, Region
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR, Schedule
+from torch_cudal1.search.new_entry import make_entry
+from torch_cudal1.store.context import TuneContext
+
+__all__ = ["list_quick_schedules", "make_quick_entry"]
+
+
+def list_quick_schedules(regions: Sequence[Region], place: TuneContext) -> list[Schedule]:
+    """The schedules that the quick tier benchmarks beside the module's own forward, in the order in
+    which they are built. Eager step by step is never one: it is the own forward with more overhead.
+    """
+    without, on_gpu = place.settings.without, place.device.type == "cuda"
+    draws = any(is_random_program(region.program) for region in regions)
+    # Off a GPU only eager is known to draw eager's random numbers.
+    may_compile = "compile" not in without and (on_gpu or not draws)
+    schedules = [INDUCTOR] if may_compile else []
+    # A training step's graphs are called by autograd, which holds what they return.
+    if not on_gpu or "graphs" in without or len(regions) > 1:
+        return schedules
+    # Compiled ones first: where the GPU's memory does not last for every contender, the one that
+    # fails is the least promising.
+    return schedules + [Schedule(schedule.base, True) for schedule in (*schedules, EAGER)]
+
+
+def make_quick_entry(
+    region: Region,
+    place: TuneContext,
+    schedule: Schedule,
+    medians_us: Mapping[str, float],
+    failures: Mapping[str, str],
+) -> Entry:
+    """The entry of a region that runs its own Program under `schedule`. `medians_us`: of the whole
+    call under each schedule; `failures`: why others have none.
+    """
+    entry = make_entry(region, place, Candidate(region.program, schedule, "baseline"))
+    evidence = {
+        **entry.evidence,
+        "tier": QUICK,
+        "baselines_us": dict(medians_us),
+        "baseline_failures": dict(failures),
+    }
+    return replace(entry, evidence=evidence)
