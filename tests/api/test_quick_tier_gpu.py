@@ -40,7 +40,7 @@ def open_door(door: str, module: nn.Module, cache_dir: Path) -> Any:
 
 def list_contenders() -> dict[str, Any]:
     """What the quick tier measured, by contender: the reason of a failure, or the speed-up."""
-    events = [event for event in telemetry.report().events if event.name == "quick"]
+    events = [event for event in telemetry.report().events if event.what == "quick"]
     facts = [event.facts for event in events]
     return {fact["contender"]: fact.get("failed", fact.get("speedup")) for fact in facts}
 
