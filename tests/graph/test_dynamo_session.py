@@ -98,6 +98,33 @@ def test_a_variable_that_appears_later_fails_the_guards(
     assert not check(call)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("read", [lambda name: os.environ.get(name), lambda name: os.getenv(name)])
+def test_the_backend_compiles_anew_for_a_variable_that_appears_and_for_none_of_inductors(
+    read: Any, dynamo: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        guard_environment()
+        compiled.append("once")
+        return gm.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if read("CUDAL1_TEST_SCALE") else 1)
+
+    monkeypatch.delenv("CUDAL1_TEST_SCALE", raising=False)
+    monkeypatch.delenv("_TORCHINDUCTOR_CUDAL1_TEST", raising=False)
+    call = torch.compile(forward, backend=backend)
+    assert torch.equal(call(X), X)
+    monkeypatch.setenv("_TORCHINDUCTOR_CUDAL1_TEST", "1")
+    assert torch.equal(call(X), X)
+    assert len(compiled) == 1
+    monkeypatch.setenv("CUDAL1_TEST_SCALE", "1")
+    assert torch.equal(call(X), X * 2)
+    assert len(compiled) == 2
+
+
 def test_settled_dynamo_has_replaced_the_modules_init_for_good() -> None:
     settle_dynamo()
     before = torch.nn.Module.__init__

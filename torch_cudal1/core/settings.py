@@ -24,6 +24,7 @@ from torch_cudal1.core.errors import SettingError
 __all__ = [
     "FAMILIES",
     "HUB_REPOSITORY",
+    "INDUCTOR_PREFIX",
     "PREFIX",
     "Settings",
     "append_to_path",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 PREFIX = "TORCH_CUDAL1_"
+# Variables that Inductor sets for itself while it compiles.
+INDUCTOR_PREFIX = b"_TORCHINDUCTOR_"
 # Families of techniques, see `Settings.without`.
 FAMILIES = ("rewrites", "kernels", "compile", "graphs")
 # A Hub repository with an owner, perhaps @revision (branch, tag or commit). The text becomes part

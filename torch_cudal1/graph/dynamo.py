@@ -185,7 +185,7 @@ class _FrameBackend:
         from torch._guards import TracingContext
 
         # While Dynamo compiles: afterwards the set of guards is closed.
-        guard_environment()
+        guard_environment(as_keys=True)
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         # Overwritten when Dynamo restarts: only the last attempt counts.
         self.graph, self.inputs = graph, tuple(inputs)

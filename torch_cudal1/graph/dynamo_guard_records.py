@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_cudal1.core.settings import environment_table
+from torch_cudal1.core.settings import INDUCTOR_PREFIX, environment_table
 from torch_cudal1.runtime.guard_records import (
     HEAP_TYPE,
     ClosureMatch,
@@ -37,7 +37,6 @@ MODULE_SLOTS = ("_parameters", "_buffers", "_modules")
 # A call may have to compare every item, so a longer container keeps Dynamo's own guard.
 _MAX_ITEMS = 1024
 _ENVIRONMENT = environment_table()
-_INDUCTOR_PREFIX = b"_TORCHINDUCTOR_"  # variables that Inductor sets for itself while it compiles
 
 
 class UnprovenError(Exception):
@@ -127,7 +126,7 @@ class RecordCollector:
                 self._dict_contents,
                 ("names", id(value)),
                 lambda: DictContents.of_names(
-                    "the environment", "variable", value, ignored_prefix=_INDUCTOR_PREFIX
+                    "the environment", "variable", value, ignored_prefix=INDUCTOR_PREFIX
                 ),
             )
         # `dict.__len__`, because a subclass may run the user's code in its own `__len__`.

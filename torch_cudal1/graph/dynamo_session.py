@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
+from torch_cudal1.core.settings import INDUCTOR_PREFIX, environment_table
 
 __all__ = [
     "dynamo_errors",
@@ -110,11 +112,13 @@ def settle_dynamo() -> None:
     install_generation_tagging_init()
 
 
-def guard_environment() -> None:
+def guard_environment(*, as_keys: bool = False) -> None:
     """Add a guard on the names of the environment variables where the frame reads `os.environ`:
-    Dynamo does not guard the absence of a variable.
+    Dynamo does not guard the absence of a variable. Names that Inductor sets for itself do not
+    count.
 
-    A backend calls it while Dynamo compiles.
+    A backend calls it while Dynamo compiles. `as_keys`: as Dynamo's own guard on the keys of a dict,
+    for a caller that reads the guards instead of having Dynamo check them.
     """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import AttrSource
@@ -141,4 +145,27 @@ def guard_environment() -> None:
         # Some other object may have an attribute of that name.
         if isinstance(source.get_value(scope, {}, {}), os._Environ):
             # `_data` is the dict behind os.environ: its keys are the variables that there are.
-            guards.add(AttrSource(source, "_data").make_guard(GuardBuilder.DICT_KEYS_MATCH))
+            keys = AttrSource(source, "_data").make_guard(GuardBuilder.DICT_KEYS_MATCH)
+            guards.add(keys if as_keys else source.make_guard(_guard_variable_names))
+
+
+def _guard_variable_names(builder: Any, guard: Any) -> None:
+    """Guard that the process has the variables that it has now. Dynamo's own guard on the keys of a
+    dict would fail at the call after the first: Inductor sets variables while it compiles.
+    """
+    from torch._dynamo.guards import get_verbose_code_parts
+
+    table = environment_table()
+    all_names = frozenset(table)
+    names = _without_inductors(all_names)
+
+    def check(_: object) -> bool:
+        present = table.keys()
+        return present == all_names or _without_inductors(present) == names
+
+    code = get_verbose_code_parts(f"names of environment variables == {len(names)} names", guard)
+    builder.get_guard_manager(guard).add_lambda_guard(check, code, guard.user_stack)
+
+
+def _without_inductors(names: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(name for name in names if not name.startswith(INDUCTOR_PREFIX))
