@@ -33,9 +33,9 @@ from torch_cudal1.api.pieces import Pieces
 from torch_cudal1.api.ranks.consensus import (
     Broadcast,
     NoConsensus,
-    choices_from_broadcast,
     has_ranks,
     reach_consensus,
+    read_broadcast_choices,
 )
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
@@ -55,7 +55,7 @@ from torch_cudal1.runtime.guard_records import without_state
 from torch_cudal1.search.tune import Choice, Progress, choose
 from torch_cudal1.store.context import TuneContext, make_context
 
-__all__ = ["Bound", "Unbound", "bind", "weight_identities"]
+__all__ = ["Bound", "Unbound", "bind", "collect_weight_identities"]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def bind(
         context,
         decide=lambda: task.decide(progress),
         follow=lambda broadcast: task.bind(
-            choices_from_broadcast(broadcast, regions, context),
+            read_broadcast_choices(broadcast, regions, context),
             EndToEndDecision(broadcast.runs, broadcast.note),
         )[0],
     )
@@ -267,7 +267,7 @@ class _CapturedCall:
             captured.guard,
             choices,
             decision.note,
-            weight_identities(self.module),
+            collect_weight_identities(self.module),
             direct,
             captured.conditions,
             captured.apart(written),
@@ -293,7 +293,7 @@ class _CapturedCall:
         )
 
 
-def weight_identities(module: torch.nn.Module) -> frozenset[int]:
+def collect_weight_identities(module: torch.nn.Module) -> frozenset[int]:
     """Identities of the parameters and buffers of `module`, and of the tensors in its plain
     attributes.
     """

@@ -71,7 +71,7 @@ def build_contenders(
         compiled = raise_as_eager(
             # `_call_impl`, not the module: the slot that the dispatcher takes would be compiled
             # into itself.
-            torch.compile(module._call_impl, backend=_repeatable_inductor(patches)),
+            torch.compile(module._call_impl, backend=_make_repeatable_inductor(patches)),
             module._call_impl,
         )
         return with_double_backward(lambda args, kwargs: compiled(*args, **kwargs))
@@ -93,9 +93,7 @@ def build_contenders(
     # In training torch.compile was in no benchmark of regions. In inference it was, unless the
     # evidence says that it may be faster here.
     builders = (
-        {TORCH_COMPILE: compile_module}
-        if training or _may_lose_to_torch_compile(choices[0])
-        else {}
+        {TORCH_COMPILE: compile_module} if training or _may_lose_to_inductor(choices[0]) else {}
     )
     # Eager graph by graph is the module's own forward with more overhead, so it is no contender.
     if any(choice.swapped for choice in choices) or not (
@@ -105,7 +103,7 @@ def build_contenders(
     return builders
 
 
-def _repeatable_inductor(options: dict[str, Any]) -> Callable[..., Any]:
+def _make_repeatable_inductor(options: dict[str, Any]) -> Callable[..., Any]:
     """torch.compile's default backend, for steps whose backward may be repeated."""
 
     # AOTAutograd lets a compiled backward write over tensors that the forward saved, and raises
@@ -130,7 +128,7 @@ class ServedCall:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.call(args, kwargs)
 
-    def with_dispatch_table(
+    def put_dispatch_table_first(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
     ) -> Call:
         """The callable that calls like this one will take: the dispatch table first."""
@@ -203,7 +201,7 @@ def find_written_placeholders(traced: TracedModule) -> frozenset[int]:
     )
 
 
-def _may_lose_to_torch_compile(choice: Choice) -> bool:
+def _may_lose_to_inductor(choice: Choice) -> bool:
     """Whether torch.compile itself must be measured beside what was chosen for an inference graph.
 
     A CUDA graph of a baseline won by medians, in another process; and where Inductor failed in that

@@ -18,9 +18,9 @@ from torch_cudal1.api.end_to_end import (
     MIN_SPEEDUP,
     TORCH_COMPILE,
     end_to_end_benchmark,
+    format_speedup,
+    list_summary_facts,
     select_faster,
-    speedup_text,
-    summary_facts,
 )
 from torch_cudal1.api.gradients.training_step import compute_gradients
 from torch_cudal1.core import telemetry
@@ -106,7 +106,7 @@ class ModuleTrial:
         served = (
             # Inference is measured as later calls will be served. A training step never comes from
             # the table.
-            call.with_dispatch_table(args, kwargs, context)
+            call.put_dispatch_table_first(args, kwargs, context)
             if isinstance(call, ServedCall) and not self.is_training
             else call
         )
@@ -188,9 +188,9 @@ def run_trial(
                 contenders[a], contenders[b], args, kwargs, context
             )
             telemetry.record(
-                "judge", "end_to_end", key, contender=b, over=a, **summary_facts(result)
+                "judge", "end_to_end", key, contender=b, over=a, **list_summary_facts(result)
             )
-            comparison = f"; {b} is {speedup_text(result)} of {a}"
+            comparison = f"; {b} is {format_speedup(result)} of {a}"
             winner = b if result.speedup > 1.0 else a
     # `explain` recognises by this word what was taken back.
     undone = "undone: " if winner == "eager" else ""

@@ -88,7 +88,7 @@ def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> A
     # The callback is loaded now: a misspelt name should fail when the module is bound, not when a
     # kernel is found wrong weeks later.
     reporter = _MismatchReporter(choice, context, _load_callback(settings.on_mismatch))
-    tolerance = _tolerance(choice, context)
+    tolerance = _choose_tolerance(choice, context)
     return lambda swapped, runner: _CheckedCallable(
         swapped, runner, settings.shadow_rate, tolerance, reporter
     )
@@ -295,7 +295,7 @@ def _find_output_difference(
     return Refusal(comparison.detail or "it differs from the baseline's")
 
 
-def _tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
+def _choose_tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
     """How much two right evaluations of a region may differ: its sums, its depth, and the
     coarsest format it rounds to.
     """

@@ -85,7 +85,10 @@ class RayPool:
         try:
             message = self._ray.get(
                 self._remote.remote(
-                    self._order.to_json(), _absolute(task.target), task.signature, self._seen
+                    self._order.to_json(),
+                    _resolve_target_path(task.target),
+                    task.signature,
+                    self._seen,
                 )
             )
         except self._ray.exceptions.RayError as error:
@@ -171,7 +174,7 @@ def _is_decided(data: bytes, path: Path) -> bool:
     return isinstance(new, Entry) and isinstance(old, Entry) and new.target == old.target
 
 
-def _absolute(target: str) -> str:
+def _resolve_target_path(target: str) -> str:
     """The target with its file's whole path: tasks run in another folder there."""
     source, colon, name = target.rpartition(":") if ":" in target else (target, "", "")
     path = Path(source).expanduser()

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     # The import brings the judge, which a warm look-up does without.
     from torch_cudal1.search.tune import Choice
 
-__all__ = ["Broadcast", "NoConsensus", "choices_from_broadcast", "has_ranks", "reach_consensus"]
+__all__ = ["Broadcast", "NoConsensus", "has_ranks", "reach_consensus", "read_broadcast_choices"]
 
 T = TypeVar("T")
 MAX_WAIT_AFTER_TIMEOUT_S = 1.0
@@ -121,7 +121,7 @@ def has_ranks(settings: Settings) -> bool:
     return settings.ranks_agree and _store() is not None
 
 
-def choices_from_broadcast(
+def read_broadcast_choices(
     broadcast: Broadcast, regions: Sequence[Region], context: TuneContext
 ) -> tuple[Choice, ...]:
     """The leader's entries as this rank's choices. KeyError for a region that the broadcast

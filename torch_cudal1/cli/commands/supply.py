@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch_cudal1.api import targets
 from torch_cudal1.api.recording.replay import (
     RecordedCall,
-    in_mode,
+    enter_recorded_modes,
     list_recorded_calls,
     read_recording,
 )
@@ -301,7 +301,7 @@ def _regions_of(
             label = f"{name} ({_describe_call(call)})"
             # Two recorded calls may have the same shapes and differ in a flag.
             met[label] += 1
-            with in_mode(call):
+            with enter_recorded_modes(call):
                 label += f" #{met[label]}" if met[label] > 1 else ""
                 yield _trace_requirements(
                     label, call.loaded.module, call.loaded.inputs, call.mode.grad
