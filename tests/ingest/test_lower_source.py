@@ -199,7 +199,7 @@ class _Liar:
     def __init__(self, folder: Path, answer: Mapping[str, Any]) -> None:
         self._folder, self._answer, self._files = folder, answer, 0
 
-    def new_file(self) -> Path:
+    def reserve_file(self) -> Path:
         self._files += 1
         return self._folder / f"{self._files}.safetensors"
 

@@ -46,12 +46,12 @@ from torch_cudal1.graph.capture import TracedModule
 from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
 from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.lower import LoweredRegion
-from torch_cudal1.graph.module_call import Call, ModuleCall, tensors_among
+from torch_cudal1.graph.module_call import Call, ModuleCall, list_call_tensors
 from torch_cudal1.judge import pool_scope
 from torch_cudal1.runtime.dispatch import DirectCall
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
-from torch_cudal1.runtime.guard_records import without_state
+from torch_cudal1.runtime.guard_records import drop_state
 from torch_cudal1.search.tune import Choice, Progress, choose
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -129,7 +129,7 @@ def bind(
         from torch_cudal1.judge import prestart_fork_server
 
         prestart_fork_server(
-            settings, device_of([*tensors_among(args, kwargs), *module.parameters()])
+            settings, device_of([*list_call_tensors(args, kwargs), *module.parameters()])
         )
     try:
         captured, traced = capture_call_graphs(module, args, kwargs)
@@ -175,7 +175,7 @@ def _bind_in_pieces(
     """A forward that is several graphs: on trial in the user's own calls, where it may be searched
     for or won before.
     """
-    tensors = [*tensors_among(args, kwargs), *module.parameters()]
+    tensors = [*list_call_tensors(args, kwargs), *module.parameters()]
     context = make_context(device_of(tensors), settings)
     obstacle: Refusal | None = None
     if has_ranks(settings):
@@ -199,7 +199,7 @@ def _bind_in_pieces(
     # classes. A call may change the module's state.
     return Bound(
         pieces.call,
-        ModuleGuard(without_state(record)),
+        ModuleGuard(drop_state(record)),
         (),
         note,
         conditions=pieces.holds,
@@ -270,7 +270,7 @@ class _CapturedCall:
             collect_weight_identities(self.module),
             direct,
             captured.conditions,
-            captured.apart(written),
+            captured.make_overlap_check(written),
         ), decision
 
     def _measure(

@@ -21,13 +21,13 @@ from torch_cudal1.graph.capture import TracedModule
 from torch_cudal1.graph.functional_module import list_running_statistics, preserve_versions
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.graph.module_call import Call, ModuleCall
-from torch_cudal1.graph.swap import Swapped, in_graph_order, swap
+from torch_cudal1.graph.swap import Swapped, reorder_inputs, swap
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import DIFFERS_FROM_EAGER
 from torch_cudal1.runtime.dispatch import DirectCall, make_dispatch_table, try_table_first
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.index_checks import cpu_index_checks, raise_as_eager
-from torch_cudal1.search.inductor_artifacts import inductor_options, provide_artifacts
+from torch_cudal1.search.inductor_artifacts import choose_inductor_options, provide_artifacts
 from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.context import TuneContext
 
@@ -79,7 +79,9 @@ def build_contenders(
     def build_graphs() -> Call:
         graph_call, direct = fill()
         return ServedCall(
-            with_double_backward(preserve_versions(captured.around(graph_call, written), module)),
+            with_double_backward(
+                preserve_versions(captured.wrap_compiled(graph_call, written), module)
+            ),
             direct,
             captured.guard,
             module,
@@ -137,7 +139,7 @@ class ServedCall:
         table = make_dispatch_table(cuda=context.device.type == "cuda")
         if table is None or self.direct is None:
             return self.call
-        self.direct.into(table, self, self.guard, self.module, args, kwargs)
+        self.direct.add_to_table(table, self, self.guard, self.module, args, kwargs)
         return try_table_first(table, self.call)
 
 
@@ -152,7 +154,7 @@ def fill_graphs(
     built, writes = [], any(graph.writes for graph in traced.graphs)
     options: dict[str, Any] = {
         "strictness": context.settings.strictness,
-        "options": inductor_options(context),
+        "options": choose_inductor_options(context),
     }
     # Inductor finds files that another machine compiled, so a machine without a compiler can start.
     with provide_artifacts([choice.region.key for choice in choices], context):
@@ -163,7 +165,7 @@ def fill_graphs(
                 swap(choice.region, choice.candidate, context.device, around=front, **options)
             )
             # A region's inputs are in canonical order, the graph's in the order of AOTAutograd.
-            traced.fill(item.region.kind, in_graph_order(built[-1], item.order))
+            traced.fill(item.region.kind, reorder_inputs(built[-1], item.order))
     return built
 
 
@@ -191,7 +193,9 @@ def make_direct_call(
     sources = tuple(captured.sources[origin] for origin in origins if isinstance(origin, int))
     # `traced.direct` is true only where every origin is a placeholder.
     assert len(sources) == len(origins)
-    return DirectCall(lambda: swapped.direct, sources, captured.finisher(), captured.conditions)
+    return DirectCall(
+        lambda: swapped.direct, sources, captured.make_output_builder(), captured.conditions
+    )
 
 
 def find_written_placeholders(traced: TracedModule) -> frozenset[int]:

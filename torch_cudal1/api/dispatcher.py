@@ -102,7 +102,10 @@ class Dispatcher:
         # a time.
         self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
-        self._table, self._miss = dispatch.make_dispatch_table(cuda=False), dispatch.miss_sentinel()
+        self._table, self._miss = (
+            dispatch.make_dispatch_table(cuda=False),
+            dispatch.get_miss_sentinel(),
+        )
         self._tally = recorder.Tally(module)
         # A shadow check that finds a kernel wrong must reach what is bound here too. The listener
         # is held weakly, so the dispatcher does not outlive its module for it.
@@ -158,7 +161,9 @@ class Dispatcher:
             result = serving.call(args, kwargs)
 
             if self._table is not None and serving.direct is not None:
-                serving.direct.into(self._table, serving, serving.guard, self._module, args, kwargs)
+                serving.direct.add_to_table(
+                    self._table, serving, serving.guard, self._module, args, kwargs
+                )
             return result
         if not isinstance(bound, Unbound) or bound.guard is not None:
             # A binding decided for good is not looked at again; one with a guard was decided for a
@@ -380,7 +385,7 @@ class Dispatcher:
                 current = guard.bind_guard(self._module)
                 change.current = current if isinstance(current, ModuleGuard) else None
             return Unbound("something changed since it was bound", missed=True)
-        reason = previous.guard.why()
+        reason = previous.guard.explain_difference()
         # A module that stayed changed for two calls is taken as changed for good. Without a reason
         # from the guard something outside the module differs, which may be another thing at each
         # call, so each re-bind must wait twice as long as the one before.

@@ -67,7 +67,7 @@ def _explain_inactive_binding(binding: Any) -> str:
     left_out: str = getattr(binding, "reason", "")
     if guard is None or left_out or guard.holds():
         return ""
-    return f"the module is not what it was when this was bound: {guard.why()}"
+    return f"the module is not what it was when this was bound: {guard.explain_difference()}"
 
 
 def _report_region(choice: Choice) -> RegionReport:

@@ -35,7 +35,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import device_of
 from torch_cudal1.graph.capture import is_dynamic
-from torch_cudal1.graph.graph_digest import graph_digest, graph_outline
+from torch_cudal1.graph.graph_digest import compute_graph_digest, compute_graph_outline
 from torch_cudal1.store.context import TuneContext, make_context
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def decide_graph(
     context = make_context(device_of(list(inputs)), settings)
     # The target and Inductor's options are part of the name: the same graph may be decided
     # otherwise on another GPU or under other options.
-    digest = graph_digest(
+    digest = compute_graph_digest(
         gm, inputs, extra=[repr(context.target), repr(sorted(options.items(), key=str))]
     )
     name = None if isinstance(digest, Refusal) else digest
@@ -79,7 +79,7 @@ def decide_graph(
     result = reach_consensus(
         # Ranks compare graphs by this text. A graph without a stable name still needs one that is
         # equal on all ranks.
-        [name or graph_outline(gm)],
+        [name or compute_graph_outline(gm)],
         context,
         decide=request.decide,
         follow=request.follow,
@@ -222,7 +222,7 @@ class _TracedGraph:
     def build(self) -> _GraphCall:
         """The traced graphs, each with its choice as its callable."""
         from torch_cudal1.api.shadow import wrap_with_checks
-        from torch_cudal1.graph.swap import in_graph_order, swap
+        from torch_cudal1.graph.swap import reorder_inputs, swap
 
         context, traced = self.request.context, self.traced
         # A call that writes to its inputs cannot be checked by a second run.
@@ -238,7 +238,7 @@ class _TracedGraph:
                 options=self.request.options,
                 around=None if isinstance(wrapper, Refusal) else wrapper,
             )
-            traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+            traced.fill(item.region.kind, reorder_inputs(swapped, item.order))
         call: _GraphCall = traced.call
         return call
 
@@ -296,12 +296,12 @@ class _TracedGraph:
         """What won when `accelerate` measured this very training step as a whole; "" if it never
         did.
         """
-        from torch_cudal1.search.tune import end_to_end_name
+        from torch_cudal1.search.tune import make_end_to_end_name
 
         # One region is an inference graph; the record that is asked for is of a training step.
         if len(self.choices) < 2:
             return ""
-        record = self._read_record(end_to_end_name(self.choices))
+        record = self._read_record(make_end_to_end_name(self.choices))
         return {"eager": "eager", "torch.compile": "inductor", "cudal1": "swaps"}.get(
             str(record.get("winner")), ""
         )

@@ -27,7 +27,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.graph.functional_module import preserve_random_state
 from torch_cudal1.graph.module_call import Call, ModuleCall
 from torch_cudal1.judge.benchmark.statistics import PairedSummary
-from torch_cudal1.search.tune import Choice, end_to_end_name
+from torch_cudal1.search.tune import Choice, make_end_to_end_name
 from torch_cudal1.store.context import TuneContext
 
 __all__ = ["EndToEndDecision", "ModuleTrial", "find_remembered_decision", "run_trial"]
@@ -149,7 +149,7 @@ def find_remembered_decision(
     """The end-to-end decision of an earlier process for these very candidates, if there is one."""
     # The name holds regions, not candidates: after a new search the record may be of other kernels.
     candidates = [choice.candidate.digest for choice in choices]
-    record = context.find_decision_record(end_to_end_name(choices), candidates)
+    record = context.find_decision_record(make_end_to_end_name(choices), candidates)
     if not isinstance(record, dict) or record.get("candidates") != candidates:
         return None
     winner = str(record.get("winner"))
@@ -203,6 +203,6 @@ def run_trial(
         "candidates": [choice.candidate.digest for choice in choices],
     }
     context.cache.put_decision_record(
-        end_to_end_name(choices), record, context.target, context.contract
+        make_end_to_end_name(choices), record, context.target, context.contract
     )
     return EndToEndDecision(winner, note, contenders.get(winner))

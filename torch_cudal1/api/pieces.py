@@ -30,9 +30,9 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
-from torch_cudal1.graph.dynamo_guards import forgotten_classes
-from torch_cudal1.graph.dynamo_session import quiet_dynamo
-from torch_cudal1.graph.module_call import tensors_among
+from torch_cudal1.graph.dynamo_guards import list_unguarded_classes
+from torch_cudal1.graph.dynamo_session import silence_dynamo
+from torch_cudal1.graph.module_call import list_call_tensors
 from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
 from torch_cudal1.runtime.guard_records import record_class_bodies
 from torch_cudal1.search.tune import Choice
@@ -77,7 +77,9 @@ class _TrialStep:
     def watch(self, result: Any) -> None:
         """Notice a backward that reaches `result`."""
         for node in {
-            tensor.grad_fn for tensor in tensors_among((result,), {}) if tensor.grad_fn is not None
+            tensor.grad_fn
+            for tensor in list_call_tensors((result,), {})
+            if tensor.grad_fn is not None
         }:
             # A prehook sees a backward at its start and leaves the gradients as they are.
             node.register_prehook(self._note_backward)
@@ -228,7 +230,7 @@ class Pieces:
         # then: the user may compile other models with other settings.
         @wraps(convert)
         def convert_quietly(*args: Any, **kwargs: Any) -> Any:
-            with config.patch(suppress_errors=suppressed), quiet_dynamo():
+            with config.patch(suppress_errors=suppressed), silence_dynamo():
                 return convert(*args, **kwargs)
 
         context.callback = convert_quietly
@@ -246,7 +248,7 @@ class Pieces:
     def _watch_classes(self, entries: Entries) -> list[bool]:
         # Dynamo before 2.13 reads an attribute of a class that a forward names, and never looks
         # again.
-        for kind in forgotten_classes(entries):
+        for kind in list_unguarded_classes(entries):
             if kind not in self._classes:
                 self._classes[kind] = ModuleGuard(record_class_bodies([kind]))
         return [True] * len(entries)

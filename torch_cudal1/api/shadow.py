@@ -37,7 +37,7 @@ from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.compare import compare, unit_roundoff
 from torch_cudal1.judge.reference.float64 import (
-    exact_outputs,
+    compute_exact_outputs,
     measure_input_sensitivity,
 )
 from torch_cudal1.search.tune import Choice
@@ -186,7 +186,7 @@ class _MismatchReporter:
         """How far an output moves with these inputs. Called where a difference was found: sums may have
         cancelled.
         """
-        run = partial(exact_outputs, self.choice.region.program, device=self.context.device)
+        run = partial(compute_exact_outputs, self.choice.region.program, device=self.context.device)
         exact = run(inputs)
         return (
             None

@@ -33,7 +33,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.module_call import tensors_among
+from torch_cudal1.graph.module_call import list_call_tensors
 from torch_cudal1.search.tune import Progress
 
 __all__ = ["WarmupResult", "warm", "warmup"]
@@ -147,7 +147,7 @@ def _finish_trial(loaded: LoadedTarget) -> None:
     warm-up no other caller makes any.
     """
     args, kwargs = split_example_inputs(loaded.inputs)
-    tensors = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
+    tensors = [*loaded.module.parameters(), *list_call_tensors(args, kwargs)]
     leaves = [tensor for tensor in tensors if tensor.requires_grad and torch.is_grad_enabled()]
     # The loop ends: a trial has at most `pieces.MAX_TRIAL_STEPS` steps.
     while is_on_trial(loaded.module):

@@ -80,7 +80,7 @@ def test_a_graph_of_a_schedule_that_failed_is_not_tried_and_both_give_the_end_of
     )
     assert ranking.failures == {"inductor": reason, "inductor+graph": f"inductor failed: {reason}"}
     assert (ranking.best.schedule, set(ranking.medians_us)) == ("eager", {"eager"})
-    assert (ranking.compiling_s(INDUCTOR), set(ranking.ready_s)) == (0.0, {"eager"})
+    assert (ranking.estimate_compile_s(INDUCTOR), set(ranking.ready_s)) == (0.0, {"eager"})
 
 
 def test_inductor_is_timed_and_a_schedule_that_cannot_run_says_why() -> None:

@@ -129,8 +129,8 @@ def test_a_larger_arena_replaces_the_first_until_it_is_returned(folder: Path) ->
 
 
 def test_without_a_gpu_there_is_no_room_to_be_had() -> None:
-    with Child(make_limits(Settings(), CPU), Contract()) as child, child.room(1 << 40):
-        path = child.new_file()
+    with Child(make_limits(Settings(), CPU), Contract()) as child, child.enlarge_arena(1 << 40):
+        path = child.reserve_file()
         child.call(
             "put", name="set", layout=save_tensors([torch.ones(3)], path), path=str(path), base=""
         )
@@ -148,8 +148,8 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
     monkeypatch.setattr(arena, "share", share)
     with Child(make_limits(Settings(), CPU), Contract()) as child:
         lend(child.scratch, arena_of(folder))  # as if its device had such memory
-        path = child.new_file()
-        with child.room(1 << 30):
+        path = child.reserve_file()
+        with child.enlarge_arena(1 << 30):
             layout = save_tensors([torch.randn(SIZE)], path)
             child.call("put", name="set", layout=layout, path=str(path), base="")
         assert (
@@ -159,7 +159,7 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
             pytest.raises(
                 CandidateFailure, match=r"no room for a message of 6\.0 GiB: cuMemAlloc"
             ) as failed,
-            child.room(6 << 30),
+            child.enlarge_arena(6 << 30),
         ):
             raise AssertionError("the body must not run")
         assert failed.value.detector == "resource"
@@ -168,7 +168,7 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
 
 def assert_same_on_both_sides(child: Child, value: torch.Tensor) -> None:
     """The child's set has the value's bytes."""
-    path = child.new_file()
+    path = child.reserve_file()
     layout = child.call("reread", name="set", positions=[0], path=str(path))["layout"]
     (tensor,) = load_tensors(layout, path, value.device)
     assert tensor is not None
@@ -183,15 +183,15 @@ def test_a_message_too_large_for_the_standing_arena_gets_room_for_its_time() -> 
         standing = arena_of(child.scratch)
         value = torch.randn(3 << 20, device=device)
         for _ in range(3):
-            path = child.new_file()
-            with child.room(value.nbytes + 512):
+            path = child.reserve_file()
+            with child.enlarge_arena(value.nbytes + 512):
                 layout = save_tensors([value], path)
                 assert in_arena(layout)
                 child.call("put", name="set", layout=layout, path=str(path), base="")
             assert arena_of(child.scratch) is standing
-        with child.room(value.nbytes + 512):
+        with child.enlarge_arena(value.nbytes + 512):
             assert_same_on_both_sides(child, value)
-        small = child.new_file()
+        small = child.reserve_file()
         child.call(
             "put",
             name="small",
@@ -199,7 +199,7 @@ def test_a_message_too_large_for_the_standing_arena_gets_room_for_its_time() -> 
             path=str(small),
             base="",
         )
-        with pytest.raises(CandidateFailure, match="no room"), child.room(1 << 60):
+        with pytest.raises(CandidateFailure, match="no room"), child.enlarge_arena(1 << 60):
             raise AssertionError("nobody has that much")
 
 
@@ -212,7 +212,7 @@ def test_a_child_on_a_gpu_reads_and_writes_memory_that_the_judge_shares() -> Non
             "the driver shares no memory between these processes"
         )
         value = torch.randn(100, 30, device=device).t()
-        path = child.new_file()
+        path = child.reserve_file()
         layout = save_tensors([value], path)
         assert in_arena(layout)
         child.call("put", name="set", layout=layout, path=str(path), base="")
@@ -230,7 +230,7 @@ def test_constants_that_a_module_has_on_the_gpu_are_read_on_the_host() -> None:
     """
     device = torch.device("cuda")
     with Child(make_limits(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
-        path, constant = child.new_file(), torch.arange(12.0, device=device).view(3, 4).t()
+        path, constant = child.reserve_file(), torch.arange(12.0, device=device).view(3, 4).t()
         layout = save_tensors([constant, None], path)
         assert in_arena(layout)
         constants, missing = load_tensors(layout, path, CPU)

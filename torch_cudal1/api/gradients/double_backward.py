@@ -40,7 +40,7 @@ def allow_double_backward(call: Call, module: torch.nn.Module, guard: ModuleGuar
             # Gradients of another module than the one that ran would be wrong in silence.
             if not guard.holds():
                 raise RuntimeError(
-                    f"the module changed since its forward ({guard.why()}); differentiate before changing it"
+                    f"the module changed since its forward ({guard.explain_difference()}); differentiate before changing it"
                 )
             return _wrap_in_autocast(_copy_with_own_buffers(module)._call_impl, modes)(
                 *args, **kwargs

@@ -35,7 +35,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.call_signature import FormError, describe
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.capture import find_lifted_parameters, is_dynamic
-from torch_cudal1.graph.graph_digest import graph_outline
+from torch_cudal1.graph.graph_digest import compute_graph_outline
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.recording_file import LINE_LIMIT_BYTES, CallRecord, Mode, append_calls
 
@@ -246,7 +246,7 @@ def count_graph(
     weights are left out. A graph with dynamic shapes is counted by the shapes that come, at a few
     microseconds a call.
     """
-    weights, outline = find_lifted_parameters(graph), graph_outline(graph)
+    weights, outline = find_lifted_parameters(graph), compute_graph_outline(graph)
     names = [
         _strip_dynamo_prefix(node.name) for node in graph.graph.nodes if node.op == "placeholder"
     ]

@@ -16,12 +16,12 @@ import torch
 
 from torch_cudal1.core.errors import ProgramError, SandboxError
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.graph.fusion.partition import with_inputs
+from torch_cudal1.graph.fusion.partition import rebase_on_inputs
 from torch_cudal1.ir.ops import attention_names
 from torch_cudal1.ir.program import Aten, Call, Program
 from torch_cudal1.ir.records import Region, Role
 from torch_cudal1.judge.checks.static.allowed_operators import is_allowed
-from torch_cudal1.judge.checks.static.triage import findings
+from torch_cudal1.judge.checks.static.triage import find_suspicious_text
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import read_reference
@@ -150,7 +150,7 @@ def lower_candidate(
         # A source that compiles its own extension fails somewhere in tracing: the cause is put in
         # front.
         extension = next(
-            (finding for finding in findings(text) if finding.rule == "extension"), None
+            (finding for finding in find_suspicious_text(text) if finding.rule == "extension"), None
         )
         hint = (
             f"it builds an extension of its own ({extension.text}, line {extension.line}): "
@@ -201,7 +201,7 @@ def fit_to_reference(
                 f"{_name_sources([source])} is {spec}, the reference's is {inputs[position]}"
             )
     try:
-        return with_inputs(program, order, inputs)
+        return rebase_on_inputs(program, order, inputs)
     except (TypeError, KeyError) as error:
         return Refusal(f"its steps cannot be given the reference's inputs: {error}")
 
@@ -227,7 +227,7 @@ def _child(job: SourceEvaluationConfig) -> Child:
 def _lower_in_child(
     child: Child, text: str, form: CallSpec, tensors: Sequence[torch.Tensor], *, reference: bool
 ) -> _Answer | Refusal:
-    given_file, payload_file = child.new_file(), child.new_file()
+    given_file, payload_file = child.reserve_file(), child.reserve_file()
     layout = save_tensors(tensors, given_file)
     try:
         request: dict[str, Any] = {"text": text, "form": form.to_json(), "reference": reference}

@@ -186,7 +186,7 @@ def run_once(
     functional.put_back()
     if not bound_guard.holds():
         raise NotLowerableError(
-            f"its forward changes the module itself ({bound_guard.why()}), which a kernel would "
+            f"its forward changes the module itself ({bound_guard.explain_difference()}), which a kernel would "
             f"not repeat"
         )
     return traced

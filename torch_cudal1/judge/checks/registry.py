@@ -102,10 +102,10 @@ def select_checks(profile: Profile, *, drop_in: bool = True) -> tuple[CheckSpec,
 
 def format_table() -> str:
     """The table of docs/judge.md: one row a name, from its steps."""
-    return "\n".join(_table_lines())
+    return "\n".join(_iter_table_lines())
 
 
-def _table_lines() -> Iterator[str]:
+def _iter_table_lines() -> Iterator[str]:
     yield "| check | from | asks |"
     yield "| --- | --- | --- |"
     # Steps of one name share a row, at the place of the first.

@@ -82,7 +82,7 @@ def _find_tool() -> str | None:
     )
 
 
-def _command(tool: str) -> tuple[str, ...]:
+def _build_command(tool: str) -> tuple[str, ...]:
     """What starts the interpreter under a tool; whole paths, for the launcher searches nothing."""
     # Blocks that the caching allocator hands out lie within one large allocation, where memcheck
     # sees no access as out of bounds.
@@ -104,7 +104,7 @@ def _run_under_tool(trial: Trial, sample: InputSet, tool: str) -> CheckResult:
     failed = ""
     try:
         # A process of its own: the tool must be there when CUDA starts.
-        with Child(limits, trial.contract, tool=_command(tool)) as child:
+        with Child(limits, trial.contract, tool=_build_command(tool)) as child:
             other = replace(trial, child=child, samples={}, results={}, references=set(), state=[])
             try:
                 other.load(other.slot, other.candidate)

@@ -49,9 +49,9 @@ class Tripwires:
         """Port of the socket, None where it could not be opened."""
         return self._socket.getsockname()[1] if self._socket else None
 
-    def disturbed(self) -> str:
+    def find_disturbed(self) -> str:
         """Which tripwire was touched, "" if none was."""
-        if self._path is not None and not self._whole():
+        if self._path is not None and not self._is_intact():
             return "a file outside the scratch folder was changed"
         if self._socket is not None:
             with contextlib.suppress(BlockingIOError):
@@ -68,7 +68,7 @@ class Tripwires:
             self._socket.close()
         self._path = self._socket = None
 
-    def _whole(self) -> bool:
+    def _is_intact(self) -> bool:
         assert self._path is not None
         try:
             return self._path.read_bytes() == self._text
