@@ -256,6 +256,7 @@ def _check_written(program: Program) -> None:
 
 CONTRACT = CheckName(
     name="contract",
+    module=__name__,
     failure="compile",
     asks=(
         "does the source parse, import, define `ModelNew` and make a module; of a Program: form, "

@@ -172,6 +172,7 @@ def _check_limits(cubin: Cubin, kernel: Kernel, launch: Launch, sm: int) -> None
 
 CUBIN_SCAN = CheckName(
     name="cubin_scan",
+    module=__name__,
     asks=(
         "of a Program's machine code: only the kernels its plan launches, no memory that outlives a "
         "call, no launches of its own"

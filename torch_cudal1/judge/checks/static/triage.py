@@ -317,5 +317,7 @@ def _join_names(node: ast.AST) -> str:
 
 
 TRIAGE = CheckName(
-    name="triage", asks="what in the source deserves a closer look; it refuses nothing"
+    name="triage",
+    module=__name__,
+    asks="what in the source deserves a closer look; it refuses nothing",
 )
