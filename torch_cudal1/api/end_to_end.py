@@ -77,7 +77,7 @@ def end_to_end_benchmark(
     lie on one side of the margin.
     """
     # Other processes that time kernels on this GPU take the same lock.
-    with lock_gpu(device, "gate"):
+    with lock_gpu(device, "end to end"):
         for _ in range(MAX_ATTEMPTS):
             summary = _benchmark_once(first, second, device, margin)
             if margin is None or summary.steady or summary.low >= margin or summary.high < margin:
@@ -295,7 +295,7 @@ def _benchmark_steps(
         unset_fake_temporarily(),
         _separate_metrics(),
         torch.enable_grad(),
-        lock_gpu(device, "gate"),
+        lock_gpu(device, "end to end"),
     ):
         # Leaves of its own, so that no `.grad` of the user accumulates and no hook of a parameter
         # runs.

@@ -11,6 +11,7 @@ import torch
 
 from tests.judge.evaluate.regions import diagonal_product
 from tests.judge.programs import V, candidate, linear_relu, op, spec
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract, Region
@@ -66,7 +67,7 @@ def test_a_graph_of_a_schedule_that_failed_is_not_tried_and_both_give_the_end_of
     def fail_inductor(trial, name, *arguments):
         tried_schedules.append(name)
         return (
-            (baseline_benchmark._summarise_traceback(cause), None)
+            Refusal(baseline_benchmark._summarise_traceback(cause))
             if name == "inductor"
             else try_schedule(trial, name, *arguments)
         )

@@ -20,6 +20,7 @@ from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
 __all__ = [
     "FEWEST_PAIRS",
     "FEWEST_SLOW_PAIRS",
+    "MAX_SPEEDUP_GAP",
     "PairedSummary",
     "agree",
     "compute_paper_variance",
@@ -37,8 +38,8 @@ _DRAWS = 10_000  # of the bootstrap
 _STEADY_SPREAD = 0.02  # MAD over median of the bucket values
 _STEADY_VARIANCE = 0.005  # of the log bucket values
 _MOST_LOG = 700.0  # exp of more is no float
-# CUDA-L1 paper, section 2.4.2: two measurements of a surprising speed-up may differ by this much
-_AGREE = 0.10
+# CUDA-L1 paper, section 2.4.2: measurements of a surprising speed-up may differ by 10 %.
+MAX_SPEEDUP_GAP = 0.10
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def agree(first: PairedSummary, second: PairedSummary) -> bool:
     """
     lower, higher = sorted((first, second), key=lambda summary: summary.speedup)
     # Intervals that overlap allow one speed-up even where noise has the centres 10 % apart.
-    return higher.speedup <= lower.speedup * (1 + _AGREE) or higher.low <= lower.high
+    return higher.speedup <= lower.speedup * (1 + MAX_SPEEDUP_GAP) or higher.low <= lower.high
 
 
 def compute_paper_variance(means: Sequence[float]) -> float:

@@ -62,7 +62,7 @@ def check_int64_indexing(trial: Trial) -> list[CheckResult]:
     # Fourteen judges on one GPU of 80 GiB left 23 to 33 GiB: the call was not made, and no cheat
     # caught.
     # Without the lock two judges would find the same memory free.
-    with lock_gpu(reference.device, "vast"):
+    with lock_gpu(reference.device, "int64 indexing"):
         return _compare_large(trial, reference, sample, large_shapes)
 
 

@@ -15,13 +15,10 @@ import torch
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
 from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurement
-from torch_cudal1.judge.benchmark.statistics import agree
+from torch_cudal1.judge.benchmark.statistics import MAX_SPEEDUP_GAP, agree
 from torch_cudal1.judge.evaluate.decide import is_surprising
 
 __all__ = ["confirm_measurement", "find_other_device"]
-
-# CUDA-L1 paper, section 2.4.2: measurements of a surprising speed-up may differ by 10 %.
-_MAX_SPEEDUP_GAP = 0.10
 
 
 def confirm_measurement(
@@ -86,6 +83,6 @@ def _check_jump(takes: list[BenchmarkResult], where: str) -> CheckResult:
         "jump",
         _has_agreeing_pair(takes),
         gap,
-        _MAX_SPEEDUP_GAP,
+        MAX_SPEEDUP_GAP,
         f"speed-ups in {len(takes)} processes on {where}: {listing}",
     )
