@@ -114,11 +114,7 @@ def _compare_one(name: str, got: Tensor, ref: Reference) -> Comparison:
     ratio = _ratio(rms, max(eager_rms, _round_off(eager.dtype) * scale / LIMIT))
     # Of a scalar, eager's error is one draw, often a lucky one: the limit allows for the spread of
     # so few, as the judge's does.
-    limit = (
-        VOID_LIMIT
-        if void
-        else LIMIT * sampling_margin(ref.effective.get(name, got.numel()))
-    )
+    limit = VOID_LIMIT if void else LIMIT * sampling_margin(ref.effective.get(name, got.numel()))
     reason = (
         ""
         if ratio <= limit

@@ -134,7 +134,7 @@ def adoption(place: TuneContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ad
 
 
 def entries(place: TuneContext) -> list[Any]:
-    return list(place.cache.entries())
+    return list(place.cache.iter_entries())
 
 
 def store_end_to_end_decision(region: Region, entry: Entry, place: TuneContext) -> None:

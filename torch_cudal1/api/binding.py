@@ -41,7 +41,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.capture import TracedModule
 from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
 from torch_cudal1.graph.dynamo_session import settle_dynamo
@@ -129,7 +129,7 @@ def bind(
         from torch_cudal1.judge import prestart_fork_server
 
         prestart_fork_server(
-            settings, device_of([*list_call_tensors(args, kwargs), *module.parameters()])
+            settings, find_device([*list_call_tensors(args, kwargs), *module.parameters()])
         )
     try:
         captured, traced = capture_call_graphs(module, args, kwargs)
@@ -141,7 +141,7 @@ def bind(
     except NotLowerableError as problem:
         telemetry.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
-    context = make_context(device_of([*captured.inputs, *module.parameters()]), settings)
+    context = make_context(find_device([*captured.inputs, *module.parameters()]), settings)
     task = _CapturedCall(module, (args, dict(kwargs)), captured, traced, graphs, context)
     regions = [item.region for item in graphs]
     # Ranks must run the same choice: two kernels that round differently would make replicas
@@ -176,7 +176,7 @@ def _bind_in_pieces(
     for or won before.
     """
     tensors = [*list_call_tensors(args, kwargs), *module.parameters()]
-    context = make_context(device_of(tensors), settings)
+    context = make_context(find_device(tensors), settings)
     obstacle: Refusal | None = None
     if has_ranks(settings):
         # A trial is decided by the clock of each process, so ranks would settle on different sides.

@@ -33,7 +33,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.capture import is_dynamic
 from torch_cudal1.graph.graph_digest import compute_graph_digest, compute_graph_outline
 from torch_cudal1.store.context import TuneContext, make_context
@@ -68,7 +68,7 @@ def decide_graph(
         reason = "dynamic shapes: Inductor compiles the graph"
         telemetry.record("capture", "left_out", reason=reason)
         return None
-    context = make_context(device_of(list(inputs)), settings)
+    context = make_context(find_device(list(inputs)), settings)
     # The target and Inductor's options are part of the name: the same graph may be decided
     # otherwise on another GPU or under other options.
     digest = compute_graph_digest(

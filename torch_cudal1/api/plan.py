@@ -15,7 +15,7 @@ from torch_cudal1 import kernels
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.report import Plan, PlanRow
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.propose import rewrite_region
@@ -40,7 +40,7 @@ def plan(
     """
     chosen = settings or Settings.from_env()
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    context = make_context(device_of([*args, *module.parameters()]), chosen)
+    context = make_context(find_device([*args, *module.parameters()]), chosen)
     try:
         regions = capture_regions(module, args)
     # A model that cannot be captured keeps its own forward: that is a plan too, not an error.

@@ -43,7 +43,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Entry, Region
 from torch_cudal1.store.cache.entry_file import decode_entry, encode_entry
-from torch_cudal1.store.cache.local_cache import stale_reason
+from torch_cudal1.store.cache.local_cache import explain_staleness
 from torch_cudal1.store.cache.quarantine import find_quarantine_reason
 from torch_cudal1.store.context import TuneContext
 
@@ -337,7 +337,7 @@ class _Meeting:
                 # A baseline is PyTorch's own work, which runs on every machine.
                 continue
             if entry.target.family != self._context.target.family or (
-                stale := stale_reason(entry.target, self._context.target)
+                stale := explain_staleness(entry.target, self._context.target)
             ):
                 reason = stale or "validated on " + entry.target.family
                 return Refusal(f"rank {self.rank}: {reason}")

@@ -25,7 +25,7 @@ from torch_cudal1.api.targets import LoadedTarget
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.call_signature import FormError, describe, make_inputs
 from torch_cudal1.core.errors import TargetError
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.store.recording_file import CallRecord, Mode, RecordingContents, read_calls
 
 __all__ = ["RecordedCall", "enter_recorded_modes", "list_recorded_calls", "read_recording"]
@@ -228,6 +228,6 @@ def _format_shapes(form: Any) -> str:
 
 def _find_device(loaded: LoadedTarget) -> torch.device:
     tensors = [*loaded.module.parameters(), *loaded.module.buffers()]
-    return device_of(
+    return find_device(
         [*tensors, *(item for item in loaded.inputs if isinstance(item, torch.Tensor))]
     )

@@ -138,7 +138,7 @@ def _read_decisions(settings: Settings) -> Iterator[Entry]:
     """Decisions under the contract in force, revoked ones left out. Unsigned evidence
     is used: nothing is run.
     """
-    for file in cache_for(settings).entries():
+    for file in cache_for(settings).iter_entries():
         # A revoked kernel's time is no time that a deployment will have.
         if isinstance(file, EntryFile) and not isinstance(file.standing, Forbidden):
             contract = file.entry.contract

@@ -72,10 +72,10 @@ def warm_with_pool(
         chosen,
     )
     unmatched: list[str] = []
-    tasks = _tasks(targets, args.recorded, unmatched)
+    tasks = _make_tasks(targets, args.recorded, unmatched)
     outcome = run_tasks(tasks, _open_pool(args, order), find_journal(order, tasks), progress)
     return FleetWarmup(
-        tuple(_result(answer) for answer in outcome.answers if not answer.unusable),
+        tuple(_read_result(answer) for answer in outcome.answers if not answer.unusable),
         # Both are targets that no second attempt changes.
         (*unmatched, *(answer.unusable for answer in outcome.answers if answer.unusable)),
         tuple(answer.task.target for answer in outcome.answers if answer.resumed),
@@ -83,7 +83,7 @@ def warm_with_pool(
     )
 
 
-def _tasks(
+def _make_tasks(
     targets: Sequence[str], recording: Path | None, unmatched: list[str]
 ) -> list[WarmupTask]:
     """A task a target, or one for each recorded form of its calls; targets that have none join
@@ -138,7 +138,7 @@ def _open_pool(args: argparse.Namespace, order: WarmupOrder) -> WorkerPool:
     return LocalPool(order, list_cpu_slots(args.workers, cores))
 
 
-def _result(answer: WarmupAnswer) -> WarmupResult:
+def _read_result(answer: WarmupAnswer) -> WarmupResult:
     if answer.result is not None:
         return answer.result
     # A dead worker is a result with an error, so that the table has a row for every target.

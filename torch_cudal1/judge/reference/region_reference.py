@@ -134,7 +134,7 @@ class RegionReference:
             # CUDA an assertion after which the context is lost.
             self._prove_legal(inputs)
             # The user's flags may change between two calls of this process.
-            with precision_rights.under(self.contract), torch.no_grad():
+            with precision_rights.enforce_rights(self.contract), torch.no_grad():
                 outputs = self._reference(inputs)
         # Made-up inputs can be outside of what an operator takes: that says nothing of the
         # candidate.
@@ -157,7 +157,7 @@ class RegionReference:
             return None
         try:
             with (
-                precision_rights.under(self.contract),
+                precision_rights.enforce_rights(self.contract),
                 torch.no_grad(),
                 Tf32OperandRounding(allowed),
             ):

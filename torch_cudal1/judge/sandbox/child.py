@@ -49,7 +49,7 @@ from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_s
 from torch_cudal1.judge.sandbox.tripwires import Tripwires
 from torch_cudal1.judge.wire import arena
 from torch_cudal1.judge.wire.channel import Channel, message_bytes, save_tensors
-from torch_cudal1.judge.wire.precision_rights import flags_for
+from torch_cudal1.judge.wire.precision_rights import choose_flags
 
 __all__ = ["CandidateFailure", "Child", "Limits", "make_limits"]
 
@@ -285,7 +285,7 @@ class Child:
         one of over 2 GiB, which would take minutes that way.
         """
         make_room(self.limits.device, size_bytes)
-        standing = arena.arena_of(self.scratch)
+        standing = arena.find_arena(self.scratch)
         if (
             standing is None
             or size_bytes <= standing.size_bytes
@@ -402,7 +402,7 @@ class Child:
             "threads": limits.threads,
             "memory_bytes": limits.memory_bytes,
             "gpu_fraction": limits.gpu_fraction if limits.gpu else 1.0,
-            "flags": flags_for(contract),
+            "flags": choose_flags(contract),
             "scratch": str(self.scratch),
             # Below level 2 there is no filter, so the child must not install that of the run phase.
             "phase": limits.phase if self.confinement.level >= 2 else "build",
@@ -414,7 +414,7 @@ class Child:
         except CandidateFailure as error:
             raise SandboxError("starting", error.found) from error
         self.surroundings = answer["surroundings"]
-        if answer["unshared"] and arena.arena_of(self.scratch) is not None:
+        if answer["unshared"] and arena.find_arena(self.scratch) is not None:
             telemetry.record("judge", "arena", "none", reason=str(answer["unshared"]))
             arena.withdraw(self.scratch)
 
