@@ -119,8 +119,8 @@ class Processes:
 
     @contextmanager
     def lend_second(self, second: Child) -> Iterator[Child]:
-        """Lend the process of `second` for the body. It is kept if an own program left it in order,
-        else ended.
+        """Lend the process of `take_second` for the body. It is kept if an own program left it in
+        order, else ended.
         """
         try:
             yield second

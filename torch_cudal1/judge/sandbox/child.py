@@ -101,7 +101,7 @@ class Child:
         - worker: the module that serves requests in the child; "": the judge's own.
         - fork_server: forks the child; None: a new interpreter.
         - shared_bytes: GPU memory to share with the child, for messages that fit into it; see
-          `arena`, and `room` for larger ones.
+          `arena`, and `enlarge_arena` for larger ones.
         """
         self.limits, self._shared_bytes = limits, shared_bytes
         self._fork_server = fork_server

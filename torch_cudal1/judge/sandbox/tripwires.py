@@ -19,8 +19,8 @@ __all__ = ["Tripwires"]
 
 
 class Tripwires:
-    """Placed on construction, checked by `disturbed`, removed by `close`. A tripwire that cannot be
-    placed is left out; construction does not raise.
+    """Placed on construction, checked by `find_disturbed`, removed by `close`. A tripwire that
+    cannot be placed is left out; construction does not raise.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Tripwires:
             self._path.chmod(0o666)
         with contextlib.suppress(OSError):
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=4)
-            # `disturbed` asks for a connection and must not wait for one.
+            # `find_disturbed` asks for a connection and must not wait for one.
             self._socket.setblocking(False)
 
     @property

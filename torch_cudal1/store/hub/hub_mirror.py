@@ -115,7 +115,7 @@ class Mirror:
     def read_shard(
         self, name: str, contract: str, prefix: str, listed: FileListing
     ) -> Shard | HubFailure:
-        """A shard of `shards()`."""
+        """A shard of `read_target_index()`."""
         return self._parse_index(shard_file(name, contract, prefix), listed, Shard.read)
 
     def bring(
