@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks import report
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
-from torch_cudal1.judge.benchmark.timing import device_time_us
+from torch_cudal1.judge.benchmark.timing import measure_device_time_us
 from torch_cudal1.judge.wire.transport import read_program, write_payloads
 from torch_cudal1.kernels.expr.affine import row_major
 from torch_cudal1.runtime.executor import prepare
@@ -166,7 +166,7 @@ class ConvMeasurer:
         error = float(
             (first_image - self.exact).pow(2).mean().sqrt() / self.exact.pow(2).mean().sqrt()
         )
-        us = device_time_us(run, self.device, calls=_TIMED_CALLS)
+        us = measure_device_time_us(run, self.device, calls=_TIMED_CALLS)
         return {"case": self.case.name, "name": name, "device_us": round(us, 1), "rms": error}
 
     def eager(self) -> dict[str, Any]:

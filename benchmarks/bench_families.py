@@ -36,8 +36,8 @@ from torch_cudal1.graph.fusion.partition import Partition, partition, splice
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.value_specs import value_specs
-from torch_cudal1.judge.benchmark.timing import device_time_us
-from torch_cudal1.judge.reference.float64 import exact_outputs
+from torch_cudal1.judge.benchmark.timing import measure_device_time_us
+from torch_cudal1.judge.reference.float64 import compute_exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.registry import trace
 from torch_cudal1.runtime.executor import prepare
@@ -124,7 +124,7 @@ def _name_outputs(outputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
 
 def compute_reference(captured: CapturedCase, device: torch.device) -> Reference | Refusal:
     """The results in float64, and eager's with their errors."""
-    exact = exact_outputs(captured.program, captured.tensors, device)
+    exact = compute_exact_outputs(captured.program, captured.tensors, device)
     if isinstance(exact, Refusal):
         return exact
     eager = prepare(captured.program, device)
@@ -188,7 +188,7 @@ def try_choice(
         verdict = compare(_name_outputs(runner(list(captured.tensors))), expected_outputs)
         if not verdict.passed:
             return fact | {"wrong": verdict.reason}, None
-        us = device_time_us(
+        us = measure_device_time_us(
             lambda: runner(list(captured.tensors)), options.device, calls=_TIMED_CALLS
         )
     except _FAILURES as error:

@@ -26,7 +26,7 @@ from benchmarks import report
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.judge.benchmark.clock import synchronise
-from torch_cudal1.judge.reference.float64 import exact_outputs
+from torch_cudal1.judge.reference.float64 import compute_exact_outputs
 
 __all__ = ["CASES", "TransposedConvCase", "main", "measure_case"]
 
@@ -84,7 +84,7 @@ def measure_case(case: TransposedConvCase, device: torch.device, rounds: int) ->
     program = Program((TensorSpec.of(x), TensorSpec.of(weight)), (step,), (2,))
 
     def judge() -> torch.Tensor:
-        exact = exact_outputs(program, [x, weight], device)
+        exact = compute_exact_outputs(program, [x, weight], device)
         assert not isinstance(exact, Refusal), exact.reason
         assert exact[0] is not None
         return exact[0]

@@ -35,7 +35,7 @@ from benchmarks.gemm_supervisor import append_journal, read_journal, supervise
 from benchmarks.timing import collect_samples
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.ir.program import Program
-from torch_cudal1.judge.benchmark.timing import device_time_us
+from torch_cudal1.judge.benchmark.timing import measure_device_time_us
 from torch_cudal1.judge.wire.transport import read_program, write_payloads
 from torch_cudal1.runtime.executor import prepare
 
@@ -167,7 +167,7 @@ class GemmMeasurer:
     def row(self, name: str, run: Any, **more: Any) -> dict[str, Any]:
         """A row: errors, then device time."""
         row: dict[str, Any] = {"case": self.case.name, "name": name, **more, **self.errors(run())}
-        us = device_time_us(run, self.device, calls=10)
+        us = measure_device_time_us(run, self.device, calls=10)
         return {
             **row,
             "device_us": round(us, 2),

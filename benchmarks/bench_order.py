@@ -41,7 +41,7 @@ from torch_cudal1.kernels.ops.matmul import Product
 from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.kernels.templates.gemm_tiles import METHODS, order_by_bound
 from torch_cudal1.kernels.templates.gemm_tiles import read_schedule as schedule_of
-from torch_cudal1.search.cost_model.predictor import CostModel, fit_cost_model, pairwise_rank_error
+from torch_cudal1.search.cost_model.predictor import CostModel, fit_cost_model, measure_rank_error
 from torch_cudal1.search.cost_model.timings import KernelTiming, make_timing
 from torch_cudal1.search.evolution.buckets import draw_contrasting
 from torch_cudal1.search.evolution.expected_order import select_proposals
@@ -266,8 +266,8 @@ def _compute_rank_errors(table: TimingTable, model: CostModel) -> dict[str, floa
     )
     alone = torch.zeros(len(times), dtype=torch.long)
     return {
-        "model": round(pairwise_rank_error(times, model_us, alone), 4),
-        "bound": round(pairwise_rank_error(times, bound_us, alone), 4),
+        "model": round(measure_rank_error(times, model_us, alone), 4),
+        "bound": round(measure_rank_error(times, bound_us, alone), 4),
     }
 
 

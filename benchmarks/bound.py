@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cudal1.api.binding import Bound, weight_identities
+from torch_cudal1.api.binding import Bound, collect_weight_identities
 from torch_cudal1.api.dispatcher import Dispatcher
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
@@ -58,11 +58,11 @@ def bind_to(
         module_guard,
         (),
         "bound by a benchmark",
-        weight_identities(module),
+        collect_weight_identities(module),
         direct,
         captured.conditions,
     )
-    dispatcher.bindings[dispatcher._key(guard.signature(args, {}))] = bound
+    dispatcher.bindings[dispatcher._make_key(guard.signature(args, {}))] = bound
     module._compiled_call_impl = dispatcher
     return module
 

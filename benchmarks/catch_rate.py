@@ -126,7 +126,7 @@ def apply_kernelbench_rule(reference: str, candidate: str, device: torch.device)
     with Child(
         make_limits(Settings(candidate_timeout_s=_TIMEOUT_S), device, trust="foreign"), Contract()
     ) as child:
-        path = child.new_file()
+        path = child.reserve_file()
         try:
             response = child.call("read_source", text=text, entry="Model", seed=0, path=str(path))
         except CandidateFailure as error:

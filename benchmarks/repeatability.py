@@ -28,7 +28,7 @@ from benchmarks import report
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.gpu_state import read_gpu_state
 from torch_cudal1.judge.benchmark.protocol import LocalSampler, Measurement, Pairs, measure
-from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, temperatures
+from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, list_l2_states
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingPlan
 
 __all__ = ["Kernel", "RepeatabilityRow", "list_kernels", "main", "run_trials", "summarise_rows"]
@@ -141,7 +141,7 @@ def run_trials(
     """
     rows = [RepeatabilityRow(kernel.name) for kernel in kernels_to_run]
     pairs = [
-        LocalSampler(kernel.make(device), kernel.make(device), device, temperatures(device, plan))
+        LocalSampler(kernel.make(device), kernel.make(device), device, list_l2_states(device, plan))
         for kernel in kernels_to_run
     ]
     sides = [_WarmSampler(local, local.warm_up()) for local in pairs]

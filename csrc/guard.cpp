@@ -34,7 +34,7 @@ Address address_of(const at::Tensor& t) {
   return address == 0 ? Address::none : address % 16 ? Address::unaligned : Address::aligned;
 }
 
-struct Facts {  // torch_cudal1.runtime.guard_records.tensor_facts
+struct Facts {  // torch_cudal1.runtime.guard_records.read_tensor_facts
   PyObject* tensor;  // borrowed from Guard::records
   PyTypeObject* kind;
   c10::DispatchKeySet keys;  // while they are the same, so are layout, storage, conjugation and negation

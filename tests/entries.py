@@ -25,7 +25,7 @@ from torch_cudal1.graph.lower import lower
 from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.ir.records import Candidate, Entry, Region
-from torch_cudal1.search.tune import Choice, end_to_end_name
+from torch_cudal1.search.tune import Choice, make_end_to_end_name
 from torch_cudal1.store.context import make_context
 
 Change = Callable[[Program], Program]
@@ -127,7 +127,9 @@ def plant_regions(
         "note": "planted",
         "candidates": [choice.candidate.digest for choice in choices],
     }
-    place.cache.put_decision_record(end_to_end_name(choices), note, place.target, place.contract)
+    place.cache.put_decision_record(
+        make_end_to_end_name(choices), note, place.target, place.contract
+    )
 
 
 def plant(

@@ -13,12 +13,12 @@ from safetensors.torch import load, save
 
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.cache.entry_file import METADATA_KEY, digest_of
-from torch_cudal1.store.trust.signatures import Signer, load_signer, new_key
+from torch_cudal1.store.trust.signatures import Signer, create_key, load_signer
 
 
 def make_signer(folder: Path, name: str = "team") -> Signer:
     """A fresh key in `folder`."""
-    new_key(name, folder / "keys" / f"{name}.pem", keep_out_of=())
+    create_key(name, folder / "keys" / f"{name}.pem", keep_out_of=())
     return load_signer(folder / "keys" / f"{name}.pem", keep_out_of=())
 
 

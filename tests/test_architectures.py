@@ -27,7 +27,7 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.records import Contract, Region
-from torch_cudal1.judge.reference.float64 import exact_outputs
+from torch_cudal1.judge.reference.float64 import compute_exact_outputs
 from torch_cudal1.judge.reference.inputs import make_inputs
 from torch_cudal1.judge.reference.region_reference import RegionReference
 
@@ -151,7 +151,7 @@ def assert_exact(regions: Sequence[Region], device: torch.device = CPU) -> None:
     """Each of them has a float64 run, which the judge compares candidates with."""
     for region in regions:
         inputs = make_inputs(RegionReference(region, Contract(), device), 1, "normal", device)
-        answer = exact_outputs(region.program, inputs, device)
+        answer = compute_exact_outputs(region.program, inputs, device)
         assert not isinstance(answer, Refusal), f"{region.name}: {answer.reason}"
 
 

@@ -24,7 +24,7 @@ from torch_cudal1.store.bundle.bundle_file import write_bundle
 from torch_cudal1.store.bundle.lockfile import make_lock, write_lock
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.context import cache_for
-from torch_cudal1.store.trust.signatures import load_signer, new_key
+from torch_cudal1.store.trust.signatures import create_key, load_signer
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = """\
@@ -90,7 +90,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (loaded,) = targets.load(f"{folder / 'model.py'}:make")
     with torch.no_grad():
         plant(loaded.module, loaded.inputs, folder / "cache")
-    public = new_key("team", folder / "team.pem", keep_out_of=())
+    public = create_key("team", folder / "team.pem", keep_out_of=())
     (folder / "publishers.toml").write_text(f'[[publisher]]\nname = "team"\nkey = "{public}"\n')
     (folder / "publishers.toml").chmod(0o600)
     cache = cache_for(Settings(cache_dir=folder / "cache"))

@@ -27,7 +27,7 @@ from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import capture_call_graphs
 from torch_cudal1.graph.lower import LoweredRegion, lower
 from torch_cudal1.graph.module_call import Call
-from torch_cudal1.graph.swap import in_graph_order, swap
+from torch_cudal1.graph.swap import reorder_inputs, swap
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.program import Program, canonical_json
 from torch_cudal1.ir.records import Candidate
@@ -118,11 +118,11 @@ def capture_and_run(function: Any, args: Any, kwargs: Any) -> tuple[Call, list[L
         )
         assert read.digest == program.digest
         swapped = swap(item.region, Candidate(read, "eager", "rewrites"), CPU, strictness="error")
-        traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+        traced.fill(item.region.kind, reorder_inputs(swapped, item.order))
     written = frozenset(
         origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int)
     )
-    return call.around(traced.call, written), lowered
+    return call.wrap_compiled(traced.call, written), lowered
 
 
 def copies(tree: Any) -> Any:

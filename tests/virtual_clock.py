@@ -54,5 +54,5 @@ def install_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     def find_clock(_: torch.device) -> VirtualClock:
         return clock
 
-    monkeypatch.setattr(timing, "clock_of", find_clock)
+    monkeypatch.setattr(timing, "choose_clock", find_clock)
     return clock

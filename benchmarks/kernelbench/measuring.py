@@ -28,7 +28,7 @@ from torch_cudal1.device.gpu_lock import lock_gpu
 from torch_cudal1.device.gpu_state import read_gpu_state
 from torch_cudal1.device.peaks import find_device_peaks
 from torch_cudal1.judge.benchmark.statistics import FEWEST_PAIRS, summarise
-from torch_cudal1.judge.benchmark.timing import device_time_us, host_time_us, interleave
+from torch_cudal1.judge.benchmark.timing import host_time_us, interleave, measure_device_time_us
 
 __all__ = ["Measured", "compute_lower_bound_us", "compute_ratios", "is_drained", "measure_columns"]
 
@@ -195,7 +195,7 @@ def _time_clocks(run: Callable[[], object], device: torch.device) -> dict[str, f
     host_us = host_time_us(run, device, calls=_CLOCK_CALLS)
     return {
         "host_us": host_us,
-        "device_us": device_time_us(run, device, calls=_CLOCK_CALLS)
+        "device_us": measure_device_time_us(run, device, calls=_CLOCK_CALLS)
         if device.type == "cuda"
         else None,
     }

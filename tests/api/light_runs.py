@@ -15,9 +15,9 @@ import pytest
 from tests.api import light
 from tests.store.conftest import make_entry
 from torch_cudal1.api.fleet import local
-from torch_cudal1.api.fleet.local import LocalPool, cpu_slots
+from torch_cudal1.api.fleet.local import LocalPool, list_cpu_slots
 from torch_cudal1.api.fleet.pool import PoolReport, run_tasks
-from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_journal import find_journal
 from torch_cudal1.api.fleet.warmup_task import WarmupOrder, WarmupTask
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.store.cache.local_cache import LocalCache
@@ -47,12 +47,12 @@ def run_warmup(
     reports: list[tuple[str, float | None]] | None = None,
 ) -> PoolReport:
     tasks = [WarmupTask(target) for target in targets]
-    pool = LocalPool(order, cpu_slots(workers, sorted(os.sched_getaffinity(0))))
+    pool = LocalPool(order, list_cpu_slots(workers, sorted(os.sched_getaffinity(0))))
     progress = reports if reports is not None else []
     return run_tasks(
         tasks,
         pool,
-        journal_for(order, tasks),
+        find_journal(order, tasks),
         lambda activity, fraction: progress.append((activity, fraction)),
     )
 

@@ -151,14 +151,14 @@ class Scenes:
         if self.rank == 0:
             self.plant("machine")
             return self.accelerate("machine")
-        genuine = consensus.stale_reason
-        consensus.stale_reason = lambda judged, here: genuine(
+        genuine = consensus.explain_staleness
+        consensus.explain_staleness = lambda judged, here: genuine(
             judged, replace(here, sku="another CPU")
         )
         try:
             return self.accelerate("machine")
         finally:
-            consensus.stale_reason = genuine
+            consensus.explain_staleness = genuine
 
     def quarantined_on_one(self) -> Seen:
         self.plant("held")

@@ -18,7 +18,7 @@ from torch_cudal1.api.fleet import cluster
 from torch_cudal1.api.fleet.cluster import RayPool, run_on_cluster, store_files
 from torch_cudal1.api.fleet.fleet_worker import run_task
 from torch_cudal1.api.fleet.pool import run_tasks
-from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_journal import find_journal
 from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask
 from torch_cudal1.api.warmup import WarmupResult
 from torch_cudal1.core.errors import SettingError
@@ -84,7 +84,7 @@ def run(order: WarmupOrder, ray: Ray, *tasks: WarmupTask) -> tuple[WarmupAnswer,
     return run_tasks(
         tasks,
         RayPool(order, "auto", ray),
-        journal_for(order, tasks),
+        find_journal(order, tasks),
         lambda activity, fraction: None,
     ).answers
 
@@ -279,7 +279,7 @@ def test_ray_itself_carries_tasks_out(tmp_path: Path, monkeypatch: pytest.Monkey
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     tasks = [WarmupTask(f"{file}:make"), WarmupTask(f"{deadly}:make")]
     answer, died = run_tasks(
-        tasks, RayPool(order), journal_for(order, tasks), lambda activity, fraction: None
+        tasks, RayPool(order), find_journal(order, tasks), lambda activity, fraction: None
     ).answers
     assert comparable(answer) == comparable(
         run_task(order, tasks[0], lambda activity, fraction: None)

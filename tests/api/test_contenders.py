@@ -71,7 +71,7 @@ def test_torch_compile_is_measured_where_the_benchmark_has_not_settled_it(
         "baseline_failures": {"inductor": failed} if failed else {},
     }
     changed = replace(choice, entry=replace(choice.entry, evidence=evidence))
-    assert contenders._may_lose_to_torch_compile(changed) is is_measured
+    assert contenders._may_lose_to_inductor(changed) is is_measured
     built = contenders.build_contenders(NET, None, (changed,), lambda: None, frozenset())  # type: ignore[arg-type, return-value]
     assert ("torch.compile" in built) is is_measured
     assert ("cudal1" in built) is (origin != "baseline" or schedule != "eager")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.entries import entry_for, same
-from torch_cudal1.api.explain import entry_report
+from torch_cudal1.api.explain import report_entry
 from torch_cudal1.cli.view.tables import show_explanation
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.report import Explanation
@@ -41,7 +41,7 @@ def entry(
 
 
 def test_every_baseline_is_there_with_its_reason(tmp_path: Path) -> None:
-    rows = entry_report(entry(tmp_path, "baseline", "eager+graph", timing=None)).raced
+    rows = report_entry(entry(tmp_path, "baseline", "eager+graph", timing=None)).raced
     assert [(row["label"], row["decision"], row["reason"]) for row in rows] == [
         ("eager+graph", "runs", "150 us, the fastest baseline"),
         ("inductor", "beaten", "200 us, 1.333x of the fastest baseline"),
@@ -54,19 +54,19 @@ def test_a_choice_that_never_met_inductor_says_so(tmp_path: Path) -> None:
     alone = entry(
         tmp_path, "rewrites", "eager", {"eager": 300.0}, baseline_failures={"inductor": WHY}
     )
-    assert entry_report(alone).reason.endswith(f"; tuned without Inductor: {WHY}")
-    assert "without Inductor" not in entry_report(entry(tmp_path, "rewrites", "eager")).reason
+    assert report_entry(alone).reason.endswith(f"; tuned without Inductor: {WHY}")
+    assert "without Inductor" not in report_entry(entry(tmp_path, "rewrites", "eager")).reason
 
 
 def test_a_tie_and_a_swap_are_told(tmp_path: Path) -> None:
     tied = {"eager": 101.0, "inductor": 100.0}
-    rows = entry_report(entry(tmp_path, "baseline", "eager", tied, timing=None)).raced
+    rows = report_entry(entry(tmp_path, "baseline", "eager", tied, timing=None)).raced
     assert (
         rows[0]["reason"]
         == "100 us, the fastest baseline; eager is as fast within noise, and simpler"
     )
     assert [row["decision"] for row in rows] == ["beaten", "runs", "failed"]
-    rows = entry_report(entry(tmp_path, "rewrites", "eager", tied)).raced
+    rows = report_entry(entry(tmp_path, "rewrites", "eager", tied)).raced
     assert [row["decision"] for row in rows] == ["beaten", "beaten", "failed"]
     assert rows[0]["reason"] == "100 us, the fastest baseline; what runs takes 10.0 us"
 
@@ -76,7 +76,7 @@ def test_a_tie_and_a_swap_are_told(tmp_path: Path) -> None:
 )
 def test_the_terminal_shows_them(word: str, tmp_path: Path) -> None:
     out = StringIO()
-    report = entry_report(entry(tmp_path, "baseline", "eager+graph", timing=None))
+    report = report_entry(entry(tmp_path, "baseline", "eager+graph", timing=None))
     show_explanation(
         Screen(out=out, width=200), Explanation(target="net", device="cuda", regions=(report,))
     )

@@ -14,11 +14,16 @@ import torch
 from tests.entries import plant
 from torch_cudal1.api.fleet import local
 from torch_cudal1.api.fleet.fleet_worker import run_task
-from torch_cudal1.api.fleet.local import LocalPool, cpu_slots
+from torch_cudal1.api.fleet.local import LocalPool, list_cpu_slots
 from torch_cudal1.api.fleet.pool import run_tasks
-from torch_cudal1.api.fleet.warmup_journal import journal_for
-from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
-from torch_cudal1.api.recording.recorder import identity_of
+from torch_cudal1.api.fleet.warmup_journal import find_journal
+from torch_cudal1.api.fleet.warmup_task import (
+    WarmupAnswer,
+    WarmupOrder,
+    WarmupTask,
+    encode_signature,
+)
+from torch_cudal1.api.recording.recorder import compute_module_identity
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.call_signature import describe
 from torch_cudal1.core.settings import Settings
@@ -63,9 +68,9 @@ def test_workers_answer_what_this_process_would(tmp_path: Path) -> None:
     file, order = plant_target(tmp_path)
     tasks = [WarmupTask(f"{file}:{name}") for name in ("make", "bad", "other")]
     here = [run_task(order, task, lambda activity, fraction: None) for task in tasks]
-    pool = LocalPool(order, cpu_slots(1, sorted(os.sched_getaffinity(0))))
+    pool = LocalPool(order, list_cpu_slots(1, sorted(os.sched_getaffinity(0))))
     there = run_tasks(
-        tasks, pool, journal_for(order, tasks), lambda activity, fraction: None
+        tasks, pool, find_journal(order, tasks), lambda activity, fraction: None
     ).answers
     assert [comparable(answer) for answer in there if answer.result] == [
         comparable(answer) for answer in here if answer.result
@@ -85,9 +90,14 @@ def test_a_task_at_a_recorded_form_is_warmed_at_that_form(tmp_path: Path) -> Non
     mode = Mode(grad=False, training=False)
 
     def make_signature(form: object) -> str:
-        return signature_of(
+        return encode_signature(
             CallRecord(
-                "module", "Linear", identity_of(loaded.module), canonical_json(form), mode, 12
+                "module",
+                "Linear",
+                compute_module_identity(loaded.module),
+                canonical_json(form),
+                mode,
+                12,
             )
         )
 

@@ -16,8 +16,8 @@ from tests.graph.replays import Replay, patch_replay
 from torch_cudal1.api import backend
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
-from torch_cudal1.graph.graph_digest import graph_digest
+from torch_cudal1.device.target import find_device
+from torch_cudal1.graph.graph_digest import compute_graph_digest
 from torch_cudal1.store.context import make_context
 
 pytestmark = pytest.mark.usefixtures("dynamo")
@@ -35,8 +35,8 @@ def remember(net: nn.Module, x: torch.Tensor, cache_dir: Path) -> None:
     settings = Settings(cache_dir=cache_dir)
 
     def note(gm: Any, inputs: Sequence[Any]) -> Any:
-        place = make_context(device_of(list(inputs)), settings)
-        name = graph_digest(gm, inputs, extra=[repr(place.target), repr([])])
+        place = make_context(find_device(list(inputs)), settings)
+        name = compute_graph_digest(gm, inputs, extra=[repr(place.target), repr([])])
         assert isinstance(name, str)
         place.cache.put_decision_record(
             name, {"runs": "inductor+graph", "regions": []}, place.target, place.contract

@@ -74,10 +74,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
     def tick(self: pieces.Pieces) -> float:
         nonlocal now
-        now += takes[self._side()]
+        now += takes[self._choose_side()]
         return now
 
-    monkeypatch.setattr(pieces.Pieces, "_now", tick)
+    monkeypatch.setattr(pieces.Pieces, "_read_clock", tick)
     return takes
 
 

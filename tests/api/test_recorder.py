@@ -351,7 +351,7 @@ with torch.no_grad():
     if child == 0:
         for _ in range(5): net(x)
         from torch_cudal1.api.recording import recorder
-        recorder._end()
+        recorder._stop_all_recordings()
         os._exit(0)
     os.waitpid(child, 0)
 """

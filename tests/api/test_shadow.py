@@ -21,7 +21,12 @@ import torch_cudal1
 from tests.entries import entry_for, plant, plant_compiled, same
 from torch_cudal1.__main__ import main
 from torch_cudal1.api.backend import cudal1
-from torch_cudal1.api.shadow import _CheckedCallable, _find_difference, _Tolerance, _tolerance
+from torch_cudal1.api.shadow import (
+    _CheckedCallable,
+    _choose_tolerance,
+    _find_difference,
+    _Tolerance,
+)
 from torch_cudal1.core import native, telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
 from torch_cudal1.core.settings import Settings
@@ -504,7 +509,7 @@ def test_formats_inside_the_region_widen_the_tolerance_and_still_catch_a_wrong_r
     (region,) = capture_regions(module, (x,))
     place = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path))
     plant(module, x, tmp_path, change=double_and_halve)
-    tolerance = _tolerance(choose(region, place), place)
+    tolerance = _choose_tolerance(choose(region, place), place)
     expected = module(x)
     in_float32 = x
     for layer in module.layers:

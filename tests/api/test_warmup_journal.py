@@ -21,7 +21,7 @@ from tests.api.light_runs import (
     start_warmup,
 )
 from tests.store.conftest import CONTRACT, HERE
-from torch_cudal1.api.fleet.warmup_journal import journal_for
+from torch_cudal1.api.fleet.warmup_journal import find_journal
 from torch_cudal1.api.fleet.warmup_task import WarmupOrder, WarmupTask
 from torch_cudal1.store.cache.cache_paths import entry_path
 
@@ -51,7 +51,7 @@ def test_a_warm_up_that_ended_early_goes_on_where_it_was(order: WarmupOrder, num
     with open(journal, "ab") as file:
         file.write(b'{"task": "torn')
     tasks = [WarmupTask(target) for target in ("do:0", "do2:0", "do3:900")]
-    finished = journal_for(order, tasks).find_finished(tasks)
+    finished = find_journal(order, tasks).find_finished(tasks)
     assert [task.target for task in finished] == ["do:0", "do2:0"]
     assert all(answer.resumed for answer in finished.values())
 
@@ -93,8 +93,8 @@ def test_an_edited_target_and_another_order_are_other_tasks(
         == WarmupTask(f"{file}:make").identity
         != WarmupTask(f"{file}:other").identity
     )
-    before, plan = first.identity, journal_for(order, [first]).path
-    assert plan != journal_for(WarmupOrder(order.settings.but(precision="strict")), [first]).path
+    before, plan = first.identity, find_journal(order, [first]).path
+    assert plan != find_journal(WarmupOrder(order.settings.but(precision="strict")), [first]).path
     file.write_text("a = 2")
     assert first.identity != before
     assert WarmupTask("t", "[1]").identity != WarmupTask("t").identity

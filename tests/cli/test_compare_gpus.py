@@ -11,7 +11,7 @@ import torch
 
 from tests.api.gpu_decisions import H200, L4, make_decision
 from torch_cudal1.__main__ import main
-from torch_cudal1.api.recording.recorder import identity_of
+from torch_cudal1.api.recording.recorder import compute_module_identity
 from torch_cudal1.api.targets import load
 from torch_cudal1.core.call_signature import describe
 from torch_cudal1.graph.captured import capture_regions
@@ -95,7 +95,11 @@ def test_plan_compare_weighs_by_what_was_recorded(
     for form, calls in zip(forms, (300, 100), strict=True):
         append_calls(
             tmp_path / "calls.jsonl",
-            [CallRecord("module", "Linear", identity_of(loaded.module), form, mode, calls)],
+            [
+                CallRecord(
+                    "module", "Linear", compute_module_identity(loaded.module), form, mode, calls
+                )
+            ],
         )
     with torch.no_grad():
         (other,) = capture_regions(loaded.module, (torch.ones(9, 3),))

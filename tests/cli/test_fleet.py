@@ -17,7 +17,7 @@ from tests.api import light
 from tests.store.conftest import make_entry
 from torch_cudal1.__main__ import main
 from torch_cudal1.api.fleet import local
-from torch_cudal1.api.recording.recorder import identity_of
+from torch_cudal1.api.recording.recorder import compute_module_identity
 from torch_cudal1.cli.commands import device, doctor
 from torch_cudal1.core.call_signature import describe
 from torch_cudal1.ir.program import canonical_json
@@ -139,7 +139,16 @@ def test_each_recorded_form_of_a_target_is_a_task(
         form = canonical_json(describe(((torch.ones(rows, 3),), {})))
         append_calls(
             tmp_path / "calls",
-            [CallRecord("module", "Linear", identity_of(torch.nn.Linear(3, 2)), form, mode, calls)],
+            [
+                CallRecord(
+                    "module",
+                    "Linear",
+                    compute_module_identity(torch.nn.Linear(3, 2)),
+                    form,
+                    mode,
+                    calls,
+                )
+            ],
         )
     other = tmp_path / "other.py"
     other.write_text(

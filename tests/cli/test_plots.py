@@ -38,7 +38,7 @@ def test_a_curve_is_drawn_in_the_pages_colours_with_its_name_as_it_is():
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, 2.0), (0.01, 1.5), (0.8, 5000.0)])
 def test_an_axis_has_few_ticks_and_no_change_among_them(low: float, high: float) -> None:
-    ticks = plots._ticks(low, high)
+    ticks = plots._choose_ticks(low, high)
     assert 1 in ticks
     assert 2 <= len(ticks) <= 11
     assert all(low <= tick <= high for tick in ticks)

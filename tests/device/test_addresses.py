@@ -92,7 +92,7 @@ def test_a_timer_gets_functions_in_the_order_that_its_c_code_reads(
 ) -> None:
     monkeypatch.setattr(addresses, "_TIMER", ("cuEventRecord", "cuEventCreate"))
     assert find_timer_addresses(GPU) == (
-        driver.open_driver().context(1).value,
+        driver.open_driver().retain_context(1).value,
         *(find_function(cuda, f"cuCtx{name}Current_v2") for name in ("Push", "Pop")),
         find_function(cuda, "aoti_torch_get_current_cuda_stream"),
         *(find_function(cuda, name) for name in ("cuEventRecord", "cuEventCreate")),

@@ -80,7 +80,7 @@ def test_a_null_character_is_refused():
 
 @pytest.mark.usefixtures("clear_library_cache")
 def test_without_the_library_the_answer_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libnvrtc-that-is-not-there.so"]))
+    monkeypatch.setattr(nvrtc, "_iter_candidates", lambda: iter(["libnvrtc-that-is-not-there.so"]))
     assert not nvrtc_status()[0]
     answer = compile_cuda(SCALE, "sm_90")
     assert isinstance(answer, Refusal)
@@ -90,7 +90,7 @@ def test_without_the_library_the_answer_says_what_to_install(monkeypatch):
 
 @pytest.mark.usefixtures("clear_library_cache")
 def test_a_library_that_is_something_else_is_not_called(monkeypatch):
-    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter(["libc.so.6"]))
+    monkeypatch.setattr(nvrtc, "_iter_candidates", lambda: iter(["libc.so.6"]))
     assert "lacks nvrtcCreateProgram" in nvrtc_status()[1]
 
 
@@ -98,10 +98,10 @@ def test_pytorch_s_own_cuda_major_comes_first(monkeypatch, tmp_path):
     for major in (12, 13):
         (tmp_path / f"libnvrtc.so.{major}").touch()
     (tmp_path / "libnvrtc.alt.so.13").touch()
-    monkeypatch.setattr(nvrtc, "_folders", lambda: iter([tmp_path]))
+    monkeypatch.setattr(nvrtc, "_iter_folders", lambda: iter([tmp_path]))
     for major, other in (("12", "13"), ("13", "12")):
         monkeypatch.setattr(nvrtc.torch, "version", SimpleNamespace(cuda=f"{major}.4"))
-        assert [path.rsplit(".", 1)[-1] for path in nvrtc._candidates()] == [
+        assert [path.rsplit(".", 1)[-1] for path in nvrtc._iter_candidates()] == [
             major,
             other,
             major,

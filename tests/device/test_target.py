@@ -31,6 +31,6 @@ def test_tf32_is_permitted_where_the_flags_and_the_contract_permit_it(
 
 def test_the_identity_of_a_machine_is_the_same_each_time_and_does_not_name_it() -> None:
     identity = target.judge_identity()
-    assert identity == target.judge_identity() == target.attestation()["judge"]
+    assert identity == target.judge_identity() == target.make_attestation()["judge"]
     assert len(identity) == 16
     assert int(identity, 16) >= 0

@@ -101,7 +101,7 @@ def test_a_record_holds_until_its_object_changes(add: Any, change: Any) -> None:
     assert guard.holds()
     change(config)
     assert not guard.holds()
-    assert guard.why()
+    assert guard.explain_difference()
 
 
 def test_a_name_is_compared_by_what_it_stands_for_unless_its_table_is() -> None:

@@ -21,7 +21,7 @@ from tests.entries import Calls
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.dynamo import capture_call
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector, UnprovenError
-from torch_cudal1.graph.dynamo_guard_sources import SourceReader, root_of, steps_of
+from torch_cudal1.graph.dynamo_guard_sources import SourceReader, find_root_source, steps_of
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 
@@ -107,7 +107,7 @@ def test_a_step_that_no_record_compares_proves_nothing(source: Any, scaled_modul
 def test_a_source_is_a_root_and_its_steps() -> None:
     gains = AttrSource(MODULE, "gains")
     first = DictGetItemSource(gains, "first")
-    assert root_of(first) is MODULE
+    assert find_root_source(first) is MODULE
     assert list(steps_of(first)) == [first, gains]
     assert list(steps_of(MODULE)) == []
     assert isinstance(nn.Linear(1, 1), nn.Module)

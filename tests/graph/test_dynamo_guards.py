@@ -14,7 +14,7 @@ from tests.entries import Calls
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph import dynamo_guards
 from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
-from torch_cudal1.graph.dynamo_guards import GuardSplit, forgotten_classes
+from torch_cudal1.graph.dynamo_guards import GuardSplit, list_unguarded_classes
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 
@@ -89,9 +89,9 @@ def test_classes_that_dynamo_forgets_come_with_their_bases(monkeypatch: pytest.M
         pass
 
     monkeypatch.setattr(dynamo_guards, "_FORGETS_CLASSES", True)
-    assert forgotten_classes([entry(Derived), entry(torch.nn.Linear), entry(3)]) == [
+    assert list_unguarded_classes([entry(Derived), entry(torch.nn.Linear), entry(3)]) == [
         Derived,
         Options,
     ]
     monkeypatch.setattr(dynamo_guards, "_FORGETS_CLASSES", False)
-    assert forgotten_classes([entry(Derived)]) == []
+    assert list_unguarded_classes([entry(Derived)]) == []

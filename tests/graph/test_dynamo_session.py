@@ -16,11 +16,11 @@ from tests.entries import Calls
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.dynamo import capture_call
 from torch_cudal1.graph.dynamo_session import (
-    dynamo_errors,
+    convert_dynamo_errors,
     enter_compilation,
     guard_environment,
-    quiet_dynamo,
     settle_dynamo,
+    silence_dynamo,
 )
 
 X = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
@@ -30,21 +30,24 @@ LOGGER = logging.getLogger("torch._dynamo")
 def test_an_error_that_the_users_code_causes_is_a_graph_break_and_others_are_not() -> None:
     from torch._dynamo.exc import InternalTorchDynamoError, UserError, UserErrorType
 
-    with pytest.raises(GraphBreakError, match="UserError: no such thing: because"), dynamo_errors():
+    with (
+        pytest.raises(GraphBreakError, match="UserError: no such thing: because"),
+        convert_dynamo_errors(),
+    ):
         raise UserError(UserErrorType.DYNAMIC_CONTROL_FLOW, "no such thing\nExplanation: because")
-    with pytest.raises(NotLowerableError, match="a bug") as caught, dynamo_errors():
+    with pytest.raises(NotLowerableError, match="a bug") as caught, convert_dynamo_errors():
         raise InternalTorchDynamoError("a bug")
     assert not isinstance(caught.value, GraphBreakError)
     assert isinstance(caught.value.__cause__, InternalTorchDynamoError)
 
 
 def test_an_error_that_is_not_dynamos_passes() -> None:
-    with pytest.raises(KeyError), dynamo_errors():
+    with pytest.raises(KeyError), convert_dynamo_errors():
         raise KeyError("users")
 
 
 def fail_quietly() -> None:
-    with quiet_dynamo():
+    with silence_dynamo():
         warnings.warn("graph break", stacklevel=1)
         assert not LOGGER.isEnabledFor(logging.ERROR)
         raise ZeroDivisionError
@@ -64,7 +67,7 @@ def test_a_level_that_the_user_asked_for_stays() -> None:
     before = LOGGER.level
     LOGGER.setLevel(logging.DEBUG)
     try:
-        with quiet_dynamo():
+        with silence_dynamo():
             assert LOGGER.level == logging.DEBUG
     finally:
         LOGGER.setLevel(before)

@@ -54,7 +54,7 @@ def test_a_call_is_flattened_and_its_result_has_the_modules_own_form() -> None:
     assert [tensor is X for tensor in flat.tensors] == [True]
     results = flat(*flat.tensors)
     assert [type(result) for result in results] == [torch.Tensor, torch.Tensor]
-    output = flat.caller(lambda x: flat(x))(({"x": X * 3, "name": "a"},), {"scale": 2.0})
+    output = flat.wrap_compiled(lambda x: flat(x))(({"x": X * 3, "name": "a"},), {"scale": 2.0})
     expected = module({"x": X * 3, "name": "a"}, 2.0)
     assert (output["scale"], output["none"]) == (2.0, None)
     assert torch.equal(output["out"][1], expected["out"][1])
@@ -63,7 +63,7 @@ def test_a_call_is_flattened_and_its_result_has_the_modules_own_form() -> None:
 def test_a_single_tensor_needs_nothing_to_finish_it() -> None:
     flat = FunctionalModule(nn.Linear(8, 8), (X,), {})
     flat(X)
-    assert flat.finisher() is None
+    assert flat.make_output_builder() is None
 
 
 class Assigning(nn.Module):

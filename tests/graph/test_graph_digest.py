@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.graph.graph_digest import graph_digest, graph_outline
+from torch_cudal1.graph.graph_digest import compute_graph_digest, compute_graph_outline
 
 X = torch.randn(3, 4)
 
@@ -37,7 +37,7 @@ def with_constant(value: Any) -> fx.GraphModule:
 
 
 def digest(gm: fx.GraphModule, x: Any = X, extra: tuple[str, ...] = ()) -> str:
-    result = graph_digest(gm, [x], extra)
+    result = compute_graph_digest(gm, [x], extra)
     assert isinstance(result, str)
     return result
 
@@ -109,14 +109,18 @@ def users_own(x: torch.Tensor) -> torch.Tensor:
 def test_what_cannot_be_named_exactly_has_no_digest_and_a_reason(
     gm: fx.GraphModule, x: Any, reason: str
 ) -> None:
-    result = graph_digest(gm, [x])
+    result = compute_graph_digest(gm, [x])
     assert isinstance(result, Refusal)
     assert reason in result.reason
 
 
 def test_an_outline_tells_graphs_by_their_nodes_and_not_by_their_arguments() -> None:
-    assert graph_outline(build_graph(torch.add, 2)) == graph_outline(build_graph(torch.add, 3))
-    assert graph_outline(build_graph(torch.add, 2)) != graph_outline(build_graph(torch.sub, 2))
-    assert graph_outline(build_graph(torch.add, 2)) != graph_outline(
+    assert compute_graph_outline(build_graph(torch.add, 2)) == compute_graph_outline(
+        build_graph(torch.add, 3)
+    )
+    assert compute_graph_outline(build_graph(torch.add, 2)) != compute_graph_outline(
+        build_graph(torch.sub, 2)
+    )
+    assert compute_graph_outline(build_graph(torch.add, 2)) != compute_graph_outline(
         build_graph(torch.add, 2, name="y")
     )

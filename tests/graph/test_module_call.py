@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.entries import Calls
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.graph.module_call import ModuleCall, capture_module_call, tensors_among
+from torch_cudal1.graph.module_call import ModuleCall, capture_module_call, list_call_tensors
 
 pytestmark = pytest.mark.usefixtures("dynamo", "inference")
 
@@ -28,18 +28,18 @@ def test_a_later_call_is_fed_from_its_own_arguments_and_the_modules_weights() ->
     module, captured = capture(lambda m, x, shift: {"out": m.linear(x) + shift}, X, shift=X + 1)
     assert captured.form == ""
     assert captured.conditions is None
-    call = captured.around(captured.graph)
+    call = captured.wrap_compiled(captured.graph)
     later = X * 2
     assert torch.equal(call((later,), {"shift": X})["out"], module(later, shift=X)["out"])
-    finish = captured.finisher()
+    finish = captured.make_output_builder()
     assert finish is not None
     assert finish([X])["out"] is X
 
 
 def test_a_result_that_is_the_graphs_output_needs_nothing_to_finish_it() -> None:
     module, captured = capture(lambda m, x: m.linear(x), X)
-    assert captured.finisher() is None
-    assert torch.equal(captured.around(captured.graph)((X * 2,), {}), module(X * 2))
+    assert captured.make_output_builder() is None
+    assert torch.equal(captured.wrap_compiled(captured.graph)((X * 2,), {}), module(X * 2))
 
 
 def test_the_guard_follows_the_module() -> None:
@@ -47,7 +47,7 @@ def test_the_guard_follows_the_module() -> None:
     assert captured.guard.holds()
     module.linear.weight = nn.Parameter(torch.zeros(8, 8))
     assert not captured.guard.holds()
-    assert "linear.weight" in captured.guard.why()
+    assert "linear.weight" in captured.guard.explain_difference()
 
 
 class Cache:
@@ -64,7 +64,7 @@ def test_a_tensor_inside_an_object_is_read_by_bytecode_under_dynamos_guards() ->
     assert captured.conditions is not None
     later = Cache(X * 3)
     assert torch.equal(
-        captured.around(captured.graph)((X, later), {}), module.linear(X) + later.state
+        captured.wrap_compiled(captured.graph)((X, later), {}), module.linear(X) + later.state
     )
     assert captured.conditions({"module": module, "args": (X, later), "kwargs": {}})
 
@@ -72,11 +72,11 @@ def test_a_tensor_inside_an_object_is_read_by_bytecode_under_dynamos_guards() ->
 def test_arguments_that_overlap_the_modules_written_tensors_are_told() -> None:
     module, captured = capture(lambda m, x: m.linear(x) + m.count.add_(1), X)
     position = next(i for i, tensor in enumerate(captured.inputs) if tensor is module.count)
-    check = captured.apart(frozenset({position}))
+    check = captured.make_overlap_check(frozenset({position}))
     assert check is not None
     assert check((X,), {})
     assert not check((module.count.expand(3, 8),), {})
-    assert captured.apart(frozenset()) is None
+    assert captured.make_overlap_check(frozenset()) is None
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_a_call_that_cannot_be_captured_is_refused(
 
 def test_tensors_are_numbered_in_the_order_of_the_arguments() -> None:
     a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
-    assert tensors_among((a, b), {}) == (a, b)
-    numbered = tensors_among((a, [b, 3]), {"k": {"c": c}})
+    assert list_call_tensors((a, b), {}) == (a, b)
+    numbered = list_call_tensors((a, [b, 3]), {"k": {"c": c}})
     assert [tensor.numel() for tensor in numbered] == [1, 2, 3]

@@ -166,5 +166,5 @@ def test_a_withdrawn_candidate_stops_in_every_swap_and_listeners_are_told() -> N
 
 
 def test_placeholders_are_passed_in_the_order_of_the_region() -> None:
-    assert swap.in_graph_order(list, (0, 1))(["a", "b", "unused"]) == ["a", "b"]
-    assert swap.in_graph_order(list, (2, 0))(["a", "b", "c"]) == ["c", "a"]
+    assert swap.reorder_inputs(list, (0, 1))(["a", "b", "unused"]) == ["a", "b"]
+    assert swap.reorder_inputs(list, (2, 0))(["a", "b", "c"]) == ["c", "a"]

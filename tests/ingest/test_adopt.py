@@ -31,7 +31,7 @@ from torch_cudal1.judge.evaluate.source_evaluator import (
 )
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 from torch_cudal1.search import baselines
-from torch_cudal1.search.tune import Choice, end_to_end_name
+from torch_cudal1.search.tune import Choice, make_end_to_end_name
 from torch_cudal1.store.context import TuneContext, make_context
 
 CPU = torch.device("cpu")
@@ -134,14 +134,16 @@ def adoption(place: TuneContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ad
 
 
 def entries(place: TuneContext) -> list[Any]:
-    return list(place.cache.entries())
+    return list(place.cache.iter_entries())
 
 
 def store_end_to_end_decision(region: Region, entry: Entry, place: TuneContext) -> None:
     """Remember that the whole call is faster with it: `accelerate` asks its own clock otherwise."""
     choices = [Choice(region, entry.choice, entry, "")]
     note = {"winner": "cudal1", "note": "planted", "candidates": [entry.choice.digest]}
-    place.cache.put_decision_record(end_to_end_name(choices), note, place.target, place.contract)
+    place.cache.put_decision_record(
+        make_end_to_end_name(choices), note, place.target, place.contract
+    )
 
 
 def test_an_accepted_kernel_is_used_by_accelerate_without_a_search(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from torch_cudal1.ingest.llm.casebase import CaseBase, CheatCase, likeness
+from torch_cudal1.ingest.llm.casebase import CaseBase, CheatCase, measure_likeness
 from torch_cudal1.ingest.llm.database import StoredSample
 from torch_cudal1.judge.pool.measured import Measured
 
@@ -14,9 +14,9 @@ SOURCE = "class ModelNew(nn.Module):\n    def forward(self, x):\n        return 
 
 def test_likeness_is_the_share_of_common_runs() -> None:
     first, second = Counter({("a",): 2, ("b",): 1}), Counter({("a",): 1, ("c",): 1})
-    assert likeness(first, first) == 1.0
-    assert likeness(first, second) == 1 / 4
-    assert likeness(Counter(), Counter()) == 0.0
+    assert measure_likeness(first, first) == 1.0
+    assert measure_likeness(first, second) == 1 / 4
+    assert measure_likeness(Counter(), Counter()) == 0.0
 
 
 def test_a_confirmed_cheat_is_kept_once_and_found_by_the_next_process(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.adversarial.case import FOLDER, case_files, controls
 from tests.training.sources import TASK, program, source
-from torch_cudal1.ingest.llm.casebase import CaseBase, CheatCase, likeness
+from torch_cudal1.ingest.llm.casebase import CaseBase, CheatCase, measure_likeness
 from torch_cudal1.ingest.llm.checker import CheckedEvaluator, ModelChecker, Opinion, RuleChecker
 from torch_cudal1.ingest.llm.database import StoredSample
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
@@ -195,8 +195,8 @@ def test_likeness_is_of_code_and_not_of_words() -> None:
     )
     assert first == second
     grams = next(iter(SHIPPED)).grams
-    assert likeness(grams, grams) == 1.0
-    assert likeness(grams, grams - grams) == 0.0
+    assert measure_likeness(grams, grams) == 1.0
+    assert measure_likeness(grams, grams - grams) == 0.0
 
 
 def test_a_folder_without_cases_is_refused(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def program_of(body: str, folder: Path, sm: int | None = SM) -> Program:
             module(body, folder).ModelNew(), (torch.randn(10, 100), torch.randn(10, 100)), {}
         )
         (graph,) = traced.graphs
-        tidy.without_copies(graph.module)
+        tidy.drop_copies(graph.module)
         return lower(graph.module, kernels=True).region.program
 
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_a_launch_says_why(name: str, tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_there_is_nothing_to_compile_for(tmp_path: Path) -> None:
-    assert launches.sm_of(torch.device("cpu")) is None
+    assert launches.find_sm(torch.device("cpu")) is None
     with pytest.raises(NotLowerableError, match="needs an NVIDIA GPU"):
         program_of(LAUNCH.replace("KERNEL", "scale_add"), tmp_path, None)
 

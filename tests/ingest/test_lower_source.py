@@ -199,7 +199,7 @@ class _Liar:
     def __init__(self, folder: Path, answer: Mapping[str, Any]) -> None:
         self._folder, self._answer, self._files = folder, answer, 0
 
-    def new_file(self) -> Path:
+    def reserve_file(self) -> Path:
         self._files += 1
         return self._folder / f"{self._files}.safetensors"
 
@@ -299,7 +299,7 @@ def test_a_reference_that_would_have_this_process_open_a_file_is_refused(
     class Subject:
         form = reference.form
 
-    monkeypatch.setattr(lower_source, "_child", lambda job: _enter(liar))
+    monkeypatch.setattr(lower_source, "_start_child", lambda job: _enter(liar))
     monkeypatch.setattr(
         lower_source, "read_reference", lambda *_: (Subject, list(reference.examples))
     )
@@ -326,7 +326,7 @@ import triton
 import triton.language as tl
 from torch_cudal1.ingest.published import launches
 
-launches.sm_of = lambda device: 90  # compile as on a GPU; nothing here could run it
+launches.find_sm = lambda device: 90  # compile as on a GPU; nothing here could run it
 
 @triton.jit
 def kernel(x, y, scale, shift, out, BLOCK: tl.constexpr):

@@ -21,10 +21,10 @@ from torch_cudal1.ingest.llm.endpoint import Endpoint
 from torch_cudal1.ingest.llm.policy import (
     LanguageModel,
     TinySpec,
+    compute_token_logprobs,
     create_tiny,
     recover_folder,
     replace_folder,
-    token_logprobs,
 )
 from torch_cudal1.training.generators import GENERATORS
 from torch_cudal1.training.ksl.codec import KslCodec
@@ -88,7 +88,7 @@ def test_batches_are_joined_with_padding_that_moves_nothing(folder):
         ["<go>", "<task> cpu row op=max <go>", "<task> <go>"], count=2, temperature=1.0, seed=3
     )
     assert rollout.ids.shape[0] == 6
-    logs, _ = token_logprobs(model.model, rollout, 1.0)
+    logs, _ = compute_token_logprobs(model.model, rollout, 1.0)
     alone = model.rebuilt(
         ["<go>"],
         [
@@ -96,7 +96,7 @@ def test_batches_are_joined_with_padding_that_moves_nothing(folder):
             for row, mask in zip(rollout.ids[:2], rollout.mask[:2], strict=True)
         ],
     )
-    expected, _ = token_logprobs(model.model, alone, 1.0)
+    expected, _ = compute_token_logprobs(model.model, alone, 1.0)
     width = alone.ids.shape[1]
     torch.testing.assert_close(
         (logs[:2, :width] * alone.mask), expected * alone.mask, atol=1e-5, rtol=1e-5

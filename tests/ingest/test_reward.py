@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from torch_cudal1.ingest.llm.reward import reward_of
+from torch_cudal1.ingest.llm.reward import compute_reward
 from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, round_towards_one
 from torch_cudal1.judge.evaluate.decide import is_surprising
 from torch_cudal1.judge.pool.measured import Measured
@@ -71,10 +71,10 @@ def test_a_score_is_surprising_above_three_or_twice_the_best() -> None:
 
 
 def test_a_failure_becomes_a_number_only_here() -> None:
-    assert [reward_of(WRONG, kind) for kind in ("speedup", "log", "milestone")] == [0, -1, -1]
-    assert reward_of(ok(2.5)) == 2.5
-    assert reward_of(ok(2.5), "log") == pytest.approx(math.log(2.5))
-    assert [reward_of(ok(score), "milestone") for score in (0.2, 1.04, 1.05, 1.99, 2.0)] == [
+    assert [compute_reward(WRONG, kind) for kind in ("speedup", "log", "milestone")] == [0, -1, -1]
+    assert compute_reward(ok(2.5)) == 2.5
+    assert compute_reward(ok(2.5), "log") == pytest.approx(math.log(2.5))
+    assert [compute_reward(ok(score), "milestone") for score in (0.2, 1.04, 1.05, 1.99, 2.0)] == [
         1,
         1,
         2,
@@ -82,4 +82,4 @@ def test_a_failure_becomes_a_number_only_here() -> None:
         3,
     ]
     with pytest.raises(ValueError, match="reward 'raw'"):
-        reward_of(WRONG, "raw")  # type: ignore[arg-type]
+        compute_reward(WRONG, "raw")  # type: ignore[arg-type]

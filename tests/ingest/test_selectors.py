@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from torch_cudal1.ingest.llm.database import Database, DatabaseView, StoredSample
-from torch_cudal1.ingest.llm.selectors import SELECTORS, Buckets, Islands, exemplars, selector
+from torch_cudal1.ingest.llm.selectors import (
+    SELECTORS,
+    Buckets,
+    Islands,
+    make_selector,
+    select_exemplars,
+)
 from torch_cudal1.judge.pool.measured import Measured
 
 
@@ -31,10 +37,12 @@ SPREAD = [0.5, 0.52, 0.9, 1.0, 1.1, 1.5, 1.9, 2.0, 3.0, 4.0]
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_selector_is_a_pure_function(name: str) -> None:
     view = view_of(SPREAD)
-    chosen = selector(name)
+    chosen = make_selector(name)
     for seed in range(20):
-        assert exemplars(chosen, seed, "t", view) == exemplars(chosen, seed, "t", view)
-    assert exemplars(chosen, 0, "unknown task", view) == ()
+        assert select_exemplars(chosen, seed, "t", view) == select_exemplars(
+            chosen, seed, "t", view
+        )
+    assert select_exemplars(chosen, 0, "unknown task", view) == ()
 
 
 @pytest.mark.parametrize("name", ["random", "bucket", "island"])
@@ -52,11 +60,11 @@ def test_other_seeds_tasks_and_generations_draw_otherwise(name: str) -> None:
     first = database.view()
     database.add(StoredSample("of another task", Measured("v", "program", "ok", 1.0)))
     database.commit()
-    chosen = selector(name)
-    drawn = [exemplars(chosen, seed, "t", first) for seed in range(20)]
+    chosen = make_selector(name)
+    drawn = [select_exemplars(chosen, seed, "t", first) for seed in range(20)]
     assert len(set(drawn)) > 10
-    assert drawn != [exemplars(chosen, seed, "u", first) for seed in range(20)]
-    assert drawn != [exemplars(chosen, seed, "t", database.view()) for seed in range(20)]
+    assert drawn != [select_exemplars(chosen, seed, "u", first) for seed in range(20)]
+    assert drawn != [select_exemplars(chosen, seed, "t", database.view()) for seed in range(20)]
 
 
 def test_two_ranks_draw_the_same(tmp_path: Path) -> None:
@@ -69,9 +77,9 @@ def test_two_ranks_draw_the_same(tmp_path: Path) -> None:
 import json, sys
 from pathlib import Path
 from torch_cudal1.ingest.llm.database import Database
-from torch_cudal1.ingest.llm.selectors import SELECTORS, exemplars, selector
+from torch_cudal1.ingest.llm.selectors import SELECTORS, make_selector, select_exemplars
 view = Database(Path(sys.argv[1]), write=False).view()
-print(json.dumps([[[e.program, e.score] for e in exemplars(selector(n), s, "t", view)] for n in SELECTORS for s in range(30)]))
+print(json.dumps([[[e.program, e.score] for e in select_exemplars(make_selector(n), s, "t", view)] for n in SELECTORS for s in range(30)]))
 """
     drawn = [
         json.loads(
@@ -93,10 +101,12 @@ print(json.dumps([[[e.program, e.score] for e in exemplars(selector(n), s, "t", 
 def test_exemplars_are_shown_worst_to_best_and_are_different_programs(name: str) -> None:
     view = view_of(SPREAD)
     for seed in range(50):
-        shown = exemplars(selector(name), seed, "t", view)
+        shown = select_exemplars(make_selector(name), seed, "t", view)
         assert [each.score for each in shown] == sorted(each.score for each in shown)
         assert len({each.program for each in shown}) == len(shown) <= 2
-    orders = {exemplars(selector(name), seed, "t", view, shuffled=True) for seed in range(50)}
+    orders = {
+        select_exemplars(make_selector(name), seed, "t", view, shuffled=True) for seed in range(50)
+    }
     assert any(each[0].score > each[-1].score for each in orders if len(each) == 2)
 
 
@@ -109,13 +119,13 @@ def test_buckets_are_distinct() -> None:
         for entry in members
     }
     for seed in range(200):
-        shown = exemplars(chosen, seed, "t", view)
+        shown = select_exemplars(chosen, seed, "t", view)
         assert len({home[each.program] for each in shown}) == 2
 
 
 def test_equal_scores_are_one_bucket_and_so_one_exemplar() -> None:
-    assert len(exemplars(Buckets(), 0, "t", view_of([1.0] * 6))) == 1
-    assert len(exemplars(Buckets(), 0, "t", view_of([1.0]))) == 1
+    assert len(select_exemplars(Buckets(), 0, "t", view_of([1.0] * 6))) == 1
+    assert len(select_exemplars(Buckets(), 0, "t", view_of([1.0]))) == 1
 
 
 def test_buckets_are_drawn_as_equation_1_says() -> None:
@@ -125,7 +135,9 @@ def test_buckets_are_drawn_as_equation_1_says() -> None:
     weights = [math.exp(mean / chosen.tau) for mean, _ in buckets]
     home = {entry.program: index for index, (_, members) in enumerate(buckets) for entry in members}
     draws = 4_000
-    counts = Counter(home[exemplars(chosen, seed, "t", view)[0].program] for seed in range(draws))
+    counts = Counter(
+        home[select_exemplars(chosen, seed, "t", view)[0].program] for seed in range(draws)
+    )
     for index, weight in enumerate(weights):
         p = weight / sum(weights)
         assert abs(counts[index] / draws - p) < 5 * math.sqrt(p * (1 - p) / draws)
@@ -136,7 +148,8 @@ def test_units_of_scores_do_not_matter_to_buckets() -> None:
     slow, fast = view_of(SPREAD), view_of([1_000 * score for score in SPREAD])
     for seed in range(30):
         programs = [
-            [each.program for each in exemplars(chosen, seed, "t", view)] for view in (slow, fast)
+            [each.program for each in select_exemplars(chosen, seed, "t", view)]
+            for view in (slow, fast)
         ]
         assert programs[0] == programs[1]
 
@@ -146,7 +159,9 @@ def test_faster_programs_are_shown_more_often_by_buckets_and_not_by_chance() -> 
 
     def mean_score(name: str) -> float:
         shown = [
-            each.score for seed in range(400) for each in exemplars(selector(name), seed, "t", view)
+            each.score
+            for seed in range(400)
+            for each in select_exemplars(make_selector(name), seed, "t", view)
         ]
         return sum(shown) / len(shown)
 
@@ -154,7 +169,9 @@ def test_faster_programs_are_shown_more_often_by_buckets_and_not_by_chance() -> 
 
 
 def test_top_shows_the_fastest() -> None:
-    assert [each.score for each in exemplars(selector("top"), 0, "t", view_of(SPREAD))] == [
+    assert [
+        each.score for each in select_exemplars(make_selector("top"), 0, "t", view_of(SPREAD))
+    ] == [
         3.0,
         4.0,
     ]
@@ -180,15 +197,15 @@ def test_failures_are_never_shown() -> None:
         database.add(StoredSample(str(index), Measured("t", f"bad {index}", outcome)))  # type: ignore[arg-type]
     database.commit()
     for name in SELECTORS:
-        assert exemplars(selector(name), 0, "t", database.view()) == ()
+        assert select_exemplars(make_selector(name), 0, "t", database.view()) == ()
 
 
 def test_nonsense_is_refused_by_name() -> None:
     with pytest.raises(
         ValueError, match="selector 'best'; expected one of none, random, bucket, island, top"
     ):
-        selector("best")
+        make_selector("best")
     with pytest.raises(ValueError, match="tau"):
-        selector("random", tau=3)
+        make_selector("random", tau=3)
     with pytest.raises(ValueError, match="tau and width above 0"):
-        selector("bucket", tau=0)
+        make_selector("bucket", tau=0)

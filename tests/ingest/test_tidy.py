@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_cudal1.ingest.published.tidy import without_copies
+from torch_cudal1.ingest.published.tidy import drop_copies
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def fill(result: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tor
 def tidy(function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[fx.GraphModule, list[str]]:
     """The tidied graph of a function of a 4 x 6 tensor, and the operators that its outputs need."""
     module = make_fx(function, tracing_mode="fake")(torch.randn(4, 6))
-    without_copies(module)
+    drop_copies(module)
     module.graph.eliminate_dead_code()
     module.recompile()
     names = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
@@ -80,6 +80,6 @@ def test_a_copy_that_changes_the_tensor_is_work(
 
 def test_meta_data_of_a_new_node_is_that_of_the_copy() -> None:
     module = make_fx(lambda x: fill(lambda x: x, x), tracing_mode="fake")(torch.randn(4, 6))
-    without_copies(module)
+    drop_copies(module)
     (clone,) = (node for node in module.graph.nodes if "clone" in str(node.target))
     assert clone.meta["val"].shape == (4, 6)

@@ -24,7 +24,7 @@ from tests.fake_gpu import graph_on_a_gpu
 from tests.kernels.compare import errors, outputs_of
 from tests.kernels.compare_products import normal
 from tests.kernels.traced_programs import AtenStep, interpret, trace_program
-from torch_cudal1.graph.fusion.partition import with_inputs
+from torch_cudal1.graph.fusion.partition import rebase_on_inputs
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.program import Program, Value
 from torch_cudal1.kernels import propose
@@ -193,7 +193,7 @@ class OnAGpu:
             )
         )
         specs = lowered.region.program.inputs
-        return with_inputs(
+        return rebase_on_inputs(
             lowered.region.program,
             lowered.order,
             tuple(specs[lowered.order.index(i)] for i in range(len(specs))),

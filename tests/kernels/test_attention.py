@@ -33,7 +33,7 @@ from torch_cudal1.graph.lower import lower as lower_graph
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Aten, Launch, Program, Value
 from torch_cudal1.ir.records import Region
-from torch_cudal1.judge.reference.float64 import exact_outputs
+from torch_cudal1.judge.reference.float64 import compute_exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.runtime.executor import prepare
@@ -213,7 +213,9 @@ def test_the_exact_result_has_no_rounded_weights() -> None:
     """
     for name in (f"{WIDE}, fp16 on a GPU", f"{WIDE}, decomposed"):
         function, inputs = CASES[name]
-        exact = exact_outputs(on_the_cpu(program_of(function, inputs)), inputs, torch.device("cpu"))
+        exact = compute_exact_outputs(
+            on_the_cpu(program_of(function, inputs)), inputs, torch.device("cpu")
+        )
         assert not isinstance(exact, Refusal)
         torch.testing.assert_close(
             exact[0], function(*(tensor.double() for tensor in inputs)), rtol=1e-12, atol=1e-12

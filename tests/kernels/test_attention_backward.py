@@ -29,7 +29,7 @@ from torch_cudal1.ir.cost import estimate_cost
 from torch_cudal1.ir.program import Aten, Launch, Program, Value
 from torch_cudal1.ir.records import Region
 from torch_cudal1.judge.reference.analysis import analyse
-from torch_cudal1.judge.reference.float64 import exact_outputs
+from torch_cudal1.judge.reference.float64 import compute_exact_outputs
 from torch_cudal1.kernels import Proposal, build, propose
 from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.kernels.registry import is_shortlisted
@@ -255,7 +255,7 @@ def test_the_exact_result_is_autograds_in_float64(name: str) -> None:
     )
     (grad, *_), rest = case.inputs(), case.inputs()[6:]
     out, total = case.forward(torch.float64)
-    gradients = exact_outputs(
+    gradients = compute_exact_outputs(
         case.program(),
         [grad, case.query, case.key, case.value, out, total, *rest],
         torch.device("cpu"),
@@ -292,7 +292,7 @@ def test_in_the_exact_result_nothing_that_the_mask_hides_takes_part() -> None:
     inputs[0][0, 0, 20, 3] = inputs[1][0, 0, 30, 2] = float(
         "nan"
     )  # of the gradient's row 20, of query 30
-    gradients = exact_outputs(case.program(), inputs, torch.device("cpu"))
+    gradients = compute_exact_outputs(case.program(), inputs, torch.device("cpu"))
     assert not isinstance(gradients, Refusal)
     of_query, of_key, of_value = (
         [] if gradient is None else gradient.isnan().any(-1)[0, 0].nonzero().flatten().tolist()

@@ -86,8 +86,8 @@ class Model(nn.Module):
 def bind(module: nn.Module, implementation: Any = None) -> ModuleGuard:
     module_guard = bind_guard(module, implementation=implementation)
     assert isinstance(module_guard, ModuleGuard), module_guard
-    assert module_guard.holds(), module_guard.why()
-    assert module_guard.why() == ""
+    assert module_guard.holds(), module_guard.explain_difference()
+    assert module_guard.explain_difference() == ""
     return module_guard
 
 

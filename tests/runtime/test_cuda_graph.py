@@ -25,7 +25,7 @@ from torch_cudal1.core import native
 from torch_cudal1.core.errors import DriverError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime import cuda_graph
-from torch_cudal1.runtime.cuda_graph import GraphCapture, GraphedRunner, _strided_copy
+from torch_cudal1.runtime.cuda_graph import GraphCapture, GraphedRunner, _copy_with_strides
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(
@@ -50,7 +50,7 @@ def graph_runner(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def capture(self: GraphedRunner, inputs: Any) -> GraphCapture:
         graph_inputs = [
-            t if index in self._static else _strided_copy(t) for index, t in enumerate(inputs)
+            t if index in self._static else _copy_with_strides(t) for index, t in enumerate(inputs)
         ]
         steps = self._runner
         results = steps(graph_inputs)

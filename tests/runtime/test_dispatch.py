@@ -354,7 +354,7 @@ def test_a_table_refuses_what_it_cannot_hold():
     assert not table.add(1, (X,), {}, guard, (0,), print, None, None)
     assert torch.equal(table((X,), {}), X + 1)
     table.clear()
-    assert table((X,), {}) is dispatch.miss_sentinel()
+    assert table((X,), {}) is dispatch.get_miss_sentinel()
 
 
 # --- lifetimes
@@ -430,7 +430,7 @@ def test_it_is_the_swap_that_runs(tmp_path):
 def test_without_the_extension_there_is_no_table(monkeypatch):
     monkeypatch.setattr(dispatch.native, "extension", lambda: None)
     assert dispatch.make_dispatch_table(cuda=False) is None
-    assert dispatch.miss_sentinel() is None
+    assert dispatch.get_miss_sentinel() is None
     with nullcontext():
         module = nn.Linear(2, 2)
     torch_cudal1.accelerate(module, enabled=True)

@@ -65,7 +65,7 @@ def test_pickle_and_deepcopy_leave_the_guard_behind(implementation: Any) -> None
     for copied in (twin, unpickled):
         assert "_compiled_call_impl" not in copied.__dict__
         copied.eval()
-    assert module_guard.holds(), module_guard.why()
+    assert module_guard.holds(), module_guard.explain_difference()
 
 
 def test_a_guard_in_the_module_it_guards_is_collected(implementation: Any) -> None:

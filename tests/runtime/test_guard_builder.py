@@ -36,7 +36,7 @@ def test_hooks_for_every_module_end_the_guard(name: str, implementation: Any) ->
     registry[-1] = print
     try:
         assert not module_guard.holds()
-        assert name in module_guard.why()
+        assert name in module_guard.explain_difference()
         assert isinstance(bind_guard(Model()), Refusal)
     finally:
         del registry[-1]
@@ -78,7 +78,7 @@ def test_patched_classes_globals_and_code_end_the_guard(
     owner, name, value, words = OUTSIDE[change]
     monkeypatch.setattr(owner, name, value)
     assert not module_guard.holds()
-    assert words in module_guard.why()
+    assert words in module_guard.explain_difference()
 
 
 @pytest.mark.parametrize("table", [GAIN_TABLE, StatefulBlock.table])
@@ -89,7 +89,7 @@ def test_small_containers_of_classes_and_globals_are_watched(
     table["new"] = 1.0
     try:
         assert not module_guard.holds()
-        assert "'new' added" in module_guard.why()
+        assert "'new' added" in module_guard.explain_difference()
     finally:
         del table["new"]
     assert module_guard.holds()
@@ -100,7 +100,7 @@ def test_hidden_modules_in_plain_containers_are_watched(implementation: Any) -> 
     module.hidden = [nn.Linear(2, 2)]
     module_guard = bind(module, implementation)
     module.hidden[0].eval()
-    assert module_guard.why() == "hidden[0]: training changed"
+    assert module_guard.explain_difference() == "hidden[0]: training changed"
     assert not module_guard.holds()
 
 

@@ -20,7 +20,7 @@ def test_a_change_ends_the_guard_and_is_named(change: str, implementation: Any) 
     mutate, words = CHANGES[change]
     mutate(module)
     assert not module_guard.holds()
-    assert words in module_guard.why()
+    assert words in module_guard.explain_difference()
 
 
 @pytest.mark.parametrize("use", HARMLESS)
@@ -28,8 +28,8 @@ def test_what_does_not_change_the_call_leaves_it_holding(use: str, implementatio
     module = make_model()
     module_guard = bind(module, implementation)
     HARMLESS[use](module)
-    assert module_guard.holds(), module_guard.why()
-    assert module_guard.why() == ""
+    assert module_guard.holds(), module_guard.explain_difference()
+    assert module_guard.explain_difference() == ""
 
 
 @pytest.mark.skipif(not BUILT, reason=f"C++ guard: {WHY_NOT}")
@@ -52,7 +52,12 @@ def test_both_implementations_and_the_words_agree_on_any_sequence(names: list[st
             ValueError,
         ):
             mutate(module)
-        assert python.holds() == cpp.holds() == (python.why() == "") == (cpp.why() == "")
+        assert (
+            python.holds()
+            == cpp.holds()
+            == (python.explain_difference() == "")
+            == (cpp.explain_difference() == "")
+        )
         # The next change may write into the storage, which ends the process with any guard.
         if name == "storage freed":
             break

@@ -14,15 +14,15 @@ from torch_cudal1.runtime.guard_records import (
     FACTS,
     DictContents,
     GuardRecords,
-    names_without_prefix,
+    drop_state,
+    filter_names,
+    read_tensor_facts,
     record_class_bodies,
-    tensor_facts,
-    without_state,
 )
 
 
 def read_fact(tensor: torch.Tensor, name: str) -> object:
-    return tensor_facts(tensor)[FACTS.index(name)]
+    return read_tensor_facts(tensor)[FACTS.index(name)]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_of_an_address_only_its_alignment_to_16_bytes_is_recorded(
 
 def test_facts_have_names_and_distinguish_lazy_bits() -> None:
     values = torch.ones(2, dtype=torch.complex64)
-    assert len(tensor_facts(values)) == len(FACTS)
+    assert len(read_tensor_facts(values)) == len(FACTS)
     assert read_fact(values.conj(), "conjugate bit") is True
     assert read_fact(values.conj().imag, "negative bit") is True
     assert read_fact(values, "conjugate bit") is read_fact(values, "negative bit") is False
@@ -51,14 +51,14 @@ def test_facts_have_names_and_distinguish_lazy_bits() -> None:
 
 def test_facts_do_not_depend_on_values_or_on_which_memory_holds_them() -> None:
     weight = nn.Parameter(torch.ones(4, 4))
-    before = tensor_facts(weight)
+    before = read_tensor_facts(weight)
     weight.data = torch.zeros(4, 4)
-    assert tensor_facts(weight) == before
+    assert read_tensor_facts(weight) == before
 
 
 def test_an_environment_is_recorded_by_the_names_that_do_not_begin_with_the_prefix() -> None:
     table = {b"HOME": 1, b"TORCHINDUCTOR_CACHE_DIR": 2}
-    assert names_without_prefix(table, b"TORCHINDUCTOR_") == (b"HOME",)
+    assert filter_names(table, b"TORCHINDUCTOR_") == (b"HOME",)
     record = DictContents.of_names("environment", "variable", table, ignored_prefix=b"TORCHIND")
     guard = PythonGuard(GuardRecords((), (), (record,), (), (), (), (), (), (), ()))
     table[b"TORCHINDUCTOR_OTHER"] = table[b"HOME"] = 3
@@ -83,7 +83,7 @@ def test_without_state_a_call_may_change_the_module_but_its_class_stays_watched(
     module = make_model()
     records = record_module(module)
     assert not isinstance(records, Refusal)
-    guard, full_guard = PythonGuard(without_state(records)), PythonGuard(records)
+    guard, full_guard = PythonGuard(drop_state(records)), PythonGuard(records)
     module.first.scale = 2.0
     module.first.sizes.append(3)
     module.first.mean = torch.ones(4)

@@ -115,10 +115,10 @@ def test_nothing_is_added_for_other_devices() -> None:
 
 
 def test_the_operator_returns_memory_of_its_own() -> None:
-    checked = index_checks._operator()(INDEX, 0, 4)
+    checked = index_checks._get_operator()(INDEX, 0, 4)
     assert torch.equal(checked, INDEX)
     assert checked.data_ptr() != INDEX.data_ptr()
-    torch.library.opcheck(index_checks._operator(), (INDEX, 0, 4))
+    torch.library.opcheck(index_checks._get_operator(), (INDEX, 0, 4))
 
 
 def test_inductor_raises_where_eager_does() -> None:

@@ -18,7 +18,7 @@ from tests.runtime.executors import assert_same, draw_inputs, in_threads
 from tests.runtime.test_cuda_graph import CPU, gpu, graph_runner, needs_extension  # noqa: F401
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.functional_module import FunctionalModule
-from torch_cudal1.graph.fusion.partition import with_inputs
+from torch_cudal1.graph.fusion.partition import rebase_on_inputs
 from torch_cudal1.graph.lower import lower
 from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, LaunchArg, Program, TensorSpec, Value
 from torch_cudal1.runtime import split_last_kernel
@@ -37,7 +37,9 @@ def program_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Program:
         flat = FunctionalModule(Plain(), inputs, {})
         (graph,) = trace(flat, flat.tensors).graphs
     lowered = lower(graph.module, static=graph.static, kind=graph.kind)
-    return with_inputs(lowered.region.program, lowered.order, tuple(map(TensorSpec.of, inputs)))
+    return rebase_on_inputs(
+        lowered.region.program, lowered.order, tuple(map(TensorSpec.of, inputs))
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,7 @@ def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
     useless.
     """
     never: Future[tuple[Candidate, ...]] = Future()
-    monkeypatch.setattr(judge, "in_background", lambda *arguments: never)
+    monkeypatch.setattr(judge, "run_in_background", lambda *arguments: never)
     now = judge.working_s()
     monkeypatch.setattr(judge, "working_s", lambda: now)
     hurried = make_group_kernels(place, now + 0.05)
@@ -117,7 +117,7 @@ def test_a_search_does_not_wait_for_compilers_beyond_its_budget(
     never.set_result(build_by_name(region, PROPOSED))
     monkeypatch.setattr(
         judge,
-        "in_background",
+        "run_in_background",
         lambda threads, build, region, proposals, *how: complete_future(
             build_by_name(region, proposals)
         ),
@@ -165,7 +165,7 @@ def test_the_dearest_fusion_groups_come_first(place: TuneContext) -> None:
             nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64)
         ).eval()
         (region,) = capture_regions(layers, (torch.randn(512, 64),))
-    ordered = group_kernels._most_expensive_first(partition_products(region))
+    ordered = group_kernels._sort_by_cost(partition_products(region))
     assert sorted(ordered, key=lambda group: group.steps) != ordered
     assert [group.region.program.inputs[-1].shape.count(2048) for group in ordered][-1] == 0
 
@@ -210,7 +210,7 @@ def test_times_teach_the_next_search_what_to_compile_and_to_breed(
     monkeypatch.setattr("torch_cudal1.search.build_cache.store_build", lambda *arguments: None)
     monkeypatch.setattr(
         judge,
-        "in_background",
+        "run_in_background",
         lambda threads, build, *arguments: complete_future(build(*arguments)),
     )
     monkeypatch.setattr(shortlist, "prescreen", prescreen_by_cost)

@@ -12,7 +12,7 @@ import pytest
 from tests.search.scripted_judge import PASSED
 from torch_cudal1 import judge
 from torch_cudal1.core.version import __version__
-from torch_cudal1.device.target import attestation
+from torch_cudal1.device.target import make_attestation
 from torch_cudal1.ir.records import Accepted, Candidate, Region, Rejected, Timing
 from torch_cudal1.search.new_entry import make_baseline, make_entry, store_checked_kernel
 from torch_cudal1.store.cache.resolve import resolve
@@ -35,7 +35,7 @@ def test_the_evidence_names_the_machine_and_a_moment_in_utc(
     region: Region, place: TuneContext
 ) -> None:
     entry = make_entry(region, place, make_baseline(region))
-    assert entry.evidence["attestation"] == attestation()
+    assert entry.evidence["attestation"] == make_attestation()
     created = datetime.fromisoformat(entry.created)
     assert created.utcoffset() == UTC.utcoffset(None)
     assert abs((datetime.now(UTC) - created).total_seconds()) < 60

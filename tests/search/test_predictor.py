@@ -14,7 +14,7 @@ import torch
 from tests.search.kernel_cases import SIZES, family, features_of, timings, took_us
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.kernels.proposal import Proposal
-from torch_cudal1.search.cost_model.predictor import CostModel, fit_cost_model, pairwise_rank_error
+from torch_cudal1.search.cost_model.predictor import CostModel, fit_cost_model, measure_rank_error
 from torch_cudal1.search.cost_model.timings import KernelTiming
 
 
@@ -34,7 +34,7 @@ def test_the_model_orders_an_unseen_fusion_groups_kernels_as_the_machine_does_an
         )
     )
     alone = torch.zeros(len(proposals), dtype=torch.long)
-    assert pairwise_rank_error(times, guesses, alone) < 0.5 * pairwise_rank_error(
+    assert measure_rank_error(times, guesses, alone) < 0.5 * measure_rank_error(
         times, bounds, alone
     )
 
@@ -83,7 +83,7 @@ def test_a_method_that_was_never_measured_has_its_bound_and_no_certainty() -> No
 def test_disorder_is_none_for_the_right_order_all_for_the_reverse_half_for_no_order() -> None:
     times, alone = torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3, dtype=torch.long)
     assert [
-        pairwise_rank_error(times, order, alone) for order in (times, -times, torch.ones(3))
+        measure_rank_error(times, order, alone) for order in (times, -times, torch.ones(3))
     ] == [
         0.0,
         1.0,

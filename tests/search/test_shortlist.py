@@ -22,7 +22,7 @@ from torch_cudal1.ir.records import (
 )
 from torch_cudal1.judge.evaluate.prescreen import PrescreenResult
 from torch_cudal1.search import shortlist
-from torch_cudal1.search.shortlist import rights_of, select_fastest_correct
+from torch_cudal1.search.shortlist import list_tf32_rights, select_fastest_correct
 from torch_cudal1.store.context import TuneContext
 
 
@@ -54,8 +54,8 @@ def test_the_fastest_right_kernel_is_taken_and_the_others_are_told(
 
 def test_strict_precision_grants_no_tf32_even_where_the_user_does(place: TuneContext) -> None:
     granted = replace(place, contract=Contract(rights=("matmul",)))
-    assert rights_of(granted) == ("matmul",)
-    assert rights_of(replace(place, contract=Contract("strict", rights=("matmul",)))) == ()
+    assert list_tf32_rights(granted) == ("matmul",)
+    assert list_tf32_rights(replace(place, contract=Contract("strict", rights=("matmul",)))) == ()
 
 
 def test_what_differs_from_eager_as_another_precision_does_comes_last(

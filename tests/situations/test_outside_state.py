@@ -534,4 +534,4 @@ def test_another_variable_is_none_of_its_business(
     assert bound.serves(module, (X,), {})
     monkeypatch.setenv("SITUATION_NEW", "3")
     assert not bound.serves(module, (X,), {})
-    assert "SITUATION_NEW" in bound.guard.why()
+    assert "SITUATION_NEW" in bound.guard.explain_difference()

@@ -17,7 +17,7 @@ from torch_cudal1.store.cache.decision_record import encode_record
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
-from torch_cudal1.store.trust.signatures import load_signer, new_key
+from torch_cudal1.store.trust.signatures import create_key, load_signer
 from torch_cudal1.store.trust.trust_policy import Rules
 
 KEY, OTHER_KEY, NAME = "ab" * 32, "ef" * 32, "cd" * 32
@@ -50,7 +50,7 @@ def bundle_of(cache: LocalCache, path: Path) -> Path:
 
 def sign_caches(key: Path, *caches: LocalCache) -> Rules:
     """Sign everything in `caches` with a new key, and the rules under which that counts."""
-    public = new_key("team", key, keep_out_of=())
+    public = create_key("team", key, keep_out_of=())
     for cache in caches:
         assert not cache.sign(load_signer(key, keep_out_of=())).failed
     publishers = key.with_suffix(".toml")

@@ -18,7 +18,7 @@ from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import Hit, LocalCache
 from torch_cudal1.store.hub import hub_source as hub_module
 from torch_cudal1.store.hub.hub_push import PushReport, list_offers, push
-from torch_cudal1.store.hub.hub_source import HubSource, hub_for
+from torch_cudal1.store.hub.hub_source import HubSource, open_hub_source
 
 REPO = "team/kernels"
 
@@ -104,7 +104,7 @@ def settings(folder: Path, **changes: object) -> Settings:
 
 
 def source(asked_settings: Settings) -> HubSource:
-    hub_source = hub_for(asked_settings)
+    hub_source = open_hub_source(asked_settings)
     assert hub_source is not None
     return hub_source
 

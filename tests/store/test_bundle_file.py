@@ -102,7 +102,7 @@ def test_a_bundle_holds_every_family_and_any_safetensors_library_lists_it(tmp_pa
     path = bundle_of(cache, tmp_path / "x.bundle")
     with open_bundle(path) as opened:
         assert opened.manifest.families == ("cpu-x86_64", "cuda-sm_90")
-        contents = {member.relative_path: content for member, content in opened.files()}
+        contents = {member.relative_path: content for member, content in opened.iter_files()}
     with safetensors.safe_open(path, framework="pt") as listed:
         assert sorted(listed.keys()) == sorted(f"0/{place}" for place in contents)
         assert all(
@@ -167,10 +167,10 @@ def test_a_decision_record_goes_only_with_everything_it_leads_to(tmp_path: Path)
     )
     inventory = take_inventory(cache)
     assert len(inventory.records) == 2
-    assert [record.cache_path.name for record in inventory.only([KEY]).records] == [NAME]
-    assert len(inventory.only([KEY, OTHER_KEY]).records) == 2
-    assert inventory.only(None, ["cuda-sm_90"]).records == ()
-    assert len(inventory.only(None, ["cuda-sm_90"]).entries) == 1
+    assert [record.cache_path.name for record in inventory.select([KEY]).records] == [NAME]
+    assert len(inventory.select([KEY, OTHER_KEY]).records) == 2
+    assert inventory.select(None, ["cuda-sm_90"]).records == ()
+    assert len(inventory.select(None, ["cuda-sm_90"]).entries) == 1
 
 
 def test_export_does_not_overwrite_a_file_that_is_no_bundle(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_full_disk_keeps_the_old_bundle_and_leaves_nothing_else(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    inventory = take_inventory(fill_cache(tmp_path / "cache")).only([KEY])
+    inventory = take_inventory(fill_cache(tmp_path / "cache")).select([KEY])
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SupplyError, match="No space left"):
         write_bundle(path, inventory)
@@ -272,7 +272,9 @@ def test_a_bomb_that_announces_its_size_is_refused_before_it_is_read(
     places = [(name_entry(key=f"{number:02x}" * 32), 4 << 30, sha(b"")) for number in range(17)]
     path = craft_bundle(tmp_path / "x.bundle", places, b"")
     os.truncate(path, path.stat().st_size + 17 * (4 << 30))
-    monkeypatch.setattr(bundle_module.Bundle, "files", None)  # reading would be an error of its own
+    monkeypatch.setattr(
+        bundle_module.Bundle, "iter_files", None
+    )  # reading would be an error of its own
     assert import_refused(path, tmp_path / "cache") == "size"
     os.truncate(path, path.stat().st_size - 2 * (4 << 30))
     assert import_refused(path, tmp_path / "cache") == "size"

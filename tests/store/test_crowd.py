@@ -24,7 +24,7 @@ from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.search import tune
 from torch_cudal1.store.cache.cache_paths import entry_path, record_path
 from torch_cudal1.store.cache.entry_file import encode_entry
-from torch_cudal1.store.cache.files import files_under, write_file
+from torch_cudal1.store.cache.files import iter_files, write_file
 from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.context import make_context
@@ -101,10 +101,12 @@ def test_64_processes_on_a_cold_cache_build_each_key_once(
         "two processes ran different entries of one key"
     )
     assert {
-        cached.entry.region_key for cached in place.cache.entries() if isinstance(cached, EntryFile)
+        cached.entry.region_key
+        for cached in place.cache.iter_entries()
+        if isinstance(cached, EntryFile)
     } == {r.key for r in regions}
     assert place.cache.verify() == ()
-    assert list(files_under(settings.cache_dir, ".tmp")) == []
+    assert list(iter_files(settings.cache_dir, ".tmp")) == []
 
 
 def test_processes_that_write_different_keys_at_once_lose_none(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
     while killed < KILLS or not abandoned:  # a kill between two writes shows nothing
         assert killed < 10 * KILLS, "no kill hit a write: the test showed nothing"
         killed += WRITERS
-        before = set(files_under(tmp_path, ".tmp"))
+        before = set(iter_files(tmp_path, ".tmp"))
         processes = [FORK.Process(target=writes(path, content)) for path, content in files]
         for process in processes:
             process.start()
@@ -188,13 +190,13 @@ def test_200_kills_at_random_moments_leave_every_entry_whole_or_absent(tmp_path:
         for process in processes:
             process.join()
             assert process.exitcode == -signal.SIGKILL
-        abandoned += len(set(files_under(tmp_path, ".tmp")) - before)
-        assert [file for file in place.cache.entries() if isinstance(file, BrokenFile)] == []
+        abandoned += len(set(iter_files(tmp_path, ".tmp")) - before)
+        assert [file for file in place.cache.iter_entries() if isinstance(file, BrokenFile)] == []
         assert isinstance(place.cache.get_decision_record(name, place.target, place.contract), dict)
     for path, content in files:
         write_file(path, content)
     write_file(record, record_data)
-    assert list(files_under(tmp_path, ".tmp")) == [], (
+    assert list(iter_files(tmp_path, ".tmp")) == [], (
         "the next writer of a name removes what was left of it"
     )
     assert all(

@@ -22,10 +22,10 @@ from torch_cudal1.store.cache.entry_file import (
     METADATA_KEY,
     decode_entry,
     decode_golden,
+    decode_plain,
     digest_of,
     encode_entry,
-    plain,
-    unplain,
+    encode_plain,
 )
 
 GOLDEN = {
@@ -124,11 +124,11 @@ def test_different_content_gives_different_bytes() -> None:
     ids=repr,
 )
 def test_numbers_that_json_lacks_survive(value: object) -> None:
-    assert unplain(json.loads(canonical_json(plain(value)))) == value
+    assert decode_plain(json.loads(canonical_json(encode_plain(value)))) == value
 
 
 def test_nan_survives() -> None:
-    assert math.isnan(unplain(json.loads(canonical_json(plain([math.nan]))))[0])
+    assert math.isnan(decode_plain(json.loads(canonical_json(encode_plain([math.nan]))))[0])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_nan_survives() -> None:
 )
 def test_objects_are_not_plain(value: object) -> None:
     with pytest.raises(TypeError):
-        plain(value)
+        encode_plain(value)
 
 
 def test_a_payload_with_strides_is_refused() -> None:

@@ -30,8 +30,8 @@ def test_every_index_reads_back() -> None:
     assert Root.read(root.write()) == root
     assert TargetIndex.read(shards.write()) == shards
     assert Shard.read(shard.write()) == shard
-    assert shards.covering(CONTRACT.digest, KEY) == "ab"
-    assert shards.covering("0" * 12, KEY) is None
+    assert shards.find_shard_prefix(CONTRACT.digest, KEY) == "ab"
+    assert shards.find_shard_prefix("0" * 12, KEY) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"format": 2}', b"[" * 100_000])

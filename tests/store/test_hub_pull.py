@@ -37,7 +37,7 @@ def test_a_pull_brings_everything_and_moves_the_pin(
     find_hit(there)
     assert hub.requests == []  # all is here, and the pin leads to it
     (folder,) = first.folders
-    assert len(list(LocalCache(folder).entries())) == 1  # an ordinary cache folder
+    assert len(list(LocalCache(folder).iter_entries())) == 1  # an ordinary cache folder
 
 
 def test_a_pull_takes_only_the_families_asked_for(hub: HubServer, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def list_index(hub: HubServer) -> dict[str, str]:
                 shard = Shard.read(files[shard_file(name, contract, prefix)])
                 assert isinstance(shard, Shard), shard
                 for kind, part in (("entry", shard.entries), ("alias", shard.records)):
-                    assert {index.covering(contract, key) for key in part} <= {
+                    assert {index.find_shard_prefix(contract, key) for key in part} <= {
                         prefix
                     }  # where a look-up asks for it
                     rows |= {

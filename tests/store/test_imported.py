@@ -40,7 +40,9 @@ def bundle(tmp_path: Path) -> Path:
 
 def present(folder: Path) -> int:
     """How many whole entries a look-up can reach among the imported ones; a broken one fails."""
-    entries_by_root = [list(LocalCache(root).entries()) for root in list_imported_roots(folder)]
+    entries_by_root = [
+        list(LocalCache(root).iter_entries()) for root in list_imported_roots(folder)
+    ]
     assert all(hasattr(file, "entry") for entries in entries_by_root for file in entries)
     return sum(map(len, entries_by_root))
 
@@ -93,7 +95,7 @@ def test_an_import_is_found_beside_the_own_entries_and_never_among_them(
     )
     assert imported_bundle.root == tmp_path / "cache" / "imported" / imported_bundle.digest
     assert present(tmp_path / "cache") == 3
-    assert list(LocalCache(tmp_path / "cache").entries()) == []
+    assert list(LocalCache(tmp_path / "cache").iter_entries()) == []
     cache = cache_for(Settings(cache_dir=tmp_path / "cache"))
     hit = cache.get(KEY, HERE, CONTRACT)
     assert isinstance(hit, Hit)

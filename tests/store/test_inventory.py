@@ -14,7 +14,7 @@ def test_everything_is_listed_and_only_selects(tmp_path: Path) -> None:
     assert {file.cache_path.name for file in inventory.entries} == {KEY, OTHER_KEY}
     assert [file.cache_path.name for file in inventory.records] == [NAME]
     assert inventory.broken == ()
-    selected = inventory.only(keys={OTHER_KEY})
+    selected = inventory.select(keys={OTHER_KEY})
     assert [file.cache_path.name for file in selected.entries] == [OTHER_KEY]
 
 

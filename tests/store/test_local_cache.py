@@ -26,7 +26,12 @@ from torch_cudal1.store.cache.cache_paths import entry_path, record_path
 from torch_cudal1.store.cache.entry_file import encode_entry
 from torch_cudal1.store.cache.files import Stored, read_file, write_file
 from torch_cudal1.store.cache.inventory import take_inventory
-from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile, LocalCache, stale_reason
+from torch_cudal1.store.cache.local_cache import (
+    BrokenFile,
+    EntryFile,
+    LocalCache,
+    explain_staleness,
+)
 from torch_cudal1.store.cache.resolve import Hit, resolve
 from torch_cudal1.store.context import cache_for
 from torch_cudal1.store.trust.trust_policy import SHIPPED
@@ -79,12 +84,12 @@ def test_a_later_put_replaces_the_entry(cache: LocalCache) -> None:
     cache.put(make_entry(package="1"))
     cache.put(make_entry(package="2"))
     assert find_hit(cache).entry.package == "2"
-    assert len(list(cache.entries())) == 1
+    assert len(list(cache.iter_entries())) == 1
 
 
 def test_golden_vectors_are_found_with_the_hit(cache: LocalCache, entry: Entry) -> None:
     cache.put(entry, {"in0": torch.ones(3)})
-    golden = cache.golden(find_hit(cache))
+    golden = cache.read_golden(find_hit(cache))
     assert isinstance(golden, dict)
     assert torch.equal(golden["in0"], torch.ones(3))
 
@@ -117,7 +122,7 @@ def test_another_machine_of_the_family_is_stale_and_says_why(
     cache.put(entry)
     stale = find_hit(cache, dataclasses.replace(HERE, **{field: "9.9"})).stale
     assert stale == f"judged elsewhere: {field} {getattr(HERE, field) or 'none'!r} -> '9.9'"
-    assert stale_reason(HERE, HERE) is None
+    assert explain_staleness(HERE, HERE) is None
 
 
 def test_read_only_caches_are_asked_in_order(tmp_path: Path) -> None:
@@ -261,7 +266,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, entry: Entry) -> None
         cache = LocalCache(root)
         assert isinstance(cache.put(entry), Refusal)
         assert find_miss(cache) == "absent"
-        assert list(cache.entries()) == []
+        assert list(cache.iter_entries()) == []
         with cache.lock(KEY, HERE, CONTRACT) as state:
             assert not state.held
             assert state.reason
@@ -390,7 +395,7 @@ def test_a_kill_at_each_step_leaves_the_old_entry_or_the_new(
     assert process.exitcode == -signal.SIGKILL
     assert find_hit(cache).entry.package == ("new" if moment == "unlink" else "old")
     assert len(leftovers(cache.root)) == (0 if moment == "unlink" else 1)
-    assert len(list(cache.entries())) == 1
+    assert len(list(cache.iter_entries())) == 1
     assert len(cache.purge(lambda entry: False).leftovers) == (0 if moment == "unlink" else 1)
     assert leftovers(cache.root) == []
     assert isinstance(cache.put(make_entry(package="again")), Stored)
@@ -436,7 +441,7 @@ def fill_cache(cache: LocalCache) -> list[Path]:
 def test_entries_are_listed_with_the_broken_ones_marked(cache: LocalCache) -> None:
     paths = fill_cache(cache)
     paths[2].write_bytes(paths[2].read_bytes()[:-1])
-    listed = list(cache.entries())
+    listed = list(cache.iter_entries())
     assert [each.path for each in listed] == paths
     assert [type(each) for each in listed] == [EntryFile, EntryFile, BrokenFile, EntryFile]
     assert listed[0].entry.region_name == "r0"  # type: ignore[union-attr]
@@ -473,8 +478,8 @@ def test_purge_without_a_filter_deletes_all_of_the_own_folder_only(tmp_path: Pat
     paths = fill_cache(cache)
     purged = cache.purge()
     assert (purged.entries, len(purged.records), purged.failed) == (tuple(paths), 1, ())
-    assert list(LocalCache(cache.root).entries()) == []
-    assert len(list(shared.entries())) == 4
+    assert list(LocalCache(cache.root).iter_entries()) == []
+    assert len(list(shared.iter_entries())) == 4
 
 
 def test_purge_reports_what_it_cannot_delete(

@@ -24,7 +24,7 @@ from torch_cudal1.store.bundle.lockfile import (
 )
 from torch_cudal1.store.cache.inventory import take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
-from torch_cudal1.store.trust.signatures import load_signer, new_key
+from torch_cudal1.store.trust.signatures import create_key, load_signer
 
 TIMING = {
     "speedup": 1.41239,
@@ -128,14 +128,14 @@ def test_judged_again_with_the_same_outcome_is_a_change_that_says_so(tmp_path: P
 def test_signing_changes_no_lock(tmp_path: Path) -> None:
     cache = fill_cache(tmp_path / "cache")
     lock = lock_cache(cache)
-    new_key("team", tmp_path / "team.pem", keep_out_of=())
+    create_key("team", tmp_path / "team.pem", keep_out_of=())
     assert len(cache.sign(load_signer(tmp_path / "team.pem", keep_out_of=())).files) == 4
     assert list_differences(lock, cache) == []
 
 
 def test_a_lock_of_targets_does_not_speak_of_other_regions_and_families(tmp_path: Path) -> None:
     cache = fill_cache(tmp_path / "cache")
-    chosen = take_inventory(cache).only([KEY], ["cpu-x86_64"])
+    chosen = take_inventory(cache).select([KEY], ["cpu-x86_64"])
     lock = make_lock(chosen, families=["cpu-x86_64"], targets={"model.py:make": (KEY,)})
     cache.put(make_entry(region_key="77" * 32))
     assert list_differences(lock, cache) == []

@@ -78,7 +78,7 @@ def a_revoked_entry(root: Path) -> Told:
     shared.put(make_entry())
     (signed,) = shared.sign(signer).files
     publishers = allow(root / "publishers.toml", team=signer.public)
-    (file,) = shared.entries()
+    (file,) = shared.iter_entries()
     rules = Rules("signed", publishers, write_revocations(root / "revoked.toml", entry=file.digest))
     assert signed.is_file()
     return look_up(root, rules)

@@ -9,19 +9,19 @@ import pytest
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.store.trust.signatures import (
     Signature,
+    add_signature,
+    create_key,
     load_signer,
-    new_key,
     parse_public,
-    signatures_from,
+    parse_signatures,
     verify,
-    with_signature,
 )
 
 DIGEST = "ab" * 32
 
 
 def test_a_signature_fits_its_own_record_only(tmp_path: Path) -> None:
-    new_key("team", tmp_path / "team.pem", keep_out_of=())
+    create_key("team", tmp_path / "team.pem", keep_out_of=())
     signer = load_signer(tmp_path / "team.pem", keep_out_of=())
     signature = signer.sign("entry", DIGEST)
     assert verify(signature, "entry", DIGEST) is None
@@ -33,14 +33,14 @@ def test_a_signature_fits_its_own_record_only(tmp_path: Path) -> None:
 
 def test_a_new_signature_replaces_one_by_the_same_key() -> None:
     first, second = (Signature("ed25519:" + digit * 64, "00") for digit in "ab")
-    assert with_signature([second], first) == (first, second)
-    assert with_signature([first], Signature(first.key, "11")) == (Signature(first.key, "11"),)
+    assert add_signature([second], first) == (first, second)
+    assert add_signature([first], Signature(first.key, "11")) == (Signature(first.key, "11"),)
 
 
 @pytest.mark.parametrize("value", [None, [], {}, [1], [{"key": "x", "value": "00"}]])
 def test_what_is_no_list_of_signatures_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"signature|public key"):
-        signatures_from(value)
+        parse_signatures(value)
 
 
 @pytest.mark.parametrize(

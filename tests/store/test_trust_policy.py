@@ -26,7 +26,7 @@ from torch_cudal1.store.cache.entry_file import encode_entry, open_entry, sign_e
 from torch_cudal1.store.cache.local_cache import EntryFile, LocalCache
 from torch_cudal1.store.cache.resolve import Hit
 from torch_cudal1.store.trust import lists
-from torch_cudal1.store.trust.signatures import Signer, load_signer, new_key, signatures_from
+from torch_cudal1.store.trust.signatures import Signer, create_key, load_signer, parse_signatures
 from torch_cudal1.store.trust.trust_policy import Rules
 
 KEY = make_entry().region_key
@@ -50,7 +50,7 @@ class Team:
 
     @property
     def digest(self) -> str:
-        (file,) = self.shared.entries()
+        (file,) = self.shared.iter_entries()
         assert isinstance(file, EntryFile)
         return file.digest
 
@@ -296,7 +296,7 @@ def test_without_the_library_no_signature_counts_and_the_reason_names_it(
     with pytest.raises(SettingError, match=r"torch-cudal1\[sign\]"):
         load_signer(team.folder / "keys" / "team.pem", keep_out_of=())
     with pytest.raises(SettingError, match=r"torch-cudal1\[sign\]"):
-        new_key("new", team.folder / "new.pem", keep_out_of=())
+        create_key("new", team.folder / "new.pem", keep_out_of=())
 
 
 def test_a_thousand_signatures_are_not_a_thousand_verifications(team: Team) -> None:
@@ -306,7 +306,7 @@ def test_a_thousand_signatures_are_not_a_thousand_verifications(team: Team) -> N
     )
     assert "unreadable" in team.told()
     with pytest.raises(ValueError, match="in order"):
-        signatures_from(list(reversed(many[:3])))
+        parse_signatures(list(reversed(many[:3])))
 
 
 # Revocation
@@ -505,18 +505,18 @@ def test_a_private_key_is_the_owner_s_alone_whatever_the_umask_and_is_never_over
 ) -> None:
     before = os.umask(0)
     try:
-        new_key("team", tmp_path / "keys" / "team.pem", keep_out_of=())
+        create_key("team", tmp_path / "keys" / "team.pem", keep_out_of=())
     finally:
         os.umask(before)
     path = tmp_path / "keys" / "team.pem"
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     key_bytes = path.read_bytes()
     with pytest.raises(SettingError, match="never overwritten"):
-        new_key("team", path, keep_out_of=())
+        create_key("team", path, keep_out_of=())
     assert path.read_bytes() == key_bytes
     (tmp_path / "link.pem").symlink_to(tmp_path / "elsewhere.pem")
     with pytest.raises(SettingError, match="never overwritten"):
-        new_key("team", tmp_path / "link.pem", keep_out_of=())
+        create_key("team", tmp_path / "link.pem", keep_out_of=())
 
 
 def test_a_private_key_is_kept_out_of_caches_also_through_a_link(tmp_path: Path) -> None:
@@ -528,18 +528,18 @@ def test_a_private_key_is_kept_out_of_caches_also_through_a_link(tmp_path: Path)
         tmp_path / "x" / ".." / "cache" / "a.pem",
     ):
         with pytest.raises(SettingError, match="outside the cache"):
-            new_key("team", path, keep_out_of=(tmp_path / "cache",))
+            create_key("team", path, keep_out_of=(tmp_path / "cache",))
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", "a b", 'a"b', "a\nb", "x" * 65])
 def test_a_name_that_is_no_plain_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingError, match="NAME"):
-        new_key(name, tmp_path / "a.pem", keep_out_of=())
+        create_key(name, tmp_path / "a.pem", keep_out_of=())
 
 
 def test_a_key_that_others_may_read_or_that_is_none_does_not_sign(tmp_path: Path) -> None:
-    new_key("team", path := tmp_path / "team.pem", keep_out_of=())
+    create_key("team", path := tmp_path / "team.pem", keep_out_of=())
     path.chmod(0o640)
     with pytest.raises(SettingError, match="chmod 600"):
         load_signer(path, keep_out_of=())

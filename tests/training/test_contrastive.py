@@ -11,7 +11,7 @@ import torch
 from tests.training.stage_cases import CODEC, EVERY, SMALL, recorder, writer
 from tests.training.world import TASKS, SyntheticEvaluator
 from torch_cudal1.ingest.llm.policy import LanguageModel
-from torch_cudal1.ingest.llm.selectors import selector
+from torch_cudal1.ingest.llm.selectors import make_selector
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.grpo import GrpoConfig, train_policy
 from torch_cudal1.training.supervised import SftRow, fine_tune
@@ -25,7 +25,7 @@ RL = GrpoConfig(steps=3, group=4, groups=3, epochs=1, save_every=2)
 def run_rl(start: Path, folder: Path, evaluator: SyntheticEvaluator) -> tuple[LanguageModel, int]:
     rl_recorder = recorder(folder, evaluator, "rl")
     try:
-        step = ContrastiveStep(rl_recorder, RL, selector("bucket"))
+        step = ContrastiveStep(rl_recorder, RL, make_selector("bucket"))
         return train_policy(writer(start), step, RL, folder=folder / "rl", seed=0), len(
             rl_recorder.appraiser.database
         )
@@ -63,7 +63,7 @@ def test_reinforcement_that_was_killed_loses_no_sample_and_counts_none_twice(sta
 
 def test_a_group_shares_one_draw_of_exemplars(start, tmp_path):
     rl_recorder = recorder(tmp_path, SyntheticEvaluator(), "rl")
-    step = ContrastiveStep(rl_recorder, RL, selector("random"))
+    step = ContrastiveStep(rl_recorder, RL, make_selector("random"))
     model = writer(start)
     fine_tune(
         model,

@@ -15,8 +15,8 @@ from torch_cudal1.ingest.llm.policy import (
     LanguageModel,
     Rollout,
     TinySpec,
+    compute_token_logprobs,
     create_tiny,
-    token_logprobs,
 )
 from torch_cudal1.training.grpo import (
     Generation,
@@ -58,7 +58,7 @@ def a_batch(folder: Path, *, shift: float) -> PolicyBatch:
     torch.manual_seed(5)
     shape = rollout.ids.shape
     with torch.no_grad():
-        policy_logprobs = token_logprobs(writer(folder).model, rollout, 1.0)[0]
+        policy_logprobs = compute_token_logprobs(writer(folder).model, rollout, 1.0)[0]
     return PolicyBatch(
         rollout,
         torch.randn(len(rollout), 1),
@@ -196,7 +196,7 @@ def test_the_loss_is_trls_loss_on_the_same_batch(folder, tmp_path, beta, tempera
     trainer.model.eval()
     trl_loss = trainer._compute_loss(trainer.model, inputs)
     model = writer(folder).model
-    loss = grpo_loss(token_logprobs(model, r, temperature)[0], batch, config)
+    loss = grpo_loss(compute_token_logprobs(model, r, temperature)[0], batch, config)
     assert abs(trl_loss.item()) > 1e-3, "the batch must not be trivial"
     assert loss.item() == pytest.approx(trl_loss.item(), abs=1e-5)
     trl_loss.backward()

@@ -18,7 +18,7 @@ from torch_cudal1.ingest.llm.appraise import Appraiser
 from torch_cudal1.ingest.llm.database import Database, StoredSample, digest
 from torch_cudal1.ingest.llm.journal import SampleJournal
 from torch_cudal1.ingest.llm.policy import LanguageModel, TinySpec, create_tiny
-from torch_cudal1.ingest.llm.selectors import selector
+from torch_cudal1.ingest.llm.selectors import make_selector
 from torch_cudal1.judge.pool.measured import Decoded
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.grpo import GrpoConfig
@@ -74,7 +74,7 @@ def step_in(
     database.commit()
     journal = SampleJournal((folder or Path("/nowhere")) / "rl.journal")
     recorder = Recorder(Appraiser(CODEC, SyntheticEvaluator(), database), TASKS, journal, "rl", 0)
-    return ContrastiveStep(recorder, config, selector(exemplars))
+    return ContrastiveStep(recorder, config, make_selector(exemplars))
 
 
 def samples_of(step: ContrastiveStep) -> list[StoredSample]:

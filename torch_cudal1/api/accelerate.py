@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import torch
 
 from torch_cudal1.api.dispatcher import LEFT_ALONE, Dispatcher
-from torch_cudal1.api.explain import explanation_of
+from torch_cudal1.api.explain import explain_bindings
 from torch_cudal1.api.recording import recorder
 from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.runtime.kill_switch import disabled
 from torch_cudal1.search.tune import Progress
 
-__all__ = ["accelerate", "arguments_of", "disabled", "explain", "is_on_trial", "restore"]
+__all__ = ["accelerate", "disabled", "explain", "is_on_trial", "restore", "split_example_inputs"]
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -64,7 +64,7 @@ def accelerate(
     # The signature is bound before the dispatcher is installed. Where binding raises, the module
     # stays as it was.
     if example_inputs is not None:
-        args, kwargs = arguments_of(example_inputs)
+        args, kwargs = split_example_inputs(example_inputs)
         dispatcher.prepare(args, kwargs, progress)
     # `_compiled_call_impl` is the slot that `nn.Module.__call__` reads first (`m.compile()` uses it
     # too). `__getstate__` drops it, so pickle and deepcopy see a plain module. Of nine ways tried
@@ -102,7 +102,7 @@ def explain(module: torch.nn.Module) -> Explanation:
         raise TypeError(
             f"{type(module).__name__} is not accelerated; call cudal1.accelerate(module, example_inputs) first"
         )
-    return explanation_of(type(module).__name__, dispatcher.device, dispatcher.current_bindings())
+    return explain_bindings(type(module).__name__, dispatcher.device, dispatcher.current_bindings())
 
 
 def is_on_trial(module: torch.nn.Module) -> bool:
@@ -111,7 +111,7 @@ def is_on_trial(module: torch.nn.Module) -> bool:
     return isinstance(dispatcher, Dispatcher) and dispatcher.on_trial
 
 
-def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_example_inputs(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of `example_inputs`."""
     if isinstance(example, Mapping):
         return (), dict(example)

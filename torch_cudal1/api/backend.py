@@ -22,7 +22,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
 from torch_cudal1.core.settings import Settings
 
-__all__ = ["cudal1", "for_accelerate", "run_graph"]
+__all__ = ["cudal1", "report_choices_to", "run_graph"]
 # A context variable, because Dynamo calls a backend with the graph and its inputs only, and because
 # two threads may bind two modules at the same time.
 _ON_CHOICES: ContextVar[Callable[[Sequence[Any]], None] | None] = ContextVar(
@@ -70,7 +70,7 @@ def cudal1(
 
 
 @contextmanager
-def for_accelerate(on_choices: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+def report_choices_to(on_choices: Callable[[Sequence[Any]], None]) -> Iterator[None]:
     """Have the backend report the choices (`search.tune.Choice`) of each graph that it decides
     meanwhile, and compile backwards that may be repeated as eager's may, which torch.compile does
     not promise.

@@ -34,31 +34,31 @@ from torch_cudal1.api.pieces import Pieces
 from torch_cudal1.api.ranks.consensus import (
     Broadcast,
     NoConsensus,
-    choices_from_broadcast,
     has_ranks,
     reach_consensus,
+    read_broadcast_choices,
 )
 from torch_cudal1.api.signatures.known_calls import is_known, remember_call
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.capture import TracedModule
 from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
 from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.lower import LoweredRegion
-from torch_cudal1.graph.module_call import Call, ModuleCall, tensors_among
+from torch_cudal1.graph.module_call import Call, ModuleCall, list_call_tensors
 from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.judge import pool_scope
 from torch_cudal1.runtime.dispatch import DirectCall
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
-from torch_cudal1.runtime.guard_records import without_state
+from torch_cudal1.runtime.guard_records import drop_state
 from torch_cudal1.search.tune import Choice, Progress, choose
 from torch_cudal1.store.context import TuneContext, make_context
 
-__all__ = ["Bound", "Unbound", "bind", "weight_identities"]
+__all__ = ["Bound", "Unbound", "bind", "collect_weight_identities"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def bind(
         from torch_cudal1.judge import prestart_fork_server
 
         prestart_fork_server(
-            settings, device_of([*tensors_among(args, kwargs), *module.parameters()])
+            settings, find_device([*list_call_tensors(args, kwargs), *module.parameters()])
         )
     try:
         captured, traced = capture_call_graphs(module, args, kwargs)
@@ -144,7 +144,7 @@ def bind(
     except NotLowerableError as problem:
         telemetry.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
-    context = make_context(device_of([*captured.inputs, *module.parameters()]), settings)
+    context = make_context(find_device([*captured.inputs, *module.parameters()]), settings)
     task = _CapturedCall(module, (args, dict(kwargs)), captured, traced, graphs, context)
     regions = [item.region for item in graphs]
     # Ranks must run the same choice: two kernels that round differently would make replicas
@@ -154,7 +154,7 @@ def bind(
         context,
         decide=lambda: task.decide(progress),
         follow=lambda broadcast: task.bind(
-            choices_from_broadcast(broadcast, regions, context),
+            read_broadcast_choices(broadcast, regions, context),
             EndToEndDecision(broadcast.runs, broadcast.note),
         )[0],
     )
@@ -178,8 +178,8 @@ def _bind_in_pieces(
     """A forward that is several graphs: on trial in the user's own calls, where it may be searched
     for or won before.
     """
-    tensors = [*tensors_among(args, kwargs), *module.parameters()]
-    context = make_context(device_of(tensors), settings)
+    tensors = [*list_call_tensors(args, kwargs), *module.parameters()]
+    context = make_context(find_device(tensors), settings)
     obstacle: Refusal | None = None
     if has_ranks(settings):
         # A trial is decided by the clock of each process, so ranks would settle on different sides.
@@ -202,7 +202,7 @@ def _bind_in_pieces(
     # classes. A call may change the module's state.
     return Bound(
         pieces.call,
-        ModuleGuard(without_state(record)),
+        ModuleGuard(drop_state(record)),
         (),
         note,
         conditions=pieces.holds,
@@ -277,10 +277,10 @@ class _CapturedCall:
             captured.guard,
             choices,
             decision.note,
-            weight_identities(self.module),
+            collect_weight_identities(self.module),
             direct,
             captured.conditions,
-            captured.apart(written),
+            captured.make_overlap_check(written),
         ), decision
 
     @cached_property
@@ -339,7 +339,7 @@ class _CapturedCall:
         )
 
 
-def weight_identities(module: torch.nn.Module) -> frozenset[int]:
+def collect_weight_identities(module: torch.nn.Module) -> frozenset[int]:
     """Identities of the parameters and buffers of `module`, and of the tensors in its plain
     attributes.
     """

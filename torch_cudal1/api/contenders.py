@@ -24,13 +24,13 @@ from torch_cudal1.graph.capture import TracedModule, find_lifted_parameters
 from torch_cudal1.graph.functional_module import list_running_statistics, preserve_versions
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.graph.module_call import Call, ModuleCall
-from torch_cudal1.graph.swap import GraphedLater, Swapped, in_graph_order, swap
+from torch_cudal1.graph.swap import GraphedLater, Swapped, reorder_inputs, swap
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import DIFFERS_FROM_EAGER
 from torch_cudal1.runtime.dispatch import DirectCall, make_dispatch_table, try_table_first
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.index_checks import cpu_index_checks, raise_as_eager
-from torch_cudal1.search.inductor_artifacts import inductor_options, provide_artifacts
+from torch_cudal1.search.inductor_artifacts import choose_inductor_options, provide_artifacts
 from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.context import TuneContext
 
@@ -75,7 +75,7 @@ def build_contenders(
         compiled = raise_as_eager(
             # `_call_impl`, not the module: the slot that the dispatcher takes would be compiled
             # into itself.
-            torch.compile(module._call_impl, backend=_repeatable_inductor(patches)),
+            torch.compile(module._call_impl, backend=_make_repeatable_inductor(patches)),
             module._call_impl,
         )
         return with_double_backward(lambda args, kwargs: compiled(*args, **kwargs))
@@ -83,7 +83,9 @@ def build_contenders(
     def build_graphs() -> Call:
         filled = fill()
         return ServedCall(
-            with_double_backward(preserve_versions(captured.around(filled.call, written), module)),
+            with_double_backward(
+                preserve_versions(captured.wrap_compiled(filled.call, written), module)
+            ),
             captured.guard,
             module,
             filled,
@@ -97,9 +99,7 @@ def build_contenders(
     # In training torch.compile was in no benchmark of regions. In inference it was, unless the
     # evidence says that it may be faster here.
     builders = (
-        {TORCH_COMPILE: compile_module}
-        if training or _may_lose_to_torch_compile(choices[0])
-        else {}
+        {TORCH_COMPILE: compile_module} if training or _may_lose_to_inductor(choices[0]) else {}
     )
     # Eager graph by graph is the module's own forward with more overhead, so it is no contender.
     if any(choice.swapped for choice in choices) or not (
@@ -109,7 +109,7 @@ def build_contenders(
     return builders
 
 
-def _repeatable_inductor(options: dict[str, Any]) -> Callable[..., Any]:
+def _make_repeatable_inductor(options: dict[str, Any]) -> Callable[..., Any]:
     """torch.compile's default backend, for steps whose backward may be repeated."""
 
     # AOTAutograd lets a compiled backward write over tensors that the forward saved, and raises
@@ -163,7 +163,7 @@ class ServedCall:
 
         return replace(self, call=call)
 
-    def with_dispatch_table(
+    def put_dispatch_table_first(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
     ) -> Call:
         """The callable that calls like this one will take: the dispatch table first."""
@@ -172,7 +172,7 @@ class ServedCall:
         table = make_dispatch_table(cuda=context.device.type == "cuda")
         if table is None or self.direct is None:
             return self.call
-        self.direct.into(table, self, self.guard, self.module, args, kwargs)
+        self.direct.add_to_table(table, self, self.guard, self.module, args, kwargs)
         return try_table_first(table, self.call)
 
 
@@ -192,7 +192,7 @@ def fill_graphs(
     def fill() -> None:
         for item, swapped in zip(regions, built, strict=True):
             # A region's inputs are in canonical order, the graph's in the order of AOTAutograd.
-            traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+            traced.fill(item.region.kind, reorder_inputs(swapped, item.order))
 
     fill()
     direct = _make_direct_call(traced, regions, built, captured)
@@ -245,7 +245,7 @@ def _build_graphs(
     built, writes = [], any(graph.writes for graph in traced.graphs)
     options: dict[str, Any] = {
         "strictness": context.settings.strictness,
-        "options": inductor_options(context),
+        "options": choose_inductor_options(context),
     }
     # Inductor finds files that another machine compiled, so a machine without a compiler can start.
     with provide_artifacts([choice.region.key for choice in choices], context):
@@ -290,7 +290,9 @@ def _make_direct_call(
     sources = tuple(captured.sources[origin] for origin in origins if isinstance(origin, int))
     # `traced.direct` is true only where every origin is a placeholder.
     assert len(sources) == len(origins)
-    return DirectCall(lambda: swapped.direct, sources, captured.finisher(), captured.conditions)
+    return DirectCall(
+        lambda: swapped.direct, sources, captured.make_output_builder(), captured.conditions
+    )
 
 
 def find_written_placeholders(traced: TracedModule) -> frozenset[int]:
@@ -300,7 +302,7 @@ def find_written_placeholders(traced: TracedModule) -> frozenset[int]:
     )
 
 
-def _may_lose_to_torch_compile(choice: Choice) -> bool:
+def _may_lose_to_inductor(choice: Choice) -> bool:
     """Whether torch.compile itself must be measured beside what was chosen for an inference graph.
 
     A CUDA graph of a baseline won by medians, in another process; and where Inductor failed in that

@@ -19,8 +19,8 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
-from torch_cudal1.api.binding import Bound, Unbound, bind, weight_identities
-from torch_cudal1.api.explain import explanation_of
+from torch_cudal1.api.binding import Bound, Unbound, bind, collect_weight_identities
+from torch_cudal1.api.explain import explain_bindings
 from torch_cudal1.api.pieces import Pieces
 from torch_cudal1.api.recording import recorder
 from torch_cudal1.api.signatures.known_calls import is_known, remember_pieces
@@ -54,7 +54,7 @@ EXPECTED_LOOK_UP_S = 0.5
 # Modules that are best as they are, with what `explain` says of them. A dispatcher would cost each
 # call 3 us for nothing.
 LEFT_ALONE: weakref.WeakKeyDictionary[torch.nn.Module, Explanation] = weakref.WeakKeyDictionary()
-# The code of the function in `nn.Module` that reads the slot; see `_calling_module`.
+# The code of the function in `nn.Module` that reads the slot; see `_find_calling_module`.
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
@@ -81,7 +81,10 @@ class Dispatcher:
         # a time.
         self._binding = threading.Lock()
         self.bindings: dict[Any, Bound | Unbound] = {}
-        self._table, self._miss = dispatch.make_dispatch_table(cuda=False), dispatch.miss_sentinel()
+        self._table, self._miss = (
+            dispatch.make_dispatch_table(cuda=False),
+            dispatch.get_miss_sentinel(),
+        )
         self._tally = recorder.Tally(module)
         # A shadow check that finds a kernel wrong must reach what is bound here too. The listener
         # is held weakly, so the dispatcher does not outlive its module for it.
@@ -110,7 +113,7 @@ class Dispatcher:
         # replaced them.
         if is_compiling():
             return self._run_forward(args, kwargs)
-        caller = _calling_module()
+        caller = _find_calling_module()
         # `DataParallel` gives each replica a copy of this module's `__dict__`, slot included, and
         # other weights. Bindings are of this module's weights.
         if caller is not None and caller is not self._module:
@@ -125,19 +128,21 @@ class Dispatcher:
         # results without the operators inside.
         if is_disabled() or guard.find_tracing():
             return self._run_forward(args, kwargs)
-        signature = _signature(args, kwargs)
+        signature = _describe_call(args, kwargs)
         if signature is None:
             telemetry.count("not_servable_calls")
             return self._run_forward(args, kwargs)
-        key = self._key(signature)
+        key = self._make_key(signature)
         bound = self.bindings.get(key)
         if recorder.is_on():
             self._tally.note(key, bound, args, kwargs)
-        if (serving := self._serving(key, bound, args, kwargs)) is not None:
+        if (serving := self._find_serving_binding(key, bound, args, kwargs)) is not None:
             result = serving.call(args, kwargs)
 
             if self._table is not None and serving.direct is not None:
-                serving.direct.into(self._table, serving, serving.guard, self._module, args, kwargs)
+                serving.direct.add_to_table(
+                    self._table, serving, serving.guard, self._module, args, kwargs
+                )
             return result
         if not isinstance(bound, Unbound) or bound.guard is not None:
             # A binding decided for good is not looked at again; one with a guard was decided for a
@@ -154,7 +159,7 @@ class Dispatcher:
             else self._run_forward_timed(record, args, kwargs)
         )
 
-    def _serving(
+    def _find_serving_binding(
         self, key: Any, bound: Bound | Unbound | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Bound | None:
         """The binding under which this call may run: the latest of its signature, or one that
@@ -187,12 +192,12 @@ class Dispatcher:
         for key, bound in list(self.bindings.items()):
             # The choices stay in the report with the reason, so that `explain` can say what was
             # withdrawn.
-            if isinstance(bound, Bound) and _runs(bound, candidate):
+            if isinstance(bound, Bound) and _runs_candidate(bound, candidate):
                 self.bindings[key] = Unbound(
                     reason, tuple(fall_back_to_baseline(choice, reason) for choice in bound.choices)
                 )
         self._earlier = {
-            key: [bound for bound in bounds if not _runs(bound, candidate)]
+            key: [bound for bound in bounds if not _runs_candidate(bound, candidate)]
             for key, bounds in self._earlier.items()
         }
         # The dispatch table holds the withdrawn callable too, and would go on serving it.
@@ -220,7 +225,9 @@ class Dispatcher:
             or any(isinstance(bound, Bound) or bound.missed for bound in decided)
         ):
             return False
-        LEFT_ALONE[self._module] = explanation_of(type(self._module).__name__, self.device, decided)
+        LEFT_ALONE[self._module] = explain_bindings(
+            type(self._module).__name__, self.device, decided
+        )
         return True
 
     def begin_counting(self) -> None:
@@ -258,7 +265,7 @@ class Dispatcher:
         record.seconds += time.perf_counter() - begin
         return result
 
-    def _key(self, signature: Any) -> tuple[Any, ...]:
+    def _make_key(self, signature: Any) -> tuple[Any, ...]:
         # The switches are part of the key because the bound call has them inside: autocast is in
         # the graph as casts, TF32 is in the choice of kernels.
         return (signature, *map(guard.call_state, self._device_types))
@@ -368,7 +375,7 @@ class Dispatcher:
                 current = guard.bind_guard(self._module)
                 change.current = current if isinstance(current, ModuleGuard) else None
             return Unbound("something changed since it was bound", missed=True)
-        reason = previous.guard.why()
+        reason = previous.guard.explain_difference()
         # A module that stayed changed for two calls is taken as changed for good. Without a reason
         # from the guard something outside the module differs, which may be another thing at each
         # call, so each re-bind must wait twice as long as the one before.
@@ -380,7 +387,9 @@ class Dispatcher:
         change.calls, change.rebound = 0, change.rebound + 1
         # An earlier binding keeps its weights alive. Kept for a module whose weights were replaced,
         # it would hold a second copy of them in GPU memory.
-        if isinstance(previous, Bound) and previous.weights == weight_identities(self._module):
+        if isinstance(previous, Bound) and previous.weights == collect_weight_identities(
+            self._module
+        ):
             self._earlier[key] = [previous, *self._earlier.get(key, [])[: MAX_EARLIER_BINDINGS - 1]]
         else:
             self._earlier.pop(key, None)
@@ -411,8 +420,8 @@ class Dispatcher:
         self._update_device_types(args, kwargs)
         # What is bound now may be replaced here, and must not go on being served from the table.
         self.begin_counting()
-        key = self._key(_signature(args, kwargs))
-        bound = self.bindings[key] = self._try(args, kwargs, settings, progress)
+        key = self._make_key(_describe_call(args, kwargs))
+        bound = self.bindings[key] = self._try_to_bind(args, kwargs, settings, progress)
         if isinstance(bound, Bound) and bound.pieces is not None:
             bound.pieces.on_settled = partial(self._finish_trial_of_pieces, key)
         return bound
@@ -436,14 +445,14 @@ class Dispatcher:
             if self.replaced is None:
                 vars(self._module).pop("_compiled_call_impl", None)
 
-    def _try(
+    def _try_to_bind(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         settings: Settings,
         progress: Progress | None,
     ) -> Bound | Unbound:
-        if _signature(args, kwargs) is None:
+        if _describe_call(args, kwargs) is None:
             return Unbound(
                 "an argument is not a plain tensor: it is sparse, quantised, nested, or a tensor subclass"
             )
@@ -457,11 +466,11 @@ class Dispatcher:
             return Unbound(f"{type(error).__name__}: {error}")
 
 
-def _runs(bound: Bound, candidate: str) -> bool:
+def _runs_candidate(bound: Bound, candidate: str) -> bool:
     return any(choice.candidate.digest == candidate for choice in bound.choices)
 
 
-def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _describe_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The signature of a call; of one with objects among its arguments the coarser one, under which
     Dynamo's guards decide.
     """
@@ -469,7 +478,7 @@ def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return signature if signature is not None else guard.opaque_signature(args, kwargs)
 
 
-def _calling_module() -> torch.nn.Module | None:
+def _find_calling_module() -> torch.nn.Module | None:
     """The module that is being called; None where `nn.Module.__call__` did not call the dispatcher."""
     # `nn.Module.__call__` calls the slot without its `self`. The frame is the only place that knows
     # which module was called.

@@ -41,9 +41,9 @@ __all__ = [
     "choose_faster_step",
     "end_to_end_benchmark",
     "end_to_end_check",
+    "format_speedup",
+    "list_summary_facts",
     "select_faster",
-    "speedup_text",
-    "summary_facts",
 ]
 
 TORCH_COMPILE = "torch.compile"
@@ -79,7 +79,7 @@ def end_to_end_benchmark(
     lie on one side of the margin.
     """
     # Other processes that time kernels on this GPU take the same lock.
-    with lock_gpu(device, "gate"):
+    with lock_gpu(device, "end to end"):
         for _ in range(max_attempts):
             summary = _benchmark_once(first, second, device, margin, budget_s)
             if margin is None or summary.steady or summary.low >= margin or summary.high < margin:
@@ -114,8 +114,8 @@ def select_faster(
             telemetry.record("judge", "end_to_end", key, contender=label, failed=reason)
             notes.append(f"{label} failed ({reason})")
             continue
-        telemetry.record("judge", "end_to_end", key, contender=label, **summary_facts(summary))
-        notes.append(f"{label} is {speedup_text(summary)}")
+        telemetry.record("judge", "end_to_end", key, contender=label, **list_summary_facts(summary))
+        notes.append(f"{label} is {format_speedup(summary)}")
         # A swapped kernel needs a lower bound above 1x. Between two of PyTorch's own ways the
         # median decides: a rule that asked for a lower bound above 1.02x had kept the slower one,
         # at 0.931x (ResNet-50's training step on a busy host, H200, 2026-11-23).
@@ -124,12 +124,12 @@ def select_faster(
     return notes, winners
 
 
-def summary_facts(summary: PairedSummary) -> dict[str, float]:
+def list_summary_facts(summary: PairedSummary) -> dict[str, float]:
     """The facts of a measurement, for a record."""
     return {"speedup": summary.speedup, "low": summary.low, "high": summary.high}
 
 
-def speedup_text(summary: PairedSummary) -> str:
+def format_speedup(summary: PairedSummary) -> str:
     """The speed-up and its interval."""
     return f"{summary.speedup:.2f}x [{summary.low:.2f}, {summary.high:.2f}]"
 
@@ -207,7 +207,7 @@ def choose_faster_call(
     call = build(lambda: compiled)
     summary = _benchmark_calls(graph, compiled, call)
     winner = "ours" if summary.speedup >= MIN_SPEEDUP else "inductor"
-    telemetry.record("judge", "in_place", runs=winner, **summary_facts(summary))
+    telemetry.record("judge", "in_place", runs=winner, **list_summary_facts(summary))
     return winner, call if winner == "ours" else compiled
 
 
@@ -238,7 +238,7 @@ def choose_faster_step(
         telemetry.record("judge", "in_place", runs="inductor", reason=reason)
         return "inductor", compiled
     winner = "ours" if summary.speedup >= min_speedup else "inductor"
-    telemetry.record("judge", "in_place", runs=winner, **summary_facts(summary))
+    telemetry.record("judge", "in_place", runs=winner, **list_summary_facts(summary))
     return winner, call if winner == "ours" else compiled
 
 
@@ -298,7 +298,7 @@ def _benchmark_steps(
         unset_fake_temporarily(),
         _separate_metrics(),
         torch.enable_grad(),
-        lock_gpu(device, "gate"),
+        lock_gpu(device, "end to end"),
     ):
         # Leaves of its own, so that no `.grad` of the user accumulates and no hook of a parameter
         # runs.

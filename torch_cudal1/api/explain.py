@@ -12,7 +12,7 @@ from torch_cudal1.core.report import OWN_FORWARD, Explanation, Interval, RegionR
 from torch_cudal1.ir.records import Entry
 from torch_cudal1.search.tune import Choice
 
-__all__ = ["entry_report", "explanation_of"]
+__all__ = ["explain_bindings", "report_entry"]
 
 
 class Binding(Protocol):
@@ -22,19 +22,21 @@ class Binding(Protocol):
     def choices(self) -> tuple[Choice, ...]: ...
 
 
-def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanation:
+def explain_bindings(name: str, device: str, bindings: Sequence[Any]) -> Explanation:
     """One explanation over all signatures of a module. A binding that does not hold now is
     shown as left out.
     """
     # A report must not show a speed-up for a binding that does not run: with a hook registered,
     # every call goes to the module's own forward.
     waiting = {
-        number: why for number, binding in enumerate(bindings) if (why := _inactive_reason(binding))
+        number: why
+        for number, binding in enumerate(bindings)
+        if (why := _explain_inactive_binding(binding))
     }
     regions = [
         replace(report, runs=OWN_FORWARD, reason=waiting[number]) if number in waiting else report
         for number, binding in enumerate(bindings)
-        for report in map(_region_report, binding.choices)
+        for report in map(_report_region, binding.choices)
     ]
     reasons = [(getattr(binding, "reason", ""), binding.choices) for binding in bindings]
     # `binding` marks what the end-to-end check took back by this word at the start of the reason.
@@ -57,7 +59,7 @@ def explanation_of(name: str, device: str, bindings: Sequence[Any]) -> Explanati
     )
 
 
-def _inactive_reason(binding: Any) -> str:
+def _explain_inactive_binding(binding: Any) -> str:
     """Why what was bound for a signature does not run at present; "" if it does, or nothing was
     bound.
     """
@@ -65,12 +67,12 @@ def _inactive_reason(binding: Any) -> str:
     left_out: str = getattr(binding, "reason", "")
     if guard is None or left_out or guard.holds():
         return ""
-    return f"the module is not what it was when this was bound: {guard.why()}"
+    return f"the module is not what it was when this was bound: {guard.explain_difference()}"
 
 
-def _region_report(choice: Choice) -> RegionReport:
+def _report_region(choice: Choice) -> RegionReport:
     if choice.entry is not None:
-        return entry_report(choice.entry)
+        return report_entry(choice.entry)
     return RegionReport(
         name=choice.region.name,
         key=choice.region.key,
@@ -82,7 +84,7 @@ def _region_report(choice: Choice) -> RegionReport:
     )
 
 
-def entry_report(entry: Entry) -> RegionReport:
+def report_entry(entry: Entry) -> RegionReport:
     """An entry's evidence as a report."""
     timing: Mapping[str, Any] = entry.evidence.get("timing") or {}
     baselines = {name: float(us) for name, us in entry.evidence.get("baselines_us", {}).items()}
@@ -101,20 +103,20 @@ def entry_report(entry: Entry) -> RegionReport:
         speedup=timing.get("speedup"),
         low=timing.get("low"),
         high=timing.get("high"),
-        vs_eager=_speedup_over(timing, baselines.get("eager"), runs_us),
-        vs_inductor=_speedup_over(timing, baselines.get("inductor"), runs_us),
+        vs_eager=_estimate_speedup_over(timing, baselines.get("eager"), runs_us),
+        vs_inductor=_estimate_speedup_over(timing, baselines.get("inductor"), runs_us),
         baselines_us=baselines,
         runs_us=runs_us,
-        error_ratio=_worst(entry, "numerics"),
-        worst_error=_worst(entry, "numerics_worst"),
-        raced=_baseline_rows(entry, runs_us),
+        error_ratio=_find_worst_value(entry, "numerics"),
+        worst_error=_find_worst_value(entry, "numerics_worst"),
+        raced=_list_baseline_rows(entry, runs_us),
         tried=entry.tried,
-        reason=_reason_text(entry, timing)
+        reason=_describe_decision(entry, timing)
         + (f"; tuned without Inductor: {without}" if (without := entry.without_inductor) else ""),
     )
 
 
-def _baseline_rows(entry: Entry, runs_us: float | None) -> tuple[Mapping[str, Any], ...]:
+def _list_baseline_rows(entry: Entry, runs_us: float | None) -> tuple[Mapping[str, Any], ...]:
     """Every baseline of the benchmark, and why it is not what runs."""
     choice, medians = entry.choice, entry.evidence.get("baselines_us", {})
     runs = choice.schedule if choice.origin == "baseline" else ""
@@ -138,7 +140,7 @@ def _baseline_rows(entry: Entry, runs_us: float | None) -> tuple[Mapping[str, An
     )
 
 
-def _speedup_over(
+def _estimate_speedup_over(
     timing: Mapping[str, Any], baseline_us: float | None, runs_us: float | None
 ) -> Interval | None:
     """Speed-up over one baseline. The interval is the paired one, scaled: only the best baseline
@@ -155,7 +157,7 @@ def _speedup_over(
     return Interval(ratio, min(ratio, timing["low"] * scale), max(ratio, timing["high"] * scale))
 
 
-def _worst(entry: Entry, name: str) -> float | None:
+def _find_worst_value(entry: Entry, name: str) -> float | None:
     values = [
         check["value"]
         for check in entry.evidence.get("checks", ())
@@ -164,7 +166,7 @@ def _worst(entry: Entry, name: str) -> float | None:
     return max(values, default=None)
 
 
-def _reason_text(entry: Entry, timing: Mapping[str, Any]) -> str:
+def _describe_decision(entry: Entry, timing: Mapping[str, Any]) -> str:
     if entry.is_quick:
         return "quick tier: the fastest of PyTorch's own ways in this process; nothing was searched for"
     if timing:

@@ -132,11 +132,11 @@ def compare(
         if kind.device == "cuda":
             decisions.setdefault(kind, {})[entry.region_key] = entry
     rows = [
-        _hardware_row(kind, loads, by_key, prices.of.get(kind.sku, Price()))
+        _make_hardware_row(kind, loads, by_key, prices.of.get(kind.sku, Price()))
         for kind, by_key in decisions.items()
     ]
     rows += [
-        _row_without_decision(name)
+        _make_undecided_row(name)
         for name in prices.of
         if name not in {kind.sku for kind in decisions}
     ]
@@ -216,7 +216,7 @@ def move_program(program: Program, device: str) -> Program:
     )
 
 
-def _hardware_row(
+def _make_hardware_row(
     kind: Target, loads: Sequence[Load], entries: Mapping[str, Entry], price: Price
 ) -> HardwareRow:
     calls = sum(load.calls for load in loads)
@@ -275,30 +275,30 @@ def _time_of_entry(entry: Entry | None) -> _CallTime | str:
     if entry is None:
         return "no decision; run `cudal1 warmup` there"
     baselines, timing = (
-        _as_mapping(entry.evidence.get("baselines_us")),
-        _as_mapping(entry.evidence.get("timing")),
+        _read_mapping(entry.evidence.get("baselines_us")),
+        _read_mapping(entry.evidence.get("timing")),
     )
     # A baseline has no candidate's timing; its time is the median of the baseline benchmark.
     if entry.choice.origin == "baseline":
-        us = _positive_or_none(baselines.get(entry.choice.schedule))
+        us = _read_positive_number(baselines.get(entry.choice.schedule))
         return (
             _CallTime(us, us)
             if us
             else "decided, but never timed alone (a training step is measured as a whole)"
         )
-    us = _positive_or_none(timing.get("candidate_us"))
+    us = _read_positive_number(timing.get("candidate_us"))
     return (
-        _CallTime(us, _positive_or_none(timing.get("baseline_us")))
+        _CallTime(us, _read_positive_number(timing.get("baseline_us")))
         if us
         else "decided, but never timed alone"
     )
 
 
-def _as_mapping(value: Any) -> Mapping[str, Any]:
+def _read_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _positive_or_none(value: Any) -> float | None:
+def _read_positive_number(value: Any) -> float | None:
     number = (
         # `bool` is an `int` in Python, and JSON of others may hold Infinity.
         isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
@@ -306,7 +306,7 @@ def _positive_or_none(value: Any) -> float | None:
     return float(value) if number else None
 
 
-def _row_without_decision(name: str) -> HardwareRow:
+def _make_undecided_row(name: str) -> HardwareRow:
     missing = (
         "a price, but no decision that was made on a GPU of this name; run `cudal1 warmup` on one and bring its cache",
     )
@@ -320,6 +320,6 @@ def _parse_price(fields: Any) -> Price:
         raise ValueError(f"{fields!r}; a GPU has {' and '.join(sorted(_FIELDS))}")
     for name, value in fields.items():
         # A price of 0 would make a GPU the cheapest by a slip of the keyboard.
-        if _positive_or_none(value) is None:
+        if _read_positive_number(value) is None:
             raise ValueError(f"{name} {value!r}")
     return Price(fields.get("price_per_hour"), fields.get("watts"))

@@ -26,17 +26,17 @@ from torch_cudal1.api.inductor import compile_with_inductor
 from torch_cudal1.api.ranks.consensus import (
     Broadcast,
     NoConsensus,
-    choices_from_broadcast,
     has_ranks,
     reach_consensus,
+    read_broadcast_choices,
 )
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.capture import is_dynamic
-from torch_cudal1.graph.graph_digest import graph_digest, graph_outline
+from torch_cudal1.graph.graph_digest import compute_graph_digest, compute_graph_outline
 from torch_cudal1.ir.records import QUICK
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -70,10 +70,10 @@ def decide_graph(
         reason = "dynamic shapes: Inductor compiles the graph"
         telemetry.record("capture", "left_out", reason=reason)
         return None
-    context = make_context(device_of(list(inputs)), settings)
+    context = make_context(find_device(list(inputs)), settings)
     # The target and Inductor's options are part of the name: the same graph may be decided
     # otherwise on another GPU or under other options.
-    digest = graph_digest(
+    digest = compute_graph_digest(
         gm, inputs, extra=[repr(context.target), repr(sorted(options.items(), key=str))]
     )
     name = None if isinstance(digest, Refusal) else digest
@@ -81,7 +81,7 @@ def decide_graph(
     result = reach_consensus(
         # Ranks compare graphs by this text. A graph without a stable name still needs one that is
         # equal on all ranks.
-        [name or graph_outline(gm)],
+        [name or compute_graph_outline(gm)],
         context,
         decide=request.decide,
         follow=request.follow,
@@ -132,7 +132,7 @@ class _GraphRequest:
         # This rank needs the graph itself; the entries name regions of it by key.
         traced = trace(self.gm, self.inputs)
         graphs = _lower_graphs(traced)
-        choices = choices_from_broadcast(broadcast, [item.region for item in graphs], self.context)
+        choices = read_broadcast_choices(broadcast, [item.region for item in graphs], self.context)
         return _TracedGraph(self, traced, graphs, choices).build()
 
     def _is_superseded(self, record: Mapping[str, Any]) -> bool:
@@ -169,7 +169,7 @@ class _GraphRequest:
             return None, Broadcast("inductor")
         # Each graph is chosen for on its own: forward and backward have separate entries.
         choices = [
-            choose(item.region, self.context, examples=_examples(item, self.inputs))
+            choose(item.region, self.context, examples=_select_example_tensors(item, self.inputs))
             for item in graphs
         ]
         if self.on_choices is not None:
@@ -272,7 +272,7 @@ class _TracedGraph:
 
         final, call = runs, None
         # Outside a search the user waits for an answer, so what was measured before counts.
-        if context.settings.on_miss == "tune" and not self._won_before():
+        if context.settings.on_miss == "tune" and not self._has_won_before():
             final, call = self._measure(runs, build)
         # Swaps that won by evidence alone are not written down: the record would say that this
         # process measured them.
@@ -294,7 +294,7 @@ class _TracedGraph:
     def build(self) -> _GraphCall:
         """The traced graphs, each with its choice as its callable."""
         from torch_cudal1.api.shadow import wrap_with_checks
-        from torch_cudal1.graph.swap import in_graph_order, swap
+        from torch_cudal1.graph.swap import reorder_inputs, swap
 
         context, traced = self.request.context, self.traced
         # A call that writes to its inputs cannot be checked by a second run.
@@ -310,7 +310,7 @@ class _TracedGraph:
                 options=self.request.options,
                 around=None if isinstance(wrapper, Refusal) else wrapper,
             )
-            traced.fill(item.region.kind, in_graph_order(swapped, item.order))
+            traced.fill(item.region.kind, reorder_inputs(swapped, item.order))
         call: _GraphCall = traced.call
         return call
 
@@ -319,7 +319,7 @@ class _TracedGraph:
         return [choice.candidate.digest for choice in self.choices]
 
     def _decide_by_evidence(self) -> str:
-        runs = self._winner_of_module_trial() or _faster_by_evidence(
+        runs = self._read_module_trial_winner() or _choose_by_evidence(
             self.choices, self.request.context.settings.margin
         )
         return "inductor+graph" if runs == "swaps" and self._is_graphed_inductor() else runs
@@ -345,7 +345,7 @@ class _TracedGraph:
             # Compiled once, however many contenders ask for it.
             cache(request.compile_inductor),
             is_pure=self.traced.is_pure,
-            has_benchmark=_ran_in_every_benchmark(self.choices),
+            has_benchmark=_has_inductor_in_every_benchmark(self.choices),
             written=self.traced.written if trains and can_copy else None,
         )
         return end_to_end_check(graph, runs, build, request.gm.forward)
@@ -363,21 +363,21 @@ class _TracedGraph:
         # What `accelerate` swapped in for the same region writes to nothing.
         return unchanged and self.traced.is_pure and self.request._can_be_graphed()
 
-    def _winner_of_module_trial(self) -> str:
+    def _read_module_trial_winner(self) -> str:
         """What won when `accelerate` measured this very training step as a whole; "" if it never
         did.
         """
-        from torch_cudal1.search.tune import end_to_end_name
+        from torch_cudal1.search.tune import make_end_to_end_name
 
         # One region is an inference graph; the record that is asked for is of a training step.
         if len(self.choices) < 2:
             return ""
-        record = self._read_record(end_to_end_name(self.choices))
+        record = self._read_record(make_end_to_end_name(self.choices))
         return {"eager": "eager", "torch.compile": "inductor", "cudal1": "swaps"}.get(
             str(record.get("winner")), ""
         )
 
-    def _won_before(self) -> bool:
+    def _has_won_before(self) -> bool:
         """Whether an earlier process measured what these candidates make of this graph, and they
         did not lose.
         """
@@ -402,7 +402,9 @@ def _lower_graphs(traced: TracedModule) -> list[LoweredRegion]:
     ]
 
 
-def _examples(item: LoweredRegion, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
+def _select_example_tensors(
+    item: LoweredRegion, inputs: Sequence[Any]
+) -> list[torch.Tensor] | None:
     """The user's tensors in the region's order, where Dynamo gave real ones; a backward graph has
     none.
     """
@@ -412,7 +414,7 @@ def _examples(item: LoweredRegion, inputs: Sequence[Any]) -> list[torch.Tensor] 
     return [inputs[position].detach() for position in item.order]
 
 
-def _faster_by_evidence(choices: Sequence[Choice], margin: float) -> str:
+def _choose_by_evidence(choices: Sequence[Choice], margin: float) -> str:
     """ "swaps", "inductor" or "eager": by the measured time of all graphs together, forward and
     backward, against Inductor's.
 
@@ -421,9 +423,9 @@ def _faster_by_evidence(choices: Sequence[Choice], margin: float) -> str:
     """
     # Sums, because forward and backward run one after the other in a step.
     chosen_us = sum(_time_us(choice) for choice in choices)
-    inductor_us = sum(_baseline_us(choice, "inductor") for choice in choices)
+    inductor_us = sum(_read_baseline_us(choice, "inductor") for choice in choices)
     schedules = {str(choice.candidate.schedule) for choice in choices}
-    if not any(_baselines_us(choice) for choice in choices):
+    if not any(_read_all_baselines_us(choice) for choice in choices):
         # No baseline was benchmarked. The user asked for torch.compile, so that runs.
         return "inductor"
     if any(choice.swapped for choice in choices) or schedules - {"eager", "inductor"}:
@@ -432,30 +434,34 @@ def _faster_by_evidence(choices: Sequence[Choice], margin: float) -> str:
     return "eager" if schedules == {"eager"} and eager_pays else "inductor"
 
 
-def _ran_in_every_benchmark(choices: Sequence[Choice]) -> bool:
+def _has_inductor_in_every_benchmark(choices: Sequence[Choice]) -> bool:
     """Whether Inductor ran in every baseline benchmark that there was."""
-    return all("inductor" in times for choice in choices if (times := _baselines_us(choice)))
+    return all(
+        "inductor" in times for choice in choices if (times := _read_all_baselines_us(choice))
+    )
 
 
 def _time_us(choice: Choice) -> float:
-    timing = _evidence(choice).get("timing") or {}
-    return float(timing.get("candidate_us") or _baseline_us(choice, str(choice.candidate.schedule)))
+    timing = _read_evidence(choice).get("timing") or {}
+    return float(
+        timing.get("candidate_us") or _read_baseline_us(choice, str(choice.candidate.schedule))
+    )
 
 
-def _baseline_us(choice: Choice, schedule: str) -> float:
+def _read_baseline_us(choice: Choice, schedule: str) -> float:
     """Microseconds of a baseline; 0 for a graph without a benchmark, which Inductor keeps on either
     path.
     """
-    times = _baselines_us(choice)
+    times = _read_all_baselines_us(choice)
     return float(times.get(schedule, math.inf)) if times else 0.0
 
 
-def _baselines_us(choice: Choice) -> dict[str, float]:
-    times: dict[str, float] = _evidence(choice)["baselines_us"]
+def _read_all_baselines_us(choice: Choice) -> dict[str, float]:
+    times: dict[str, float] = _read_evidence(choice)["baselines_us"]
     return times
 
 
-def _evidence(choice: Choice) -> Any:
+def _read_evidence(choice: Choice) -> Any:
     # `_GraphRequest` decides nothing for a graph with a missing entry.
     assert choice.entry is not None
     return choice.entry.evidence

@@ -30,7 +30,7 @@ def compile_fx_graph(
     # Imported here, because the backend's entry point is imported in processes that compile
     # nothing.
     from torch_cudal1.core.path_shims import file_program_shim
-    from torch_cudal1.device.target import device_of
+    from torch_cudal1.device.target import find_device
     from torch_cudal1.graph.capture import keep_backward_repeatable
 
     # Importing Inductor makes many objects that live for ever; the garbage collector would walk
@@ -42,7 +42,7 @@ def compile_fx_graph(
     # it builds. In a slim container without `file` the names would differ, and a cache that was
     # filled elsewhere would not be found. The shim gives the answer of other machines.
     with (
-        file_program_shim(device_of(list(inputs))),
+        file_program_shim(find_device(list(inputs))),
         keep_backward_repeatable() if repeatable_backward else nullcontext(),
     ):
         compiled = compile_fx(gm, list(inputs), config_patches=dict(options) or None)
@@ -60,7 +60,7 @@ def compile_with_inductor(
     eager's in one step. On a CPU an index out of range raises what eager raises, where it would end
     the process.
     """
-    from torch_cudal1.device.target import device_of
+    from torch_cudal1.device.target import find_device
     from torch_cudal1.ir.ops.recurrent_ops import rewrite_as_one_step
     from torch_cudal1.runtime.index_checks import (
         add_class_checks,
@@ -69,7 +69,7 @@ def compile_with_inductor(
         raise_as_eager,
     )
 
-    on_cpu = device_of(list(inputs)).type == "cpu"
+    on_cpu = find_device(list(inputs)).type == "cpu"
     # The checks cost time, so a graph without index operators is compiled as torch.compile would.
     checks = cpu_index_checks() if on_cpu and has_indices(gm) else {}
     # Inductor's caches distinguish graphs by what they call, so the one step must be in the graph

@@ -18,16 +18,16 @@ from torch_cudal1.api.end_to_end import (
     MIN_SPEEDUP,
     TORCH_COMPILE,
     end_to_end_benchmark,
+    format_speedup,
+    list_summary_facts,
     select_faster,
-    speedup_text,
-    summary_facts,
 )
 from torch_cudal1.api.gradients.training_step import compute_gradients
 from torch_cudal1.core import telemetry
 from torch_cudal1.graph.functional_module import preserve_random_state
 from torch_cudal1.graph.module_call import Call, ModuleCall
 from torch_cudal1.judge.benchmark.statistics import PairedSummary
-from torch_cudal1.search.tune import Choice, end_to_end_name
+from torch_cudal1.search.tune import Choice, make_end_to_end_name
 from torch_cudal1.store.context import TuneContext
 
 __all__ = [
@@ -117,7 +117,7 @@ class ModuleTrial:
         served = (
             # Inference is measured as later calls will be served. A training step never comes from
             # the table.
-            call.with_dispatch_table(args, kwargs, context)
+            call.put_dispatch_table_first(args, kwargs, context)
             if isinstance(call, ServedCall) and not self.is_training
             else call
         )
@@ -160,7 +160,7 @@ def find_remembered_decision(
     """The end-to-end decision of an earlier process for these very candidates, if there is one."""
     # The name holds regions, not candidates: after a new search the record may be of other kernels.
     candidates = [choice.candidate.digest for choice in choices]
-    record = context.find_decision_record(end_to_end_name(choices), candidates)
+    record = context.find_decision_record(make_end_to_end_name(choices), candidates)
     if not isinstance(record, dict) or record.get("candidates") != candidates:
         return None
     winner = str(record.get("winner"))
@@ -199,9 +199,9 @@ def run_trial(
                 contenders[a], contenders[b], args, kwargs, context
             )
             telemetry.record(
-                "judge", "end_to_end", key, contender=b, over=a, **summary_facts(result)
+                "judge", "end_to_end", key, contender=b, over=a, **list_summary_facts(result)
             )
-            comparison = f"; {b} is {speedup_text(result)} of {a}"
+            comparison = f"; {b} is {format_speedup(result)} of {a}"
             winner = b if result.speedup > 1.0 else a
     # `explain` recognises by this word what was taken back.
     undone = "undone: " if winner == "eager" else ""
@@ -222,5 +222,5 @@ def remember_decision(
         "candidates": [choice.candidate.digest for choice in choices],
     }
     context.cache.put_decision_record(
-        end_to_end_name(choices), record, context.target, context.contract
+        make_end_to_end_name(choices), record, context.target, context.contract
     )

@@ -23,16 +23,16 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.api.backend import cudal1, for_accelerate, run_graph
+from torch_cudal1.api.backend import cudal1, report_choices_to, run_graph
 from torch_cudal1.api.gradients.double_backward import allow_graph_double_backward
 from torch_cudal1.api.gradients.training_step import MIN_SPEEDUP_BEYOND_NOISE
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
-from torch_cudal1.graph.dynamo_guards import forgotten_classes
-from torch_cudal1.graph.dynamo_session import quiet_dynamo
-from torch_cudal1.graph.module_call import tensors_among
+from torch_cudal1.graph.dynamo_guards import list_unguarded_classes
+from torch_cudal1.graph.dynamo_session import silence_dynamo
+from torch_cudal1.graph.module_call import list_call_tensors
 from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
 from torch_cudal1.runtime.guard_records import record_class_bodies
 from torch_cudal1.search.tune import Choice
@@ -77,7 +77,9 @@ class _TrialStep:
     def watch(self, result: Any) -> None:
         """Notice a backward that reaches `result`."""
         for node in {
-            tensor.grad_fn for tensor in tensors_among((result,), {}) if tensor.grad_fn is not None
+            tensor.grad_fn
+            for tensor in list_call_tensors((result,), {})
+            if tensor.grad_fn is not None
         }:
             # A prehook sees a backward at its start and leaves the gradients as they are.
             node.register_prehook(self._note_backward)
@@ -121,7 +123,7 @@ class Pieces:
             return self._torch_compiled(*args, **kwargs)
         # Under capture of a CUDA graph a call cannot be timed: the clock needs `synchronize`, which
         # a capture forbids. Two calls at once would time each other.
-        if self.settled is False or self._capturing() or not self._turn.acquire(blocking=False):
+        if self.settled is False or self._is_capturing() or not self._turn.acquire(blocking=False):
             return self._module._call_impl(*args, **kwargs)
         try:
             return self._run_on_trial(args, kwargs)
@@ -134,11 +136,11 @@ class Pieces:
         """
         if self._trains and self._step.is_over:
             self._end_step(args, kwargs)
-        side = self._side()
+        side = self._choose_side()
         if not self._step.calls:
             # The clock starts with the first call of a step and runs on through the user's own
             # code.
-            self._step.graphs, self._step.begin = self.graphs, self._now()
+            self._step.graphs, self._step.begin = self.graphs, self._read_clock()
         self._step.calls += 1
         try:
             result = (self._torch_compiled if side == "graphs" else self._module._call_impl)(
@@ -157,7 +159,7 @@ class Pieces:
             self._end_step(args, kwargs)
         return result
 
-    def _side(self) -> str:
+    def _choose_side(self) -> str:
         """What runs in the present step."""
         if self.settled is not None:
             return "graphs" if self.settled else "own"
@@ -169,12 +171,12 @@ class Pieces:
         """
         step, self._step = self._step, _TrialStep()
         if self._steps >= COMPILE_STEPS and self.graphs == step.graphs:
-            self._seconds[self._side()].append(self._now() - step.begin)
+            self._seconds[self._choose_side()].append(self._read_clock() - step.begin)
         self._steps += 1
         if self._steps > COMPILE_STEPS:
-            self._settle(args, kwargs)
+            self._settle_trial(args, kwargs)
 
-    def _settle(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _settle_trial(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # The sides may have one step more or less, as steps that compiled are left out.
         pairs = list(zip(self._seconds["own"], self._seconds["graphs"], strict=False))
         more = len(pairs) < MAX_PAIRS and self._steps < MAX_TRIAL_STEPS
@@ -218,7 +220,7 @@ class Pieces:
 
         # Where Dynamo fails the user's call runs eager, unless the settings ask for an error.
         suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
-        context = optimize(self._backend, guard_filter_fn=self._watch_classes)
+        context = optimize(self._compile_graph, guard_filter_fn=self._watch_classes)
         # `optimize` returns a null context under TORCHDYNAMO_DISABLE=1.
         if not isinstance(context, OptimizeContext):
             return self._module._call_impl
@@ -228,7 +230,7 @@ class Pieces:
         # then: the user may compile other models with other settings.
         @wraps(convert)
         def convert_quietly(*args: Any, **kwargs: Any) -> Any:
-            with config.patch(suppress_errors=suppressed), quiet_dynamo():
+            with config.patch(suppress_errors=suppressed), silence_dynamo():
                 return convert(*args, **kwargs)
 
         context.callback = convert_quietly
@@ -246,12 +248,12 @@ class Pieces:
     def _watch_classes(self, entries: Entries) -> list[bool]:
         # Dynamo before 2.13 reads an attribute of a class that a forward names, and never looks
         # again.
-        for kind in forgotten_classes(entries):
+        for kind in list_unguarded_classes(entries):
             if kind not in self._classes:
                 self._classes[kind] = ModuleGuard(record_class_bodies([kind]))
         return [True] * len(entries)
 
-    def _backend(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    def _compile_graph(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         # Before torch 2.13 Dynamo restores the grad mode after such a graph, also behind
         # torch.compile's own backends. After this error it runs this part of the forward in eager.
         if leaves_grad_mode(gm):
@@ -260,17 +262,17 @@ class Pieces:
         options = {
             field.name: getattr(self._settings, field.name) for field in fields(self._settings)
         }
-        with for_accelerate(self.choices.extend):
+        with report_choices_to(self.choices.extend):
             # Without `fallback_random` Inductor draws other numbers than eager under the same seed.
             call = cudal1(gm, inputs, options={**options, "fallback_random": True})
         # AOTAutograd's backward has no derivative of its own.
         return allow_graph_double_backward(call, partial(run_graph, gm)) if self._trains else call
 
-    def _now(self) -> float:
+    def _read_clock(self) -> float:
         if self._device.type == "cuda":
             # Kernels run after the call returned; without waiting only launches would be timed.
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
-    def _capturing(self) -> bool:
+    def _is_capturing(self) -> bool:
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -15,7 +15,7 @@ from torch_cudal1 import kernels
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.report import Plan, PlanRow
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.propose import rewrite_region
@@ -40,7 +40,7 @@ def plan(
     """
     chosen = settings or Settings.from_env()
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    context = make_context(device_of([*args, *module.parameters()]), chosen)
+    context = make_context(find_device([*args, *module.parameters()]), chosen)
     try:
         regions = capture_regions(module, args)
     # A model that cannot be captured keeps its own forward: that is a plan too, not an error.
@@ -60,7 +60,7 @@ def plan(
             rows=(row,),
             expected_end_to_end=1.0,
         )
-    rows = _rows(regions, context, sm)
+    rows = _plan_all_rows(regions, context, sm)
     # Amdahl's law: fusion groups have no share of their own and are left out.
     remaining_share = sum(
         (row.share_of_time or 0.0) / row.expected_speedup
@@ -76,19 +76,19 @@ def plan(
     )
 
 
-def _rows(regions: tuple[Region, ...], context: TuneContext, sm: int) -> list[PlanRow]:
+def _plan_all_rows(regions: tuple[Region, ...], context: TuneContext, sm: int) -> list[PlanRow]:
     rates = DEVICE_RATES[context.device.type]
     seconds = {region.key: rates.estimate_s(estimate_cost(region.program)) for region in regions}
     # A module of views alone costs 0 s by the roofline, and shares must not divide by it.
     total = sum(seconds.values()) or 1.0
     rows = []
     for region in regions:
-        rows.append(_region_row(region, context, seconds[region.key] / total))
-        rows += [_fusion_group_row(group.region, sm) for group in partition(region).groups]
+        rows.append(_plan_region_row(region, context, seconds[region.key] / total))
+        rows += [_plan_fusion_group_row(group.region, sm) for group in partition(region).groups]
     return rows
 
 
-def _region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
+def _plan_region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
     hit = resolve(region, context.sources, context.target, context.contract).hit
     # An unsigned entry of another machine would be validated again before it runs, so it promises
     # nothing yet.
@@ -120,7 +120,7 @@ def _region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
     )
 
 
-def _fusion_group_row(region: Region, sm: int) -> PlanRow:
+def _plan_fusion_group_row(region: Region, sm: int) -> PlanRow:
     families = tuple(
         dict.fromkeys(proposal.family for proposal in kernels.propose(region.program, sm))
     )

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from torch_cudal1.api.contenders import ServedCall
-from torch_cudal1.api.end_to_end import end_to_end_benchmark, speedup_text, summary_facts
+from torch_cudal1.api.end_to_end import end_to_end_benchmark, format_speedup, list_summary_facts
 from torch_cudal1.api.gradients.training_step import MIN_SPEEDUP_BEYOND_NOISE
 from torch_cudal1.api.module_trial import EndToEndDecision, ModuleTrial, remember_decision
 from torch_cudal1.core import telemetry
@@ -80,8 +80,8 @@ class _Standing:
         over = "the own forward" if self.call is None else str(self.schedule)
         self.medians_us.setdefault(str(self.schedule), summary.a_us)
         self.medians_us[str(schedule)] = summary.b_us
-        self.notes.append(f"{schedule} is {speedup_text(summary)} of {over}")
-        facts = summary_facts(summary)
+        self.notes.append(f"{schedule} is {format_speedup(summary)} of {over}")
+        facts = list_summary_facts(summary)
         telemetry.record("judge", "quick", key, contender=str(schedule), over=over, **facts)
         needed = MIN_SPEEDUP_BEYOND_NOISE if self.call is None else MIN_SPEEDUP_OVER_SIMPLER
         if summary.speedup >= needed:
@@ -198,7 +198,7 @@ def choose_graph_call(
                 )
                 continue
             telemetry.record(
-                "judge", "quick", key, contender=name, over=fastest, **summary_facts(summary)
+                "judge", "quick", key, contender=name, over=fastest, **list_summary_facts(summary)
             )
             if summary.speedup >= MIN_SPEEDUP_BEYOND_NOISE:
                 fastest, call = name, challenger

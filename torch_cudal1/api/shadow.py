@@ -37,7 +37,7 @@ from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.compare import compare, unit_roundoff
 from torch_cudal1.judge.reference.float64 import (
-    exact_outputs,
+    compute_exact_outputs,
     measure_input_sensitivity,
 )
 from torch_cudal1.search.tune import Choice
@@ -88,7 +88,7 @@ def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> A
     # The callback is loaded now: a misspelt name should fail when the module is bound, not when a
     # kernel is found wrong weeks later.
     reporter = _MismatchReporter(choice, context, _load_callback(settings.on_mismatch))
-    tolerance = _tolerance(choice, context)
+    tolerance = _choose_tolerance(choice, context)
     return lambda swapped, runner: _CheckedCallable(
         swapped, runner, settings.shadow_rate, tolerance, reporter
     )
@@ -186,7 +186,7 @@ class _MismatchReporter:
         """How far an output moves with these inputs. Called where a difference was found: sums may have
         cancelled.
         """
-        run = partial(exact_outputs, self.choice.region.program, device=self.context.device)
+        run = partial(compute_exact_outputs, self.choice.region.program, device=self.context.device)
         exact = run(inputs)
         return (
             None
@@ -295,7 +295,7 @@ def _find_output_difference(
     return Refusal(comparison.detail or "it differs from the baseline's")
 
 
-def _tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
+def _choose_tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
     """How much two right evaluations of a region may differ: its sums, its depth, and the
     coarsest format it rounds to.
     """

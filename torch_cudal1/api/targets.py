@@ -50,7 +50,7 @@ def load(target: str, *, device: str | None = None) -> tuple[LoadedTarget, ...]:
     A folder of large models holds them all at once: to handle one at a time, load each of
     `expand(target)`. Raises TargetError.
     """
-    return tuple(_load_one(single, device) for single in expand(target))
+    return tuple(_load_target(single, device) for single in expand(target))
 
 
 def expand(target: str) -> tuple[str, ...]:
@@ -65,12 +65,14 @@ def expand(target: str) -> tuple[str, ...]:
         return (target,)
     # Natural order, so that "2_x.py" comes before "10_x.py" in tables.
     files = sorted(
-        (p for p in folder.rglob("*.py") if not _hidden(p.relative_to(folder))),
+        (p for p in folder.rglob("*.py") if not _is_hidden(p.relative_to(folder))),
         key=lambda p: _natural_sort_key(str(p)),
     )
     # Read as text: a folder may hold files that are no targets, and running them is not what was
     # asked.
-    targets = tuple(str(path) for path in files if _top_level_names(path, str(path)) & set(NAMES))
+    targets = tuple(
+        str(path) for path in files if _list_top_level_names(path, str(path)) & set(NAMES)
+    )
     if not targets:
         raise TargetError(
             target,
@@ -98,8 +100,8 @@ def try_call(loaded: LoadedTarget) -> None:
         ) from error
 
 
-def _load_one(target: str, device: str | None) -> LoadedTarget:
-    source, name = _split(target)
+def _load_target(target: str, device: str | None) -> LoadedTarget:
+    source, name = _split_target(target)
     path = Path(source).expanduser()
     # A name that ends with .py is never a package, so a misspelt file is reported as a missing
     # file.
@@ -108,23 +110,23 @@ def _load_one(target: str, device: str | None) -> LoadedTarget:
             raise TargetError(target, f"there is no file {source!r} in {Path.cwd()}")
         built = _from_file(target, path.resolve(), name)
     elif name:
-        built = _build(target, _attribute(target, _import(target, source), name))
+        built = _build(target, _find_callable(target, _import(target, source), name))
     else:
         raise TargetError(
             target,
             f"there is no file or folder {source!r}, and no ':callable' says what to call in a package",
         )
-    return _place_on_device(target, LoadedTarget(target, *_check_pair(target, built)), device)
+    return _move_to_device(target, LoadedTarget(target, *_check_pair(target, built)), device)
 
 
-def _split(target: str) -> tuple[str, str]:
+def _split_target(target: str) -> tuple[str, str]:
     source, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     return source, name
 
 
 def _from_file(target: str, path: Path, name: str) -> Any:
     # Checked before the file is run: what is missing is reported without side effects.
-    defined = _top_level_names(path, target)
+    defined = _list_top_level_names(path, target)
     missing = [part for part in NAMES if part not in defined]
     if not name and missing:
         raise TargetError(
@@ -134,14 +136,14 @@ def _from_file(target: str, path: Path, name: str) -> Any:
     with _on_path(path.parent):
         module = _execute(target, path)
         return (
-            _build(target, _attribute(target, module, name))
+            _build(target, _find_callable(target, module, name))
             if name
-            else _kernelbench(target, module)
+            else _build_kernelbench_pair(target, module)
         )
 
 
-def _kernelbench(target: str, module: ModuleType) -> Any:
-    model, get_inputs, get_init_inputs = (_attribute(target, module, part) for part in NAMES)
+def _build_kernelbench_pair(target: str, module: ModuleType) -> Any:
+    model, get_inputs, get_init_inputs = (_find_callable(target, module, part) for part in NAMES)
 
     def build() -> Any:
         args, kwargs = constructor_arguments(get_init_inputs())
@@ -150,7 +152,7 @@ def _kernelbench(target: str, module: ModuleType) -> Any:
     return _build(target, build)
 
 
-def _top_level_names(path: Path, target: str) -> set[str]:
+def _list_top_level_names(path: Path, target: str) -> set[str]:
     """Names bound at the top of a file, read without running it."""
     try:
         # Bytes, so that Python itself finds the encoding that the file declares.
@@ -159,7 +161,7 @@ def _top_level_names(path: Path, target: str) -> set[str]:
     except (SyntaxError, ValueError) as error:
         where = f"{path}:{getattr(error, 'lineno', '?')}"
         raise TargetError(
-            target, f"the file is not valid Python ({where}: {_last_line(error)})"
+            target, f"the file is not valid Python ({where}: {_format_error_line(error)})"
         ) from error
     except OSError as error:
         raise TargetError(target, f"the file {path} cannot be read ({error.strerror})") from error
@@ -215,7 +217,7 @@ def _import(target: str, name: str) -> ModuleType:
             ) from error
 
 
-def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]:
+def _find_callable(target: str, module: ModuleType, name: str) -> Callable[..., Any]:
     value: Any = module
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -241,7 +243,7 @@ def _attribute(target: str, module: ModuleType, name: str) -> Callable[..., Any]
 
 
 def _build(target: str, make: Callable[[], Any]) -> Any:
-    path = Path(_split(target)[0]).expanduser()
+    path = Path(_split_target(target)[0]).expanduser()
     try:
         # The user's generators go on as before. No devices: forking theirs would initialise CUDA.
         with torch.random.fork_rng(devices=[]):
@@ -301,7 +303,7 @@ def move_to_device(
     )
 
 
-def _place_on_device(target: str, loaded: LoadedTarget, device: str | None) -> LoadedTarget:
+def _move_to_device(target: str, loaded: LoadedTarget, device: str | None) -> LoadedTarget:
     try:
         return (
             loaded
@@ -311,7 +313,7 @@ def _place_on_device(target: str, loaded: LoadedTarget, device: str | None) -> L
     except (RuntimeError, AssertionError) as error:
         # AssertionError: torch was built without CUDA. RuntimeError: no GPU, or out of memory.
         raise TargetError(
-            target, f"it cannot be moved to {device!r} ({_last_line(error)})"
+            target, f"it cannot be moved to {device!r} ({_format_error_line(error)})"
         ) from error
 
 
@@ -344,16 +346,16 @@ def _describe_error(error: BaseException, path: Path | None) -> str:
         if Path(frame.filename) != Path(__file__) and "importlib" not in frame.filename
     ]
     at = (in_file or outside or frames)[-1:]
-    return _last_line(error) + (
+    return _format_error_line(error) + (
         f" at {at[0].filename}:{at[0].lineno} in {at[0].name}" if at else ""
     )
 
 
-def _last_line(error: BaseException) -> str:
+def _format_error_line(error: BaseException) -> str:
     return " ".join(traceback.format_exception_only(error)[-1].split())
 
 
-def _hidden(path: Path) -> bool:
+def _is_hidden(path: Path) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 

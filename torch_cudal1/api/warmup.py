@@ -14,11 +14,17 @@ from pathlib import Path
 
 import torch
 
-from torch_cudal1.api.accelerate import accelerate, arguments_of, explain, is_on_trial, restore
+from torch_cudal1.api.accelerate import (
+    accelerate,
+    explain,
+    is_on_trial,
+    restore,
+    split_example_inputs,
+)
 from torch_cudal1.api.gradients.training_step import compute_gradients
 from torch_cudal1.api.recording.replay import (
     RecordedCall,
-    in_mode,
+    enter_recorded_modes,
     list_recorded_calls,
     read_recording,
 )
@@ -27,7 +33,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.graph.module_call import tensors_among
+from torch_cudal1.graph.module_call import list_call_tensors
 from torch_cudal1.search.tune import Progress
 
 __all__ = ["WarmupResult", "warm", "warmup"]
@@ -88,7 +94,7 @@ def _warm_recorded(
 ) -> WarmupResult:
     if call.problem:
         return WarmupResult(call.loaded.name, None, call.problem, 0.0, 0, 0)
-    with in_mode(call):
+    with enter_recorded_modes(call):
         return warm(call.loaded, settings, progress=progress, training=call.mode.grad)
 
 
@@ -118,7 +124,7 @@ def warm(
         restore(module)
         # `accelerate` falls back instead of raising, but the user of a warm-up must see what
         # failed.
-        error = _problem_since(started_at)
+        error = _find_problem_since(started_at)
     except (Cudal1Error, RuntimeError, ValueError, TypeError) as problem:
         error = f"{type(problem).__name__}: {problem}"
     counters = telemetry.report().counters
@@ -140,8 +146,8 @@ def _finish_trial(loaded: LoadedTarget) -> None:
     """Make the calls, or training steps, that decide about a forward in several graphs: during a
     warm-up no other caller makes any.
     """
-    args, kwargs = arguments_of(loaded.inputs)
-    tensors = [*loaded.module.parameters(), *tensors_among(args, kwargs)]
+    args, kwargs = split_example_inputs(loaded.inputs)
+    tensors = [*loaded.module.parameters(), *list_call_tensors(args, kwargs)]
     leaves = [tensor for tensor in tensors if tensor.requires_grad and torch.is_grad_enabled()]
     # The loop ends: a trial has at most `pieces.MAX_TRIAL_STEPS` steps.
     while is_on_trial(loaded.module):
@@ -151,7 +157,7 @@ def _finish_trial(loaded: LoadedTarget) -> None:
             compute_gradients(results, leaves)
 
 
-def _problem_since(started_at: float) -> str | None:
+def _find_problem_since(started_at: float) -> str | None:
     """What `accelerate` survived but a warm-up must report: a failure of this package, or a decision
     that the cache did not store.
     """

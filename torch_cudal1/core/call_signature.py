@@ -86,7 +86,7 @@ def make_inputs(form: Any, device: torch.device, example: Any = _NOTHING) -> Any
 
 def _make(kind: str, body: Any, device: torch.device, example: Any) -> Any:
     if kind == "t":
-        return _tensor(body, device, example)
+        return _make_tensor(body, device, example)
     if kind == "v" and (body is None or type(body) in (bool, int)):
         return body
     if kind == "f":
@@ -119,7 +119,7 @@ def _make(kind: str, body: Any, device: torch.device, example: Any) -> Any:
     raise FormError(f"{kind!r} is no kind of form")
 
 
-def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
+def _make_tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
     name, shape, strides, kind, requires_grad = body
     if kind != device.type:
         raise FormError(f"a tensor was on {kind!r}, and this is {device.type!r}")
@@ -135,11 +135,13 @@ def _tensor(body: Any, device: torch.device, example: Any) -> torch.Tensor:
     if size * dtype.itemsize > _MAX_BYTES:
         raise FormError(f"{shape} with strides {strides} would take {size * dtype.itemsize} bytes")
     # Of the storage's size, then viewed: strides may leave gaps or make elements share memory.
-    storage = _elements(size, dtype, device, example)
+    storage = _make_elements(size, dtype, device, example)
     return storage.as_strided(shape, strides).requires_grad_(bool(requires_grad))
 
 
-def _elements(size: int, dtype: torch.dtype, device: torch.device, example: Any) -> torch.Tensor:
+def _make_elements(
+    size: int, dtype: torch.dtype, device: torch.device, example: Any
+) -> torch.Tensor:
     # The same inputs each time, and the caller's random numbers are left alone.
     generator = torch.Generator().manual_seed(0)
     if (

@@ -97,7 +97,7 @@ def check_torch_version(built_with: str, running: str) -> Refusal | None:
     """Why an extension built with one torch version may not be used with another."""
     # torch's C++ interface is stable within one minor release only. Calling another one is
     # undefined behaviour, so such an extension is not tried.
-    if _minor(built_with) == _minor(running):
+    if _read_minor_version(built_with) == _read_minor_version(running):
         return None
     return Refusal(
         f"built with torch {built_with}, and this is torch {running} "
@@ -116,7 +116,7 @@ def check_interface(module: object) -> Refusal | None:
     )
 
 
-def _minor(version: str) -> list[str]:
+def _read_minor_version(version: str) -> list[str]:
     # Without the local part (+cu128, +cpu): the extension is built without CUDA and serves each of
     # them.
     return version.split("+")[0].split(".")[:2]

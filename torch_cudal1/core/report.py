@@ -33,8 +33,8 @@ def per_call(us: float) -> str:
     """A time per call for people, of three digits: "4.10 us", "12.3 ms", "1.20 s"."""
     for limit, unit, scale in ((1e3, "us", 1.0), (1e6, "ms", 1e3)):
         if us < limit:
-            return f"{_three(us / scale)} {unit}"
-    return f"{_three(us / 1e6)} s"
+            return f"{_format_three_digits(us / scale)} {unit}"
+    return f"{_format_three_digits(us / 1e6)} s"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Interval:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return _object(self)
+        return _encode_object(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class RegionReport:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return _object(self)
+        return _encode_object(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class EndToEnd:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return _object(self)
+        return _encode_object(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return _object(self)
+        return _encode_object(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class PlanRow:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return _object(self)
+        return _encode_object(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return _object(self)
+        return _encode_object(self)
 
 
 def plain(value: Any) -> Any:
@@ -196,7 +196,7 @@ def plain(value: Any) -> Any:
     "inf", "-inf" or "nan".
     """
     if is_dataclass(value) and not isinstance(value, type):
-        return _object(value)
+        return _encode_object(value)
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -210,10 +210,10 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _object(record: Any) -> dict[str, Any]:
+def _encode_object(record: Any) -> dict[str, Any]:
     # Not dataclasses.asdict: that leaves tuples and infinite floats as they are.
     return {f.name: plain(getattr(record, f.name)) for f in fields(record)}
 
 
-def _three(value: float) -> str:
+def _format_three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"

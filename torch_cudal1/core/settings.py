@@ -202,7 +202,7 @@ class Settings:
 
     def _check_choices(self) -> None:
         for name in _CHOICES:
-            allowed = get_args(_literal(name))
+            allowed = get_args(_find_annotation(name))
             if getattr(self, name) not in allowed:
                 raise SettingError(
                     name, getattr(self, name), "one of " + ", ".join(map(repr, allowed))
@@ -356,7 +356,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _literal(name: str) -> Any:
+def _find_annotation(name: str) -> Any:
     # Annotations are texts here (from __future__ import annotations).
     return get_type_hints(Settings)[name]
 

@@ -141,7 +141,7 @@ def _open_lock_file(name: str) -> int:
     """A descriptor of the lock file, which is created if it is absent. Raises OSError for anything
     but a plain file in a plain folder.
     """
-    folder = _folder()
+    folder = _open_folder()
     try:
         for _ in range(_MAX_OPEN_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
@@ -162,7 +162,7 @@ def _open_lock_file(name: str) -> int:
         os.close(folder)
 
 
-def _folder() -> int:
+def _open_folder() -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(_FOLDER, 0o700)
         # mkdir's mode is cut by the umask. Sticky as /tmp is: every user may add a lock and none

@@ -32,7 +32,7 @@ def memory_share_bytes(device: str, share: float, host_bytes: int) -> int:
     `host_bytes` for "cpu", whose memory all other programs use too.
     """
     return (
-        int(share * _total_bytes())
+        int(share * _read_total_bytes())
         if device == "cuda" and torch.cuda.is_available()
         else host_bytes
     )
@@ -46,7 +46,7 @@ def max_cached_bytes(device: str) -> int:
 
 
 @cache
-def _total_bytes() -> int:
+def _read_total_bytes() -> int:
     return torch.cuda.mem_get_info()[1]
 
 

@@ -81,7 +81,7 @@ def _query_nvml(library: Any, uuid: str) -> dict[str, Any]:
     if status := library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
         return {"unknown": f"nvmlDeviceGetHandleByUUID: result {status}"}
 
-    def number(
+    def read_number(
         name: str, *selector: int, scale: float = 1, kind: Callable[[], Any] = ctypes.c_uint
     ) -> float | None:
         """One figure, None where this GPU or driver has none."""
@@ -94,22 +94,22 @@ def _query_nvml(library: Any, uuid: str) -> dict[str, Any]:
 
     rates = _Rates()
     busy = library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0
-    reasons = number("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong)
+    reasons = read_number("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong)
     return {
         "utilisation_percent": rates.gpu if busy else None,
-        "processes": _processes(library, handle),
-        "sm_mhz": number("nvmlDeviceGetClockInfo", _SM),
-        "memory_mhz": number("nvmlDeviceGetClockInfo", _MEMORY),
-        "most_sm_mhz": number("nvmlDeviceGetMaxClockInfo", _SM),
-        "celsius": number("nvmlDeviceGetTemperature", _CELSIUS_OF_GPU),
+        "processes": _count_processes(library, handle),
+        "sm_mhz": read_number("nvmlDeviceGetClockInfo", _SM),
+        "memory_mhz": read_number("nvmlDeviceGetClockInfo", _MEMORY),
+        "most_sm_mhz": read_number("nvmlDeviceGetMaxClockInfo", _SM),
+        "celsius": read_number("nvmlDeviceGetTemperature", _CELSIUS_OF_GPU),
         # NVML gives milliwatts.
-        "watts": number("nvmlDeviceGetPowerUsage", scale=1e-3),
+        "watts": read_number("nvmlDeviceGetPowerUsage", scale=1e-3),
         # An idle GPU lowers its clocks by itself: that is no throttling.
         "throttle_reasons": None if reasons is None else int(reasons) & ~_IDLE_REASON,
     }
 
 
-def _processes(library: Any, handle: ctypes.c_void_p) -> int | None:
+def _count_processes(library: Any, handle: ctypes.c_void_p) -> int | None:
     """How many processes have a context on the GPU, including this one and its children. None where
     the driver gives no number.
     """

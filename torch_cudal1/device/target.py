@@ -20,11 +20,11 @@ from torch_cudal1.core.version import __version__
 from torch_cudal1.ir.records import TOLERANCE_VERSION, Contract, Target
 
 __all__ = [
-    "attestation",
     "compiler_digest",
     "contract_for",
-    "device_of",
+    "find_device",
     "judge_identity",
+    "make_attestation",
     "target_for",
     "triton_version",
 ]
@@ -36,7 +36,7 @@ def target_for(device: torch.device) -> Target:
         return Target(
             device.type,
             platform.machine() or "unknown",
-            _cpu_model(),
+            _read_cpu_model(),
             "",
             torch.__version__,
             triton_version(),
@@ -44,7 +44,7 @@ def target_for(device: torch.device) -> Target:
     major, minor = torch.cuda.get_device_capability(device)
     name = torch.cuda.get_device_name(device)
     return Target(
-        "cuda", f"sm_{major}{minor}", name, _cuda_driver(), torch.__version__, triton_version()
+        "cuda", f"sm_{major}{minor}", name, _read_cuda_driver(), torch.__version__, triton_version()
     )
 
 
@@ -65,7 +65,7 @@ def contract_for(settings: Settings) -> Contract:
     return Contract(settings.precision, tuple(rights), settings.assume_finite)
 
 
-def device_of(tensors: object) -> torch.device:
+def find_device(tensors: object) -> torch.device:
     """The device of the first CUDA tensor of an iterable, else the CPU."""
     for item in tensors if isinstance(tensors, (list, tuple)) else ():
         if isinstance(item, torch.Tensor) and item.device.type == "cuda":
@@ -89,7 +89,7 @@ def judge_identity() -> str:
     ]
 
 
-def attestation() -> dict[str, str | int]:
+def make_attestation() -> dict[str, str | int]:
     """The machine and the versions, beside those of the Target, under which evidence was made."""
     return {
         "judge": judge_identity(),
@@ -145,7 +145,7 @@ def compiler_digest(device_type: str) -> str:
 
 
 @cache
-def _cpu_model() -> str:
+def _read_cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -157,7 +157,7 @@ def _cpu_model() -> str:
 
 
 @cache
-def _cuda_driver() -> str:
+def _read_cuda_driver() -> str:
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:

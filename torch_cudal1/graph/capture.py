@@ -258,7 +258,7 @@ def trace(module: torch.nn.Module, inputs: Sequence[Any]) -> TracedModule:
     # What AOTAutograd and fake kernels raise for operators that they cannot trace.
     except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
         raise NotLowerableError(
-            f"AOTAutograd cannot trace it: {type(error).__name__}: {_first_line(error)}"
+            f"AOTAutograd cannot trace it: {type(error).__name__}: {_format_error_line(error)}"
         ) from error
     return TracedModule(
         # The backward is appended first, as the joint graph is cut before the forward is compiled.
@@ -430,5 +430,5 @@ def _has_shared_outputs(graph: fx.GraphModule) -> bool:
     return len(set(storages)) < len(storages)
 
 
-def _first_line(error: BaseException) -> str:
+def _format_error_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else ""

@@ -25,7 +25,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.dynamo_effects import Unchanged, list_effects, returns_its_input
-from torch_cudal1.graph.dynamo_session import dynamo_errors, enter_compilation, guard_environment
+from torch_cudal1.graph.dynamo_session import (
+    convert_dynamo_errors,
+    enter_compilation,
+    guard_environment,
+)
 from torch_cudal1.ir.ops.recurrent_ops import find_one_step_layers
 
 __all__ = ["DynamoCapture", "Entries", "capture_call", "leaves_grad_mode"]
@@ -121,7 +125,7 @@ class DynamoCapture:
             return [True] * len(entries) if keep is None else keep(entries)
 
         # The capture's compile context has ended, and `build_guards` needs one.
-        with dynamo_errors(), enter_compilation(), dynamo_timed("cudal1_guards"):
+        with convert_dynamo_errors(), enter_compilation(), dynamo_timed("cudal1_guards"):
             manager = self._output.build_guards(
                 _call.__code__, hooks=Hooks(guard_filter_fn=filter_guards)
             ).guard_manager
@@ -220,7 +224,11 @@ def _capture_frame(
         "specialize_int": True,
         "specialize_float": True,
     }
-    with dynamo_errors(), enter_compilation(), config.patch({**static, "allow_rnn": recurrent}):
+    with (
+        convert_dynamo_errors(),
+        enter_compilation(),
+        config.patch({**static, "allow_rnn": recurrent}),
+    ):
         output = compile_frame(
             _call.__code__,
             names,

@@ -94,8 +94,8 @@ def _is_same(before: Any, now: Any) -> bool:
     """Whether two of Dynamo's variables are one, or one tensor."""
     if before is None or before is now:
         return before is now
-    tensor = _example_of(before)
-    return tensor is not None and tensor is _example_of(now)
+    tensor = _find_example_tensor(before)
+    return tensor is not None and tensor is _find_example_tensor(now)
 
 
 def _is_assigned(owner: Any, name: str, value: Any) -> bool:
@@ -108,7 +108,7 @@ def _is_assigned(owner: Any, name: str, value: Any) -> bool:
     now = attributes[name]
     # Before the comparison by value: `==` of tensors is no bool.
     if isinstance(now, torch.Tensor):
-        return now is _example_of(value)
+        return now is _find_example_tensor(value)
     if not value.is_python_constant():
         return False
     new = value.as_python_constant()
@@ -120,7 +120,7 @@ def _is_assigned(owner: Any, name: str, value: Any) -> bool:
     )
 
 
-def _example_of(variable: Any) -> torch.Tensor | None:
+def _find_example_tensor(variable: Any) -> torch.Tensor | None:
     """The real tensor behind a graph input; None for anything else."""
     # Dynamo's variables are lazy until realised.
     node = getattr(getattr(variable.realize(), "proxy", None), "node", None)

@@ -19,7 +19,15 @@ from torch_cudal1.graph.dynamo import DynamoCapture
 from torch_cudal1.graph.dynamo_guard_records import MODULE_SLOTS, RecordCollector, UnprovenError
 from torch_cudal1.runtime.guard_records import ABSENT
 
-__all__ = ["ITEM_STEPS", "NAMED", "PLAIN", "AttributeDict", "SourceReader", "root_of", "steps_of"]
+__all__ = [
+    "ITEM_STEPS",
+    "NAMED",
+    "PLAIN",
+    "AttributeDict",
+    "SourceReader",
+    "find_root_source",
+    "steps_of",
+]
 
 # immutable values that a guard may compare by identity; NAMED: objects of which a name is part
 PLAIN = (
@@ -232,7 +240,7 @@ def steps_of(source: Any) -> Iterator[Any]:
         source = base
 
 
-def root_of(source: Any) -> Any:
+def find_root_source(source: Any) -> Any:
     """The source of the first step: a local or a global name."""
     while (base := getattr(source, "base", None)) is not None:
         source = base

@@ -26,12 +26,12 @@ from torch_cudal1.graph.dynamo_guard_sources import (
     PLAIN,
     AttributeDict,
     SourceReader,
-    root_of,
+    find_root_source,
     steps_of,
 )
 from torch_cudal1.runtime.guard_records import GuardRecords
 
-__all__ = ["GuardSplit", "forgotten_classes"]
+__all__ = ["GuardSplit", "list_unguarded_classes"]
 
 # Said by guard.call_state and guard.find_tracing, or by the arguments' signature where shapes are
 # static.
@@ -125,16 +125,18 @@ class GuardSplit:
             return False
         source = entry.orig_guard.originating_source
         # Before any return: the class must be compared whatever becomes of this guard.
-        for named in forgotten_classes([entry]):
+        for named in list_unguarded_classes([entry]):
             self._collector.add_content(named)
         # Arguments are other objects in each call, so identity proves nothing about them.
-        if getattr(root_of(source), "local_name", "") in ("args", "kwargs"):
+        if getattr(find_root_source(source), "local_name", "") in ("args", "kwargs"):
             return not _is_in_signature(entry, source, self.capture.locals)
         # the records of steps that were proven stay where a later one is not: they serve other
         # guards too
         try:
             if entry.guard_type == "HASATTR":
-                return not self._collector.add_attributes(self._reader.read(_owner(entry, source)))
+                return not self._collector.add_attributes(
+                    self._reader.read(_find_owner_source(entry, source))
+                )
             return not self._is_implied(entry, self._reader.read(source))
         # Whatever could not be read keeps its guard: a slower check, never a missing one.
         except (UnprovenError, AttributeError, LookupError, TypeError):
@@ -173,7 +175,7 @@ class GuardSplit:
         return True
 
 
-def forgotten_classes(entries: Entries) -> list[type]:
+def list_unguarded_classes(entries: Entries) -> list[type]:
     """The classes that a frame names and whose attributes Dynamo does not guard, with their bases.
 
     Empty from torch 2.13 on, which guards them. Classes of torch itself are left out.
@@ -197,7 +199,7 @@ def _is_immutable(value: Any) -> bool:
     )
 
 
-def _owner(entry: Any, source: Any) -> Any:
+def _find_owner_source(entry: Any, source: Any) -> Any:
     """The source of the thing that a guard on the presence of an attribute asks: PyTorch before
     2.13 names the attribute itself.
     """
@@ -209,7 +211,7 @@ def _is_in_signature(entry: Any, source: Any, locals_: Mapping[str, Any]) -> boo
     containers, plain values and dense tensors in them. Of anything else among the arguments that
     says the class alone.
     """
-    value: Any = locals_[root_of(source).local_name]
+    value: Any = locals_[find_root_source(source).local_name]
     steps = list(steps_of(source))
     # The signature describes no more levels than that.
     if len(steps) > _MAX_LEVELS:

@@ -16,11 +16,11 @@ from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.core.settings import INDUCTOR_PREFIX, environment_table
 
 __all__ = [
-    "dynamo_errors",
+    "convert_dynamo_errors",
     "enter_compilation",
     "guard_environment",
-    "quiet_dynamo",
     "settle_dynamo",
+    "silence_dynamo",
 ]
 
 # Dynamo's name for the module, among the globals, where a function of it is traced
@@ -41,7 +41,7 @@ def enter_compilation() -> Iterator[None]:
     with ExitStack() as stack:
         # First: Dynamo's state is one for the process, and a thread of the user's may be compiling.
         stack.enter_context(compile_lock)
-        stack.enter_context(quiet_dynamo())
+        stack.enter_context(silence_dynamo())
         # A TorchDispatchMode of the caller would see the fake tensors of the compilation.
         stack.enter_context(_disable_current_modes())
         # Dynamo simulates the stack of torch function modes, and this puts the real one back.
@@ -53,7 +53,7 @@ def enter_compilation() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_dynamo() -> Iterator[None]:
+def silence_dynamo() -> Iterator[None]:
     """Keep Dynamo's warnings from the user's terminal, unless `TORCH_LOGS` asks for more. The
     user did not ask for a compilation, and finds the reason of a refusal in `explain`.
     """
@@ -74,7 +74,7 @@ def quiet_dynamo() -> Iterator[None]:
 
 
 @contextmanager
-def dynamo_errors() -> Iterator[None]:
+def convert_dynamo_errors() -> Iterator[None]:
     """Turn Dynamo's errors into this package's: GraphBreakError where the user's code cannot be one
     graph, NotLowerableError for the rest.
     """

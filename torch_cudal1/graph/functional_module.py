@@ -84,7 +84,7 @@ class FunctionalModule(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The module's call. Raises NotLowerableError for what a graph of tensors cannot repeat."""
-        args, kwargs = self.arguments(tensors)
+        args, kwargs = self.fill_arguments(tensors)
         # The names before the call: comparing them afterwards shows an assignment.
         slots = _list_tensors(self.inner)
         with preserve_random_state() as moved:
@@ -126,7 +126,9 @@ class FunctionalModule(torch.nn.Module):
                 f"its forward deletes {min(deleted)}, which a kernel would not repeat"
             )
 
-    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def fill_arguments(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The user's call with `tensors` in the places of its tensors."""
         moving = iter(tensors)
         leaves = [
@@ -150,13 +152,13 @@ class FunctionalModule(torch.nn.Module):
         """
         self.tensors, self._plain = [], []
 
-    def caller(self, compiled: Callable[..., Any]) -> Call:
+    def wrap_compiled(self, compiled: Callable[..., Any]) -> Call:
         """A callable with the module's own calling convention around `compiled`, which takes and
         returns flat tensors.
 
         To be asked for after tracing; it keeps neither the example tensors nor the module.
         """
-        finish = self.finisher()
+        finish = self.make_output_builder()
         # Positional tensors only: a call then needs no flattening, which costs microseconds.
         bare = all(self._is_tensor) and self._in_spec == pytree.tree_structure(
             (tuple(self.tensors), {})
@@ -177,7 +179,7 @@ class FunctionalModule(torch.nn.Module):
 
         return call
 
-    def finisher(self) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+    def make_output_builder(self) -> Callable[[Sequence[torch.Tensor]], Any] | None:
         """What gives flat results the form of the module's output; None if that is one tensor. To
         be asked for after tracing.
         """

@@ -20,14 +20,14 @@ from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import canonical_json, encode_arg, tensor_digest
 
-__all__ = ["graph_digest", "graph_outline"]
+__all__ = ["compute_graph_digest", "compute_graph_outline"]
 
 
 class _CannotNameError(Exception):
     pass
 
 
-def graph_digest(
+def compute_graph_digest(
     module: fx.GraphModule, inputs: Sequence[Any], extra: Sequence[str] = ()
 ) -> str | Refusal:
     """sha256 over the graph, its inputs' specs, torch's version and modes, and `extra` (settings
@@ -35,9 +35,9 @@ def graph_digest(
     """
     try:
         body = {
-            "graph": list(_nodes(module)),
-            "inputs": [_input(item) for item in inputs],
-            "modes": _modes(),
+            "graph": list(_describe_nodes(module)),
+            "inputs": [_describe_input(item) for item in inputs],
+            "modes": _read_modes(),
             # Another torch version traces the same graph to other ATen operators.
             "extra": [torch.__version__, *extra],
         }
@@ -47,7 +47,7 @@ def graph_digest(
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
 
-def graph_outline(module: fx.GraphModule) -> str:
+def compute_graph_outline(module: fx.GraphModule) -> str:
     """sha256 over the kinds and names of the nodes: tells graphs of one program apart, in any
     process; not enough for a cache.
     """
@@ -59,32 +59,32 @@ def graph_outline(module: fx.GraphModule) -> str:
     return hashlib.sha256(canonical_json(names).encode()).hexdigest()
 
 
-def _nodes(module: fx.GraphModule) -> Iterator[Any]:
+def _describe_nodes(module: fx.GraphModule) -> Iterator[Any]:
     numbers: dict[fx.Node, int] = {}
     for node in module.graph.nodes:
         # Position instead of the name, which is no part of what a graph computes.
         numbers[node] = len(numbers)
-        args = _arg(node.args, numbers)
+        args = _describe_arg(node.args, numbers)
         # Sorted, because the order of keywords means nothing.
-        kwargs = [[name, _arg(node.kwargs[name], numbers)] for name in sorted(node.kwargs)]
+        kwargs = [[name, _describe_arg(node.kwargs[name], numbers)] for name in sorted(node.kwargs)]
         # A placeholder's target is its name.
-        target = "" if node.op in ("placeholder", "output") else _target(node, module)
+        target = "" if node.op in ("placeholder", "output") else _name_target(node, module)
         yield [node.op, target, args, kwargs]
 
 
-def _target(node: fx.Node, module: fx.GraphModule) -> Any:
+def _name_target(node: fx.Node, module: fx.GraphModule) -> Any:
     if node.op == "call_method":
         return str(node.target)
     if node.op == "get_attr":
-        return _attribute(module, str(node.target))
+        return _describe_attribute(module, str(node.target))
     if node.op == "call_function":
-        name = _function_name(node.target)
+        name = _name_function(node.target)
         if name is not None:
             return name
     raise _CannotNameError(f"{node.op} {node.target!r}")
 
 
-def _function_name(target: Any) -> str | None:
+def _name_function(target: Any) -> str | None:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     if not isinstance(
@@ -99,29 +99,29 @@ def _function_name(target: Any) -> str | None:
     return f"{module}.{name}" if is_versioned and "<" not in name else None
 
 
-def _attribute(module: fx.GraphModule, target: str) -> Any:
+def _describe_attribute(module: fx.GraphModule, target: str) -> Any:
     value: Any = module
     for part in target.split("."):
         value = getattr(value, part)
     # The body of a higher-order operator, such as `cond` or a checkpoint.
     if isinstance(value, fx.GraphModule):
-        return list(_nodes(value))
+        return list(_describe_nodes(value))
     # By content. The exact type, because a subclass or a fake tensor has none that can be hashed.
     if type(value) is torch.Tensor:
         return tensor_digest(value)
     raise _CannotNameError(f"attribute {target} of type {type(value).__name__}")
 
 
-def _arg(arg: Any, numbers: dict[fx.Node, int]) -> Any:
+def _describe_arg(arg: Any, numbers: dict[fx.Node, int]) -> Any:
     if isinstance(arg, fx.Node):
         return {"node": numbers[arg]}
     if isinstance(arg, (tuple, list)):
-        return [_arg(item, numbers) for item in arg]
+        return [_describe_arg(item, numbers) for item in arg]
     if isinstance(arg, dict):
-        return {"dict": [[str(key), _arg(value, numbers)] for key, value in arg.items()]}
+        return {"dict": [[str(key), _describe_arg(value, numbers)] for key, value in arg.items()]}
     if isinstance(arg, slice):
         # Tagged dicts, so that a slice and a list of its parts do not have one digest.
-        return {"slice": [_arg(part, numbers) for part in (arg.start, arg.stop, arg.step)]}
+        return {"slice": [_describe_arg(part, numbers) for part in (arg.start, arg.stop, arg.step)]}
     if arg is Ellipsis:
         return {"ellipsis": 0}
     try:
@@ -130,7 +130,7 @@ def _arg(arg: Any, numbers: dict[fx.Node, int]) -> Any:
         raise _CannotNameError(str(problem)) from problem
 
 
-def _input(item: Any) -> Any:
+def _describe_input(item: Any) -> Any:
     if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
         raise _CannotNameError(f"input of type {type(item).__name__}")
     # One digest would stand for all sizes, and a decision holds for the sizes it was measured on.
@@ -149,7 +149,7 @@ def _input(item: Any) -> Any:
     ]
 
 
-def _modes() -> list[Any]:
+def _read_modes() -> list[Any]:
     # Modes that decide which operators tracing yields, or how accurate they must be.
     autocast = [
         [kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))]

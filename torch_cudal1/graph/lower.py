@@ -135,7 +135,7 @@ class _Writer:
             self._numbers[node] = len(self._numbers)
         names = []
         for node in constants:
-            tensor = self._constant(node)
+            tensor = self._read_constant(node)
             # A constant is named by its content. Its attribute name differs between two builds of
             # one model.
             names.append(tensor_digest(tensor)[:32])
@@ -143,11 +143,11 @@ class _Writer:
         self._next = len(self._numbers)
         for node in nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
-                self._steps.append(self._step(node))
+                self._steps.append(self._write_step(node))
         program = Program(
-            inputs=tuple(_spec(node) for node in inputs),
+            inputs=tuple(_read_spec(node) for node in inputs),
             steps=tuple(self._steps),
-            outputs=tuple(self._result(item) for item in _leaves(self._output.args[0])),
+            outputs=tuple(self._find_output(item) for item in _iter_leaves(self._output.args[0])),
             constants=tuple(names),
             payloads=payloads,
         )
@@ -156,11 +156,11 @@ class _Writer:
     def _order_nodes(self) -> Iterator[fx.Node]:
         """Nodes in canonical order: a walk from the outputs, producers first."""
         # The walk drops dead code, and does not depend on the order in which a model was built.
-        live = list(_postorder(self._output))
+        live = list(_walk_postorder(self._output))
         if any(
             node.op == "call_function"
             and isinstance(node.target, torch._ops.OpOverload)
-            and _random(node)
+            and _is_random(node)
             for node in live
         ):
             # Random operators share one generator: another order gives each of them other numbers.
@@ -168,7 +168,7 @@ class _Writer:
             live = [node for node in self._module.graph.nodes if node in live_nodes]
         yield from (node for node in live if node is not self._output)
 
-    def _step(self, node: fx.Node) -> Aten | Call:
+    def _write_step(self, node: fx.Node) -> Aten | Call:
         # Only a candidate's graph may hold launches. A region is the computation that candidates
         # are compared with.
         if self._kernels and node.target is run_operator():
@@ -200,8 +200,8 @@ class _Writer:
             self._numbers[node] = outs[0]
         # Sorted by name, so that the order in which a model passes keywords does not change the
         # key.
-        kwargs = tuple(sorted((name, self._arg(arg)) for name, arg in node.kwargs.items()))
-        return Aten(target, tuple(self._arg(arg) for arg in node.args), kwargs, outs, many)
+        kwargs = tuple(sorted((name, self._write_arg(arg)) for name, arg in node.kwargs.items()))
+        return Aten(target, tuple(self._write_arg(arg) for arg in node.args), kwargs, outs, many)
 
     def _call(self, node: fx.Node) -> Call:
         operands, digest = node.args
@@ -209,13 +209,15 @@ class _Writer:
         outs = tuple(range(self._next, self._next + len(program.outputs)))
         self._next += len(outs)
         self._parts[node] = outs
-        return Call(program, tuple(self._value(item).index for item in _leaves(operands)), outs)
+        return Call(
+            program, tuple(self._find_value(item).index for item in _iter_leaves(operands)), outs
+        )
 
-    def _arg(self, arg: Any) -> Any:
+    def _write_arg(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):
-            return self._value(arg)
+            return self._find_value(arg)
         if isinstance(arg, (tuple, list)):
-            return tuple(self._arg(item) for item in arg)
+            return tuple(self._write_arg(item) for item in arg)
         # Before the plain types: a key with a symbolic size would serve one shape and claim to
         # serve all.
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -237,7 +239,7 @@ class _Writer:
             return arg
         raise NotLowerableError(f"an argument of type {type(arg).__name__} has no data form")
 
-    def _value(self, node: fx.Node) -> Value:
+    def _find_value(self, node: fx.Node) -> Value:
         if node.op == "call_function" and node.target is operator.getitem:
             source, position = node.args
             if source not in self._parts or not isinstance(position, int):
@@ -245,14 +247,14 @@ class _Writer:
             return Value(self._parts[source][position])  # type: ignore[index]
         return Value(self._numbers[node])
 
-    def _result(self, item: Any) -> int | None:
+    def _find_output(self, item: Any) -> int | None:
         if item is None:
             return None
         if not isinstance(item, fx.Node):
             raise NotLowerableError(f"an output is a {type(item).__name__}, not a tensor")
-        return self._value(item).index
+        return self._find_value(item).index
 
-    def _constant(self, node: fx.Node) -> torch.Tensor:
+    def _read_constant(self, node: fx.Node) -> torch.Tensor:
         value: Any = self._module
         for part in str(node.target).split("."):
             value = getattr(value, part)
@@ -277,7 +279,7 @@ def _asserts(node: fx.Node) -> bool:
     )
 
 
-def _random(node: fx.Node) -> bool:
+def _is_random(node: fx.Node) -> bool:
     return node.target.namespace in ("aten", "prims") and is_random(  # type: ignore[union-attr]
         name_of(node.target), node.args, node.kwargs
     )
@@ -296,12 +298,12 @@ def _find_unread(node: fx.Node, count: int) -> frozenset[int]:
     return frozenset(range(count)) - read_indices
 
 
-def _postorder(root: fx.Node) -> Iterator[fx.Node]:
+def _walk_postorder(root: fx.Node) -> Iterator[fx.Node]:
     """Producers before consumers, arguments left to right; iterative, since real graphs are deeper
     than Python's stack.
     """
     visited: set[fx.Node] = set()
-    stack: list[tuple[fx.Node, Iterator[fx.Node]]] = [(root, iter(_arguments(root)))]
+    stack: list[tuple[fx.Node, Iterator[fx.Node]]] = [(root, iter(_list_argument_nodes(root)))]
     while stack:
         node, pending = stack[-1]
         child = next((child for child in pending if child not in visited), None)
@@ -311,29 +313,29 @@ def _postorder(root: fx.Node) -> Iterator[fx.Node]:
                 visited.add(node)
                 yield node
         else:
-            stack.append((child, iter(_arguments(child))))
+            stack.append((child, iter(_list_argument_nodes(child))))
 
 
-def _arguments(node: fx.Node) -> list[fx.Node]:
+def _list_argument_nodes(node: fx.Node) -> list[fx.Node]:
     """Producers in argument order (`all_input_nodes` has no promised order)."""
     return [
         leaf
-        # Sorted like the keywords in `_step`, or the order of the walk would depend on how they
+        # Sorted like the keywords in `_write_step`, or the order of the walk would depend on how they
         # were passed.
-        for leaf in _leaves((node.args, *(node.kwargs[name] for name in sorted(node.kwargs))))
+        for leaf in _iter_leaves((node.args, *(node.kwargs[name] for name in sorted(node.kwargs))))
         if isinstance(leaf, fx.Node)
     ]
 
 
-def _leaves(arg: Any) -> Iterator[Any]:
+def _iter_leaves(arg: Any) -> Iterator[Any]:
     if isinstance(arg, (tuple, list)):
         for item in arg:
-            yield from _leaves(item)
+            yield from _iter_leaves(item)
     else:
         yield arg
 
 
-def _spec(node: fx.Node) -> TensorSpec:
+def _read_spec(node: fx.Node) -> TensorSpec:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise NotLowerableError(

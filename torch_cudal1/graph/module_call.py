@@ -27,7 +27,7 @@ from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.guard_records import GuardRecords
 
-__all__ = ["Call", "ModuleCall", "capture_module_call", "tensors_among"]
+__all__ = ["Call", "ModuleCall", "capture_module_call", "list_call_tensors"]
 
 # Takes the user's args and kwargs.
 Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -55,7 +55,9 @@ class ModuleCall:
     _module: torch.nn.Module
     _passed_through: Mapping[int, int]
 
-    def around(self, compiled: Callable[..., Any], written: frozenset[int] = frozenset()) -> Call:
+    def wrap_compiled(
+        self, compiled: Callable[..., Any], written: frozenset[int] = frozenset()
+    ) -> Call:
         """A callable with the module's calling convention around `compiled`, which takes and
         returns the graph's tensors, and writes to the placeholders `written`. It keeps neither the
         example tensors nor this.
@@ -65,14 +67,14 @@ class ModuleCall:
             assert self._bytecode is not None
             # AOTAutograd compiled for the aliasing of the example. Other aliasing would give other
             # results.
-            compiled = _for_such_memory(compiled, self.graph, self.inputs, written)
-            function = self._bytecode(_passing_through(compiled, self._passed_through))
+            compiled = _fall_back_on_other_overlaps(compiled, self.graph, self.inputs, written)
+            function = self._bytecode(_pass_inputs_through(compiled, self._passed_through))
             return lambda args, kwargs: function(module, args, kwargs)
         # Chosen once, outside of the call.
         build = None if outputs.first else outputs.build
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensors = tensors_among(args, kwargs)
+            tensors = list_call_tensors(args, kwargs)
             results = compiled(
                 *[tensors[source] if isinstance(source, int) else source for source in sources]
             )
@@ -80,7 +82,7 @@ class ModuleCall:
 
         return call
 
-    def finisher(self) -> Callable[[Sequence[Any]], Any] | None:
+    def make_output_builder(self) -> Callable[[Sequence[Any]], Any] | None:
         """What makes the module's result of the graph's outputs; None if that is the first of them.
         For the form with sources.
         """
@@ -88,7 +90,7 @@ class ModuleCall:
         build = self.outputs.build
         return None if self.outputs.first else lambda results: build(results, ())
 
-    def apart(self, written: frozenset[int]) -> Call | None:
+    def make_overlap_check(self, written: frozenset[int]) -> Call | None:
         """For a graph that writes to the placeholders `written`: whether a call's arguments share
         no memory with the module's tensors where one of them is written. None where no later call
         can differ in that.
@@ -107,10 +109,10 @@ class ModuleCall:
             return None
 
         def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-            tensors = tensors_among(args, kwargs)
-            spans = [(_span(tensor), is_written) for tensor, is_written in owned]
+            tensors = list_call_tensors(args, kwargs)
+            spans = [(_find_address_span(tensor), is_written) for tensor, is_written in owned]
             for number, argument_is_written in read.items():
-                begin, end = _span(tensors[number])
+                begin, end = _find_address_span(tensors[number])
                 for (first, last), is_written in spans:
                     # Two reads of one memory are harmless.
                     if (is_written or argument_is_written) and begin < last and first < end:
@@ -133,7 +135,7 @@ def capture_module_call(
     watched = record_module(module)
     if isinstance(watched, Refusal):
         raise NotLowerableError(watched.reason)
-    tensors = tensors_among(args, kwargs)
+    tensors = list_call_tensors(args, kwargs)
     strange = next(
         (tensor for tensor in tensors if tensor.layout != torch.strided or tensor.is_quantized),
         None,
@@ -144,24 +146,24 @@ def capture_module_call(
         )
     capture = capture_call(module, args, kwargs)
     try:
-        return _with_guards(capture, watched, tensors)
+        return _make_module_call(capture, watched, tensors)
     # Also after a refusal: a fake mode's weak references would make `swap_tensors` fail on the
     # user's weights.
     finally:
         capture.release()
 
 
-def _with_guards(
+def _make_module_call(
     capture: DynamoCapture, watched: GuardRecords, tensors: Sequence[torch.Tensor]
 ) -> ModuleCall:
     module: torch.nn.Module = capture.locals["module"]
     split, same = GuardSplit(capture, watched), capture.outputs_that_are_inputs
-    # This calls `split.keep`, which fills the records that `_sources` asks for.
+    # This calls `split.keep`, which fills the records that `_find_sources` asks for.
     check = capture.guards(split.keep)
     try:
-        sources = _sources(capture, split, tensors)
+        sources = _find_sources(capture, split, tensors)
         guarded_tensors = {id(record.tensor): record.tensor for record in watched.tensors}
-        outputs = _outputs(capture, tensors, guarded_tensors)
+        outputs = _read_output_template(capture, tensors, guarded_tensors)
     except NotLowerableError as problem:
         # All of Dynamo's guards: the bytecode reads what it likes, so none may be left out.
         guard, check = ModuleGuard(split.merge_records()), capture.guards()
@@ -183,7 +185,7 @@ def _with_guards(
     )
 
 
-def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
+def list_call_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
     """The tensors of a call in the order of its arguments, as the C++ fast path numbers them."""
     # The common call needs no pytree.
     if not kwargs and all(type(item) is torch.Tensor for item in args):
@@ -193,7 +195,7 @@ def tensors_among(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[
     ]
 
 
-def _sources(
+def _find_sources(
     capture: DynamoCapture, split: GuardSplit, tensors: Sequence[torch.Tensor]
 ) -> tuple[int | torch.Tensor, ...]:
     """Where a later call takes each input from. Raises NotLowerableError where only Dynamo's
@@ -219,7 +221,7 @@ def _sources(
     return tuple(sources)
 
 
-def _outputs(
+def _read_output_template(
     capture: DynamoCapture,
     tensors: Sequence[torch.Tensor],
     guarded_tensors: Mapping[int, torch.Tensor],
@@ -239,7 +241,7 @@ def _outputs(
     return learn_outputs(run, len(output.args[0]), tensors, guarded_tensors, fixed)
 
 
-def _for_such_memory(
+def _fall_back_on_other_overlaps(
     compiled: Callable[..., Any],
     graph: fx.GraphModule,
     example: Sequence[torch.Tensor],
@@ -251,7 +253,7 @@ def _for_such_memory(
     if not written:
         return compiled
     # Dynamo's guards hold, so shapes and strides are the example's, and only addresses can differ.
-    sizes = [end - begin for begin, end in map(_span, example)]
+    sizes = [end - begin for begin, end in map(_find_address_span, example)]
     example_addresses = [tensor.data_ptr() for tensor in example]
     expected = _find_overlaps(example_addresses, sizes, written)
     # Of the last call that was like the example: most calls pass tensors that lie where they lay.
@@ -296,7 +298,7 @@ def _find_overlaps(
     return frozenset(positions)
 
 
-def _passing_through(
+def _pass_inputs_through(
     compiled: Callable[..., Any], outputs: Mapping[int, int]
 ) -> Callable[..., Any]:
     """`compiled`, with those outputs that are an input's own tensor replaced by that."""
@@ -313,7 +315,7 @@ def _passing_through(
     return run
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def _find_address_span(tensor: torch.Tensor) -> tuple[int, int]:
     """First and last address of a dense tensor's elements, in bytes."""
     begin = tensor.data_ptr()
     # The span of strides, not `numel`: a view may skip elements.

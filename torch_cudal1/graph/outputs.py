@@ -87,7 +87,7 @@ def learn_outputs(
         {id(tensor): number for number, tensor in reversed(list(enumerate(arguments)))},
         guarded,
     )
-    build = reader.builder(first, second, 0)
+    build = reader.make_builder(first, second, 0)
     # An attribute set on a marker would be lost: a later call returns another tensor.
     if any(
         vars(marker)
@@ -124,13 +124,13 @@ class _Reader:
         self._made: set[int] = set()
         self.uses_arguments = False
 
-    def builder(self, first: Any, second: Any, depth: int) -> _Build:
+    def make_builder(self, first: Any, second: Any, depth: int) -> _Build:
         """What builds this part of a result."""
         if depth > _MAX_DEPTH:
             raise NotLowerableError(f"its result nests deeper than {_MAX_DEPTH}")
         # Tensors before the comparison below, which would ask `==` for a truth value of many.
         if isinstance(first, torch.Tensor):
-            return self._tensor(first, second)
+            return self._make_tensor_builder(first, second)
         if first is second or (
             isinstance(first, _IMMUTABLE) and type(first) is type(second) and first == second
         ):
@@ -144,9 +144,9 @@ class _Reader:
             raise NotLowerableError(
                 f"its result holds a {type(first).__name__} that cannot be built again"
             )
-        return self._object(first, second, depth)
+        return self._make_object_builder(first, second, depth)
 
-    def _tensor(self, first: torch.Tensor, second: Any) -> _Build:
+    def _make_tensor_builder(self, first: torch.Tensor, second: Any) -> _Build:
         number = self._numbers[0].get(id(first))
         if number is not None and self._numbers[1].get(id(second)) == number:
             return lambda results, arguments: results[number]
@@ -162,7 +162,7 @@ class _Reader:
             "its result holds a tensor that is neither computed, passed in, nor the module's own"
         )
 
-    def _object(self, first: Any, second: Any, depth: int) -> _Build:
+    def _make_object_builder(self, first: Any, second: Any, depth: int) -> _Build:
         kind = type(first)
         # Tuples are exempt: they are immutable, and CPython shares the empty one.
         if kind is not tuple:
@@ -170,15 +170,15 @@ class _Reader:
                 raise NotLowerableError(f"its result holds one {kind.__name__} twice")
             self._made.add(id(first))
         if isinstance(first, (tuple, list)):
-            return self._sequence(first, second, depth)
-        items = _items(first) if isinstance(first, dict) else ()
+            return self._make_sequence_builder(first, second, depth)
+        items = _list_items(first) if isinstance(first, dict) else ()
         if isinstance(first, dict) and (
             # The order of keys is part of a dict, and users iterate over it.
             first.keys() != second.keys() or list(first) != list(second)
         ):
             raise NotLowerableError("its result holds a dict whose keys differ from call to call")
         parts = [
-            (key, self.builder(value, dict.__getitem__(second, key), depth + 1))
+            (key, self.make_builder(value, dict.__getitem__(second, key), depth + 1))
             for key, value in items
         ]
         # A mutable key is an object of one call.
@@ -188,15 +188,17 @@ class _Reader:
             return lambda results, arguments: {
                 key: build(results, arguments) for key, build in parts
             }
-        return self._instance(first, second, parts, depth)
+        return self._make_instance_builder(first, second, parts, depth)
 
-    def _sequence(self, first: Sequence[Any], second: Sequence[Any], depth: int) -> _Build:
+    def _make_sequence_builder(
+        self, first: Sequence[Any], second: Sequence[Any], depth: int
+    ) -> _Build:
         kind = type(first)
         if len(first) != len(second):
             raise NotLowerableError(
                 f"its result holds a {kind.__name__} whose length differs from call to call"
             )
-        parts = [self.builder(a, b, depth + 1) for a, b in zip(first, second, strict=True)]
+        parts = [self.make_builder(a, b, depth + 1) for a, b in zip(first, second, strict=True)]
         if kind is list:
             return lambda results, arguments: [build(results, arguments) for build in parts]
         if kind is tuple:
@@ -216,7 +218,7 @@ class _Reader:
             )
         raise NotLowerableError(f"its result holds a {kind.__name__}, which is no plain container")
 
-    def _instance(
+    def _make_instance_builder(
         self, first: Any, second: Any, items: Sequence[tuple[Any, _Build]], depth: int
     ) -> _Build:
         """An object with a `__dict__`, such as a dataclass, or a dict of a class of its own, such
@@ -249,7 +251,7 @@ class _Reader:
                 f"its result holds a {kind.__name__} whose attributes differ from call to call"
             )
         parts = [
-            (name, self.builder(value, second_attributes[name], depth + 1))
+            (name, self.make_builder(value, second_attributes[name], depth + 1))
             for name, value in attributes.items()
         ]
 
@@ -266,7 +268,7 @@ class _Reader:
         return build
 
 
-def _items(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
+def _list_items(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Keys and values, whatever a subclass makes of `items`."""
     return [(key, dict.__getitem__(table, key)) for key in dict.__iter__(table)]
 

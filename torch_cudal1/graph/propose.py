@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.graph.fusion.fusible_ops import is_product
-from torch_cudal1.graph.fusion.partition import FusionGroup, partition, with_inputs
+from torch_cudal1.graph.fusion.partition import FusionGroup, partition, rebase_on_inputs
 from torch_cudal1.graph.lower import lower, raise_to_fx
 from torch_cudal1.graph.rewrite import RULES, rewrite
 from torch_cudal1.ir.check import is_random_program
@@ -73,7 +73,7 @@ def rewrite_region(
         # A rule's result has no data form, so the region keeps its own Program.
         return None
     # A rule may leave an input unread. The candidate must still take all of the region's.
-    program = with_inputs(lowered.region.program, lowered.order, region.program.inputs)
+    program = rebase_on_inputs(lowered.region.program, lowered.order, region.program.inputs)
     rates = DEVICE_RATES[program.device]
     before, after = (
         rates.estimate_s(estimate_cost(candidate)) for candidate in (region.program, program)

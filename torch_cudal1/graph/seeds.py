@@ -32,18 +32,18 @@ def remove_undefined_seeds(joint: fx.GraphModule) -> None:
         if (
             node.op != "call_function"
             or node.target not in _BACKWARDS
-            or node.args[_place(node, "dropout_p")] != 0
+            or node.args[_find_position(node, "dropout_p")] != 0
         ):
             continue
         zeros = _insert_zeros(node) if zeros is None else zeros
         # Before the graph is cut: the partitioner then saves neither for the backward.
         for name in ("philox_seed", "philox_offset"):
-            node.update_arg(_place(node, name), zeros)
+            node.update_arg(_find_position(node, name), zeros)
     if zeros is not None:
         joint.recompile()
 
 
-def _place(node: fx.Node, name: str) -> int:
+def _find_position(node: fx.Node, name: str) -> int:
     """The position of the argument `name` in the schema of the operator that `node` calls."""
     assert isinstance(node.target, torch._ops.OpOverload)
     return next(
@@ -57,7 +57,7 @@ def _insert_zeros(node: fx.Node) -> fx.Node:
     """A new node before `node`: a 0-dim int64 zero on its device. Without dropout no kernel reads
     it, so its type does not matter.
     """
-    query = node.args[_place(node, "query")]
+    query = node.args[_find_position(node, "query")]
     assert isinstance(query, fx.Node)
     like = query.meta["val"]
     # On the query's device: the operator may yield a seed on the host, which a CUDA graph could not

@@ -30,8 +30,8 @@ __all__ = [
     "GraphedLater",
     "Positional",
     "Swapped",
-    "in_graph_order",
     "on_withdrawal",
+    "reorder_inputs",
     "swap",
     "withdraw",
 ]
@@ -68,7 +68,7 @@ class _OursFirst:
         self._strictness, self._key = strictness, region
         self.quarantined = ""  # the reason, once the candidate has failed
 
-    def _first(
+    def _call_candidate_first(
         self, candidate_call: Positional, compiled_call: Positional, inputs: Sequence[Any]
     ) -> Any:
         # Read at every call, so that the kill switch works on a process that runs already.
@@ -122,7 +122,9 @@ class Swapped(_OursFirst):
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The region's outputs."""
-        results: list[torch.Tensor | None] = self._first(self._runner, self.reference, inputs)
+        results: list[torch.Tensor | None] = self._call_candidate_first(
+            self._runner, self.reference, inputs
+        )
         return results
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -166,7 +168,7 @@ class GraphedLater(_OursFirst):
         )
         self._addresses = addresses
         candidate_call = self._graphed if may_replay else self._compiled
-        results: Sequence[Any] = self._first(candidate_call, self._compiled, inputs)
+        results: Sequence[Any] = self._call_candidate_first(candidate_call, self._compiled, inputs)
         return results
 
     def _has_overlap(self, inputs: Sequence[Any]) -> bool:
@@ -243,7 +245,7 @@ def on_withdrawal(listener: Callable[[str, str], None]) -> None:
         _listeners.append(weakref.WeakMethod(listener))
 
 
-def in_graph_order(swapped: Positional, order: Sequence[int]) -> Positional:
+def reorder_inputs(swapped: Positional, order: Sequence[int]) -> Positional:
     """`swapped` for callers that pass the graph's placeholders: `order[i]` is the placeholder of
     the region's input i.
     """

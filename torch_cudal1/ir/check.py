@@ -82,12 +82,12 @@ def _is_random_step(step: Step) -> bool:
     return isinstance(step, Aten) and is_random(step.target, step.args, dict(step.kwargs))
 
 
-def _values(arg: object) -> Iterator[int]:
+def _iter_values(arg: object) -> Iterator[int]:
     if isinstance(arg, Value):
         yield arg.index
     elif isinstance(arg, (tuple, list)):
         for item in arg:
-            yield from _values(item)
+            yield from _iter_values(item)
 
 
 def _check_step(
@@ -109,7 +109,7 @@ def _check_step(
         if (
             min(step.spec.shape, default=0) < 0
             or min(step.spec.strides, default=0) < 0
-            or _extent_bytes(step.spec) > _MAX_BYTES
+            or _measure_extent_bytes(step.spec) > _MAX_BYTES
         ):
             raise ProgramError("alloc", f"step {position}: impossible size {step.spec}")
         # Two threads would write one address, and which value stays is a race.
@@ -135,7 +135,7 @@ def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
             index
             for schema_argument, argument_value in arguments
             if schema_argument.alias_info is not None
-            for index in _values(argument_value)
+            for index in _iter_values(argument_value)
         ]
         memory |= {out: memory[index] for out in step.outs for index in viewed if index in memory}
     elif isinstance(step, Launch):
@@ -151,7 +151,7 @@ def _check_overlap(step: Step, memory: dict[int, int], position: int) -> None:
                 )
 
 
-def _extent_bytes(spec: TensorSpec) -> int:
+def _measure_extent_bytes(spec: TensorSpec) -> int:
     """Bytes from the first element to the last, or bytes of all elements, whichever is more."""
     last = (
         sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))

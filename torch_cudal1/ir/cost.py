@@ -99,7 +99,7 @@ def estimate_cost(program: Program) -> Cost:
     moved += sum(2 * count * result_spec.size_bytes for count, result_spec in fused_results)
     ends = [*program.inputs, *(specs[out] for out in program.outputs if out is not None)]
     return Cost(
-        _flops(program),
+        _count_flops(program),
         moved,
         sum(spec.size_bytes for spec in ends),
         len(working) + sum(count for count, _ in fused_results),
@@ -125,16 +125,16 @@ def make_flop_counter() -> FlopCounterMode:
     """A counter of the FLOPs of products, convolutions and attention, also where keys have fewer
     heads than queries.
     """
-    backward = dict.fromkeys(_FUSED_ATTENTION_BACKWARD, _attention_backward_flops)
-    layer = {torch.ops.aten._transformer_encoder_layer_fwd: _encoder_layer_flops}
+    backward = dict.fromkeys(_FUSED_ATTENTION_BACKWARD, _count_attention_backward_flops)
+    layer = {torch.ops.aten._transformer_encoder_layer_fwd: _count_encoder_layer_flops}
     return FlopCounterMode(
         display=False,
         # torch 2.11's own formula refuses fewer heads of keys than of queries.
-        custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _attention_flops) | backward | layer,
+        custom_mapping=dict.fromkeys(_FUSED_ATTENTION, _count_attention_flops) | backward | layer,
     )
 
 
-def _attention_flops(
+def _count_attention_flops(
     query: Sequence[int], keys: Sequence[int], values: Sequence[int], *_: Any, **__: Any
 ) -> int:
     """Two products for every head of queries. The part that a causal mask saves is counted too."""
@@ -143,7 +143,7 @@ def _attention_flops(
     return 2 * math.prod(heads) * rows * keys[-2] * (depth + values[-1])
 
 
-def _encoder_layer_flops(
+def _count_encoder_layer_flops(
     x: Sequence[int], width: int, _heads: int, *weights: Any, **__: Any
 ) -> int:
     """Four products of the rows with weights, and two for every head of queries."""
@@ -161,7 +161,7 @@ def _encoder_layer_flops(
     )
 
 
-def _attention_backward_flops(
+def _count_attention_backward_flops(
     _grad: Sequence[int],
     query: Sequence[int],
     keys: Sequence[int],
@@ -176,16 +176,16 @@ def _attention_backward_flops(
     return 2 * math.prod(heads) * rows * keys[-2] * (3 * depth + 2 * values[-1])
 
 
-def _flops(program: Program) -> float:
+def _count_flops(program: Program) -> float:
     counter = make_flop_counter()
     # Constants are real tensors. Kernels are skipped: machine code does not say how much it
     # computes.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), counter:
         interpret(program, torch.device(program.device), launcher=skip_launch)(
-            [_empty(spec) for spec in program.inputs]
+            [_make_empty(spec) for spec in program.inputs]
         )
     return float(counter.get_total_flops())
 
 
-def _empty(spec: TensorSpec) -> torch.Tensor:
+def _make_empty(spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)

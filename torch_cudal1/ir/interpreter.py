@@ -55,7 +55,7 @@ def interpret_steps(
     """As `interpret`, for a checked Program with `steps` in place of its own."""
     # Moved once, not at every call.
     constants = [program.payloads[name].to(device) for name in program.constants]
-    actions = [_action(step, program, device, launcher) for step in steps]
+    actions = [_make_action(step, program, device, launcher) for step in steps]
     dying = _find_last_uses(program)
     plan = list(zip(actions, dying, strict=True))
     size, outputs = program.value_count, program.outputs
@@ -82,17 +82,17 @@ def skip_launch(
     return lambda values: None
 
 
-def _action(step: Step, program: Program, device: torch.device, launcher: Launcher) -> _Action:
+def _make_action(step: Step, program: Program, device: torch.device, launcher: Launcher) -> _Action:
     if isinstance(step, Aten):
-        return _aten_action(step, device)
+        return _make_aten_action(step, device)
     if isinstance(step, Alloc):
-        return _alloc_action(step, device)
+        return _make_alloc_action(step, device)
     if isinstance(step, Launch):
         return launcher(program.payloads[step.payload], step, device)
     return _call_action(step, device, launcher)
 
 
-def _alloc_action(step: Alloc, device: torch.device) -> _Action:
+def _make_alloc_action(step: Alloc, device: torch.device) -> _Action:
     out, shape, strides, dtype = step.out, step.spec.shape, step.spec.strides, step.spec.torch_dtype
 
     def run(values: Values) -> None:
@@ -115,10 +115,10 @@ def _call_action(step: Call, device: torch.device, launcher: Launcher) -> _Actio
     return run
 
 
-def _aten_action(step: Aten, device: torch.device) -> _Action:
+def _make_aten_action(step: Aten, device: torch.device) -> _Action:
     op = overload(step.target)
-    args = tuple(_filler(arg, device) for arg in step.args)
-    kwargs = {name: _filler(arg, device) for name, arg in step.kwargs}
+    args = tuple(_make_filler(arg, device) for arg in step.args)
+    kwargs = {name: _make_filler(arg, device) for name, arg in step.kwargs}
     outs = step.outs
 
     def run_one(values: Values) -> None:
@@ -138,7 +138,7 @@ def _aten_action(step: Aten, device: torch.device) -> _Action:
     return run_many if step.many else run_one
 
 
-def _filler(arg: Any, device: torch.device) -> Callable[[Values], Any]:
+def _make_filler(arg: Any, device: torch.device) -> Callable[[Values], Any]:
     if isinstance(arg, Value):
         index = arg.index
         return lambda values: values[index]
@@ -146,7 +146,7 @@ def _filler(arg: Any, device: torch.device) -> Callable[[Values], Any]:
         # The Program names a device type; the ordinal is the caller's.
         return lambda values: device
     if isinstance(arg, tuple) and any(True for _ in _iter_nested_values(arg)):
-        parts = [_filler(item, device) for item in arg]
+        parts = [_make_filler(item, device) for item in arg]
         return lambda values: [part(values) for part in parts]
     # Schemas of operators take lists; a Program holds tuples, which can be hashed.
     constant = list(arg) if isinstance(arg, tuple) else arg

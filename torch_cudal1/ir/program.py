@@ -102,7 +102,7 @@ class Aten:
         """The value numbers among its arguments, in their order. A value that is named twice comes
         twice.
         """
-        return (*_values_in(self.args), *(i for _, arg in self.kwargs for i in _values_in(arg)))
+        return (*_iter_values(self.args), *(i for _, arg in self.kwargs for i in _iter_values(arg)))
 
     @property
     def writes(self) -> tuple[int, ...]:
@@ -240,9 +240,9 @@ class Program:
         """A JSON value: everything but the payload bytes, which appear as digests."""
         return {
             "format": FORMAT,
-            "inputs": [_spec_json(spec) for spec in self.inputs],
+            "inputs": [_encode_spec(spec) for spec in self.inputs],
             "constants": list(self.constants),
-            "steps": [_step_json(step) for step in self.steps],
+            "steps": [_encode_step(step) for step in self.steps],
             "outputs": list(self.outputs),
             # Digests in place of bytes, sorted, because the order of a dict is no part of a
             # Program.
@@ -272,11 +272,11 @@ class Program:
                     )
                 used_payloads[name] = payloads[name]
             return cls(
-                inputs=tuple(_spec_from(spec) for spec in data["inputs"]),
+                inputs=tuple(_decode_spec(spec) for spec in data["inputs"]),
                 constants=tuple(data["constants"]),
                 # All payloads, because a nested Program looks up its own and compares their digests
                 # itself.
-                steps=tuple(_step_from(step, payloads) for step in data["steps"]),
+                steps=tuple(_decode_step(step, payloads) for step in data["steps"]),
                 outputs=tuple(data["outputs"]),
                 payloads=used_payloads,
             )
@@ -304,12 +304,12 @@ class Program:
         return replace(self, payloads={**self.payloads, name: tensor})
 
 
-def _values_in(arg: Arg) -> Iterator[int]:
+def _iter_values(arg: Arg) -> Iterator[int]:
     if isinstance(arg, Value):
         yield arg.index
     elif isinstance(arg, (tuple, list)):
         for item in arg:
-            yield from _values_in(item)
+            yield from _iter_values(item)
 
 
 def renumber_steps(
@@ -423,16 +423,16 @@ def decode_arg(data: Any) -> Arg:
     return named
 
 
-def _spec_json(spec: TensorSpec) -> list[Any]:
+def _encode_spec(spec: TensorSpec) -> list[Any]:
     return [spec.dtype, list(spec.shape), list(spec.strides), spec.device]
 
 
-def _spec_from(data: Any) -> TensorSpec:
+def _decode_spec(data: Any) -> TensorSpec:
     dtype, shape, strides, device = data
     return TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), str(device))
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _encode_step(step: Step) -> dict[str, Any]:
     if isinstance(step, Aten):
         return {
             "op": "aten",
@@ -443,7 +443,7 @@ def _step_json(step: Step) -> dict[str, Any]:
             "many": step.many,
         }
     if isinstance(step, Alloc):
-        return {"op": "alloc", "out": step.out, "spec": _spec_json(step.spec)}
+        return {"op": "alloc", "out": step.out, "spec": _encode_spec(step.spec)}
     if isinstance(step, Call):
         return {
             "op": "call",
@@ -464,7 +464,7 @@ def _step_json(step: Step) -> dict[str, Any]:
     }
 
 
-def _step_from(data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) -> Step:
+def _decode_step(data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) -> Step:
     op = data["op"]
     if op == "aten":
         # Sorted, so that the digest does not depend on the order of keys in a file.
@@ -477,7 +477,7 @@ def _step_from(data: Mapping[str, Any], payloads: Mapping[str, torch.Tensor]) ->
             bool(data["many"]),
         )
     if op == "alloc":
-        return Alloc(int(data["out"]), _spec_from(data["spec"]))
+        return Alloc(int(data["out"]), _decode_spec(data["spec"]))
     if op == "call":
         return Call(
             Program.from_json(data["program"], payloads), tuple(data["args"]), tuple(data["outs"])

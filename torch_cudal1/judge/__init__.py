@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         summarise_evaluation,
         validate_candidate,
     )
-    from torch_cudal1.judge.sandbox.worker_pool import in_background, pool_scope
+    from torch_cudal1.judge.sandbox.worker_pool import pool_scope, run_in_background
 
 __all__ = [
     "BaselineRanking",
@@ -34,13 +34,13 @@ __all__ = [
     "EvaluationConfig",
     "build_candidates",
     "evaluate_candidate",
-    "in_background",
     "make_evidence",
     "pool_scope",
     "prestart_fork_server",
     "prestart_worker",
     "rank_baselines",
     "round_towards_one",
+    "run_in_background",
     "summarise_evaluation",
     "validate_candidate",
     "working_s",
@@ -48,7 +48,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "round_towards_one": "judge.benchmark.quoted_speedup",
-    "in_background": "judge.sandbox.worker_pool",
+    "run_in_background": "judge.sandbox.worker_pool",
     "pool_scope": "judge.sandbox.worker_pool",
     "rank_baselines": "judge.evaluate.baseline_benchmark",
     "working_s": "device.gpu_lock",

@@ -90,7 +90,7 @@ def compile_program(
     # Inputs belong to the caller and constants to every call, so neither dies; outputs are handed
     # out.
     dying = _find_last_uses(
-        [_as_step(step) for step in flat.steps],
+        [_read_step(step) for step in flat.steps],
         live_values={*range(flat.inputs + len(flat.constants)), *flat.outputs},
     )
     plan = list(zip(steps, dying, strict=True))
@@ -115,27 +115,27 @@ def compile_program(
 def _inline_calls(program: Program, device: torch.device) -> _InlinedProgram:
     """`program` without nested Programs, with eager's operators and its constants on `device`."""
     # Copied once here, not at every call.
-    constants = [tensor.to(device) for tensor in _constants(program)]
+    constants = [tensor.to(device) for tensor in _iter_constants(program)]
     flat = _InlinedProgram(
         len(program.inputs), constants, values=len(program.inputs) + len(constants)
     )
     flat.outputs = _inline(
         program, list(range(flat.inputs)), flat, iter(range(flat.inputs, flat.values))
     )
-    reads = (index for step in flat.steps for index in _as_step(step).reads)
+    reads = (index for step in flat.steps for index in _read_step(step).reads)
     # After inlining: only now is it known whether any step reads a batch norm's statistics.
     flat.steps = use_eager_operators(flat.steps, [*flat.outputs, *reads])
     return flat
 
 
-def _constants(program: Program) -> Iterable[torch.Tensor]:
+def _iter_constants(program: Program) -> Iterable[torch.Tensor]:
     """The constants of the Program and of every nested Program, in the order in which `_inline`
     uses them.
     """
     yield from (program.payloads[name] for name in program.constants)
     for step in program.steps:
         if isinstance(step, Call):
-            yield from _constants(step.program)
+            yield from _iter_constants(step.program)
 
 
 def _inline(
@@ -180,8 +180,8 @@ def _pack_step(
         return ("alloc", step.out, step.spec.shape, step.spec.strides, step.spec.torch_dtype)
     if isinstance(step, Aten):
         namespace, name, overload = step.target.split(".")
-        args = tuple(_place_on(arg, device) for arg in step.args)
-        kwargs = {key: _place_on(arg, device) for key, arg in step.kwargs}
+        args = tuple(_fill_in_device(arg, device) for arg in step.args)
+        kwargs = {key: _fill_in_device(arg, device) for key, arg in step.kwargs}
         return (
             "aten",
             f"{namespace}::{name}",
@@ -197,7 +197,7 @@ def _pack_step(
     return ("launch", *addresses.pack_launch(kernel))
 
 
-def _place_on(arg: Any, device: torch.device) -> Any:
+def _fill_in_device(arg: Any, device: torch.device) -> Any:
     """`arg` with `device` in the place of a device type, and lists in the place of tuples.
 
     A Program names a device type only, so the ordinal is the caller's. Schemas of operators take
@@ -205,10 +205,10 @@ def _place_on(arg: Any, device: torch.device) -> Any:
     """
     if isinstance(arg, torch.device):
         return device
-    return [_place_on(item, device) for item in arg] if isinstance(arg, tuple) else arg
+    return [_fill_in_device(item, device) for item in arg] if isinstance(arg, tuple) else arg
 
 
-def _as_step(step: _InlinedStep) -> Step:
+def _read_step(step: _InlinedStep) -> Step:
     return step.launch if isinstance(step, _Kernel) else step
 
 

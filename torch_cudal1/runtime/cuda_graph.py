@@ -89,7 +89,7 @@ class GraphedRunner:
         """Copy the moving inputs in, replay, copy the outputs out, all on the current stream."""
         if self._replay is None and torch.cuda.is_current_stream_capturing():
             # The user is capturing: these launches belong into the user's graph.
-            return self._plainly(inputs)
+            return self._run_without_graph(inputs)
         if self._replay is None and not self.interpreted:
             self._moving = tuple(index for index in range(len(inputs)) if index not in self._static)
             self._make_native(len(inputs))
@@ -118,7 +118,7 @@ class GraphedRunner:
         results = self._last([*yielded, *inputs])  # type: ignore[list-item]
         return [_copy_if_in_graph(out, captured) for out in results]
 
-    def _plainly(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def _run_without_graph(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The function without a graph."""
         results = self._runner(inputs)
         return results if self._last is None else self._last([*results, *inputs])  # type: ignore[list-item]
@@ -157,7 +157,7 @@ class GraphedRunner:
         """
         # The user's capture gets the plain launches, as in `__call__`.
         if capturing or torch.cuda.is_current_stream_capturing():
-            return self._plainly(inputs)
+            return self._run_without_graph(inputs)
         captured = self._capture(inputs)
         self._assembly = captured.assembly
         # The graph as captured: C++ adds the copies as nodes and makes it executable.
@@ -173,7 +173,7 @@ class GraphedRunner:
         captured_inputs = [
             # A moving input lies elsewhere at each call, so the graph reads a copy with a fixed
             # address.
-            t if index in self._static else _strided_copy(t)
+            t if index in self._static else _copy_with_strides(t)
             for index, t in enumerate(inputs)
         ]
         with torch.cuda.device(self._device), _preserve([inputs[i] for i in self._written]):
@@ -238,7 +238,7 @@ def _hand_out(
 ) -> torch.Tensor | None:
     if isinstance(out, int):
         return inputs[out]
-    return out if out is None else _strided_copy(out)
+    return out if out is None else _copy_with_strides(out)
 
 
 def _copy_if_in_graph(result: torch.Tensor | None, captured: GraphCapture) -> torch.Tensor | None:
@@ -254,10 +254,10 @@ def _copy_if_in_graph(result: torch.Tensor | None, captured: GraphCapture) -> to
     ]
     # By storage: a result may be a view of the graph's memory at any offset.
     storages = {tensor.untyped_storage().data_ptr() for tensor in graph_tensors}
-    return _strided_copy(result) if result.untyped_storage().data_ptr() in storages else result
+    return _copy_with_strides(result) if result.untyped_storage().data_ptr() in storages else result
 
 
-def _strided_copy(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     fresh = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )

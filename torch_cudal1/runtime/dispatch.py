@@ -2,7 +2,7 @@
 
 `DirectCall` says how a graph's callable serves the user's call without AOTAutograd's wrapper around
 it. `make_dispatch_table` makes the C++ table that such bindings go into (csrc/fast.cpp). For a call
-that the table does not serve it returns `miss_sentinel()`, and the caller takes the slow path,
+that the table does not serve it returns `get_miss_sentinel()`, and the caller takes the slow path,
 which serves every case. Nothing here binds, checks or decides.
 """
 
@@ -22,8 +22,8 @@ __all__ = [
     "Call",
     "DirectCall",
     "DispatchTable",
+    "get_miss_sentinel",
     "make_dispatch_table",
-    "miss_sentinel",
     "try_table_first",
 ]
 
@@ -32,13 +32,13 @@ Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 class DispatchTable(Protocol):
     """`_native.FastPath`: called with args and kwargs, it returns the module's result or
-    `miss_sentinel()`.
+    `get_miss_sentinel()`.
     """
 
     served: int
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
-        """The module's result, or `miss_sentinel()`."""
+        """The module's result, or `get_miss_sentinel()`."""
 
     def add(self, *binding: Any) -> bool:
         """Serve such calls from now on, in the present state of the global switches.
@@ -72,7 +72,7 @@ class DirectCall:
     finish: Callable[[Sequence[torch.Tensor]], Any] | None
     conditions: Callable[[dict[str, Any]], bool] | None = None
 
-    def into(
+    def add_to_table(
         self,
         table: DispatchTable,
         owner: object,
@@ -115,7 +115,7 @@ def make_dispatch_table(*, cuda: bool) -> DispatchTable | None:
     return table
 
 
-def miss_sentinel() -> object:
+def get_miss_sentinel() -> object:
     """The object that a table returns for a call that it does not serve."""
     extension = native.extension()
     return None if extension is None else extension.MISS
@@ -123,7 +123,7 @@ def miss_sentinel() -> object:
 
 def try_table_first(table: DispatchTable, slow: Call) -> Call:
     """A callable that tries the C++ `table`, then `slow`."""
-    absent = miss_sentinel()
+    absent = get_miss_sentinel()
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A runner that fails is a miss too: the table forgets the binding, and `slow` runs the call

@@ -62,13 +62,13 @@ class ModuleGuard:
         self._watched = watched
         # The dispatch table asks this one from C++, without a call through Python.
         self.native: Any = (
-            None if extension is None else extension.Guard(*_as_native_tuples(watched))
+            None if extension is None else extension.Guard(*_encode_for_native_guard(watched))
         )
         self.holds: Callable[[], bool] = (
             PythonGuard(watched).holds if self.native is None else self.native.holds
         )
 
-    def why(self) -> str:
+    def explain_difference(self) -> str:
         """The first difference in words, "" if the guard holds. Slow; for reports."""
         return next(iter_differences(self._watched), "")
 
@@ -87,7 +87,7 @@ def bind_guard(
     return ModuleGuard(watched, implementation)
 
 
-def _as_native_tuples(watched: GuardRecords) -> tuple[tuple[object, ...], ...]:
+def _encode_for_native_guard(watched: GuardRecords) -> tuple[tuple[object, ...], ...]:
     """The records as the tuples that the C++ guard reads. It takes the facts of the tensors itself."""
     return (
         tuple((r.target, r.kind) for r in watched.type_matches),
@@ -319,7 +319,7 @@ def _overlaps(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _first_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
+def _choose_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
     """Chooses the implementation at the first call, so that importing this module loads no
     extension.
     """
@@ -329,4 +329,4 @@ def _first_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Has
     return _signature(args, kwargs)
 
 
-_signature: Callable[[tuple[object, ...], dict[str, object]], Hashable | None] = _first_signature
+_signature: Callable[[tuple[object, ...], dict[str, object]], Hashable | None] = _choose_signature

@@ -41,7 +41,7 @@ from torch_cudal1.runtime.guard_records import (
     SequenceContents,
     TensorMatch,
     TypeMatch,
-    tensor_facts,
+    read_tensor_facts,
 )
 from torch_cudal1.runtime.opaque_types import OPAQUE_TYPES
 
@@ -87,8 +87,8 @@ def record_module(module: nn.Module) -> GuardRecords | Refusal:
     """
     walk = _Walk()
     try:
-        walk.global_hooks()
-        walk.module(module, "")
+        walk.record_global_hooks()
+        walk.visit_module(module, "")
     except _UnwatchableError as refused:
         return Refusal(str(refused))
     return GuardRecords(
@@ -115,7 +115,7 @@ class _Walk:
     visited: dict[object, object] = field(default_factory=dict)
     total: int = 0
 
-    def _new(self, value: object, role: object = "") -> bool:
+    def _visit_first_time(self, value: object, role: object = "") -> bool:
         """Whether the walk meets `value` for the first time in this role."""
         key = (id(value), role)
         if key in self.visited:
@@ -124,7 +124,7 @@ class _Walk:
         self.visited[key] = value
         return True
 
-    def global_hooks(self) -> None:
+    def record_global_hooks(self) -> None:
         table = vars(torch_module)
         for name in _GLOBAL_HOOKS:
             where, hooks = f"torch.nn.modules.module.{name}", table[name]
@@ -139,8 +139,8 @@ class _Walk:
 
     # --- modules and tensors
 
-    def module(self, module: nn.Module, path: str) -> None:
-        if not self._new(module):
+    def visit_module(self, module: nn.Module, path: str) -> None:
+        if not self._visit_first_time(module):
             return
         if isinstance(module, torch.jit.ScriptModule):
             raise _UnwatchableError(
@@ -160,24 +160,24 @@ class _Walk:
                 )
             if hooks is not None:
                 self.empty_hooks.append(EmptyHooks(_join(path, name), hooks))
-        self._object(module, path, attributes)
+        self._record_object(module, path, attributes)
         for slot, kind in _SLOTS.items():
-            self._table(path, kind, attributes[slot])
+            self._record_table(path, kind, attributes[slot])
         for slot in ("_parameters", "_buffers"):
             for name, tensor in attributes[slot].items():
                 if tensor is not None:
-                    self._tensor(f"{_SLOTS[slot]} {_join(path, name)}", tensor)
+                    self._record_tensor(f"{_SLOTS[slot]} {_join(path, name)}", tensor)
         # Modules in plain lists and dicts are found here: they are in no `_modules`.
         for name, value in list(attributes.items()):
             if name not in _BOOKKEEPING:
-                self._value(_join(path, name), value, 1)
-        self._class(type(module))
+                self._follow_value(_join(path, name), value, 1)
+        self._record_class(type(module))
         for name, child in attributes["_modules"].items():
             if child is not None:
-                self.module(child, _join(path, name))
+                self.visit_module(child, _join(path, name))
 
-    def _tensor(self, where: str, tensor: torch.Tensor) -> None:
-        if not self._new(tensor):
+    def _record_tensor(self, where: str, tensor: torch.Tensor) -> None:
+        if not self._visit_first_time(tensor):
             return
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise _UnwatchableError(f"{where} is not initialised yet: call the module once before")
@@ -192,14 +192,16 @@ class _Walk:
             raise _UnwatchableError(
                 f"{where} is not a dense strided tensor (layout {tensor.layout})"
             )
-        self.tensors.append(TensorMatch(where, tensor, type(tensor), tensor_facts(tensor)))
+        self.tensors.append(TensorMatch(where, tensor, type(tensor), read_tensor_facts(tensor)))
 
-    def _object(self, value: object, path: str, attributes: dict[str, Any]) -> None:
+    def _record_object(self, value: object, path: str, attributes: dict[str, Any]) -> None:
         self.type_matches.append(TypeMatch(path, value, type(value)))
         self.dict_identities.append(DictIdentity(path, value, attributes))
-        self._table(path, "attribute", attributes, skips_ignored=isinstance(value, nn.Module))
+        self._record_table(
+            path, "attribute", attributes, skips_ignored=isinstance(value, nn.Module)
+        )
 
-    def _table(
+    def _record_table(
         self,
         where: str,
         kind: str,
@@ -218,29 +220,29 @@ class _Walk:
 
     # --- values behind attributes
 
-    def _value(self, where: str, value: Any, depth: int) -> None:
+    def _follow_value(self, where: str, value: Any, depth: int) -> None:
         """Follow an attribute, or a value inside one, as far as it can change in place."""
         if isinstance(value, OPAQUE_TYPES):
             return
         if isinstance(value, torch.Tensor):
-            self._tensor(f"tensor {where}", value)
+            self._record_tensor(f"tensor {where}", value)
         elif isinstance(value, nn.Module):
-            self.module(value, where)
+            self.visit_module(value, where)
         # A function stored as an attribute, such as an activation: reloading tools replace its code
         # in place.
         elif isinstance(value, types.FunctionType):
-            self._code(where, value, None)
-        elif self._new(value):
-            # A cycle of objects ends at `_new`; a chain or tree without end would not.
+            self._record_code(where, value, None)
+        elif self._visit_first_time(value):
+            # A cycle of objects ends at `_visit_first_time`; a chain or tree without end would not.
             self.total += 1
             if depth > _MAX_DEPTH or self.total > _MAX_TOTAL:
                 raise _UnwatchableError(
                     f"{where}: attributes nest deeper than {_MAX_DEPTH} or hold over {_MAX_TOTAL} containers"
                 )
-            for name, part in self._parts(where, value):
-                self._value(name, part, depth + 1)
+            for name, part in self._record_parts(where, value):
+                self._follow_value(name, part, depth + 1)
 
-    def _parts(self, where: str, value: Any) -> Iterable[tuple[str, object]]:
+    def _record_parts(self, where: str, value: Any) -> Iterable[tuple[str, object]]:
         """Record what can change in `value` itself; returns the values to follow from there, by
         name.
         """
@@ -255,7 +257,7 @@ class _Walk:
                 (f"{where}.keywords", value.keywords),
             ]
         if isinstance(value, (*_DICTS, *_SEQUENCES, tuple, frozenset, bytearray)):
-            return self._container(where, value)
+            return self._record_container(where, value)
         # A class may hide its dictionary behind a property that gives another one each time.
         attributes = getattr(value, "__dict__", None)
         if (
@@ -270,17 +272,17 @@ class _Walk:
             raise _UnwatchableError(
                 f"{where} has {len(attributes)} attributes; at most {_MAX_ITEMS} are watched"
             )
-        self._object(value, where, attributes)
+        self._record_object(value, where, attributes)
         return [(_join(where, name), part) for name, part in attributes.items()]
 
-    def _container(self, where: str, value: Any) -> Iterable[tuple[str, object]]:
+    def _record_container(self, where: str, value: Any) -> Iterable[tuple[str, object]]:
         if len(value) > _MAX_ITEMS:
             raise _UnwatchableError(
                 f"{where} is a {type(value).__name__} of {len(value)} items; at most {_MAX_ITEMS} are watched"
             )
         # A tuple or frozenset cannot change, but what it holds can, so its items are followed all
         # the same.
-        if not isinstance(value, (tuple, frozenset)) and not self._content(where, value):
+        if not isinstance(value, (tuple, frozenset)) and not self._record_content(where, value):
             raise _UnwatchableError(
                 f"{where} is a {type(value).__qualname__}: a subclass of a container can change unseen"
             )
@@ -289,10 +291,10 @@ class _Walk:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return [(f"{where}[{key!r}]", item) for key, item in pairs]
 
-    def _content(self, where: str, value: Any) -> bool:
+    def _record_content(self, where: str, value: Any) -> bool:
         """Record the content of a mutable container. False if it is of none of the plain types."""
         if type(value) in _DICTS:
-            self._table(where, "item", value)
+            self._record_table(where, "item", value)
         elif type(value) in _SEQUENCES:
             self.sequences.append(SequenceContents(where, value, tuple(value)))
         elif type(value) is bytearray:
@@ -303,88 +305,96 @@ class _Walk:
 
     # --- classes and code
 
-    def _class(self, cls: type) -> None:
+    def _record_class(self, cls: type) -> None:
         """Record the bodies of a module class and its bases, and the code that its `forward`
         reaches.
         """
         # Without `object`, whose body Python code cannot change.
         for base in cls.__mro__[:-1]:
-            if self._new(base):
-                self._table(f"class {base.__qualname__}", "class attribute", vars(base), owner=base)
+            if self._visit_first_time(base):
+                self._record_table(
+                    f"class {base.__qualname__}", "class attribute", vars(base), owner=base
+                )
                 for name, value in vars(base).items():
                     if not name.startswith("__"):
-                        self._small(f"class {base.__qualname__}.{name}", value)
-        if self._new(cls, "forward"):
+                        self._record_small_container(f"class {base.__qualname__}.{name}", value)
+        if self._visit_first_time(cls, "forward"):
             # All three run at a plain call of the module. nn.Module's own are PyTorch's code and
             # are not followed.
             for name in ("forward", "__call__", "__getattr__"):
-                function = _function(getattr_static(cls, name, None))
-                if name == "forward" or function is not _function(getattr_static(nn.Module, name)):
-                    self._code(f"{cls.__qualname__}.{name}", function, cls)
+                function = _unwrap_function(getattr_static(cls, name, None))
+                if name == "forward" or function is not _unwrap_function(
+                    getattr_static(nn.Module, name)
+                ):
+                    self._record_code(f"{cls.__qualname__}.{name}", function, cls)
 
-    def _small(self, where: str, value: object) -> None:
+    def _record_small_container(self, where: str, value: object) -> None:
         """Record the content of a small container. Behind class bodies, global names and closures
         nothing else is followed: it would lead through the whole program.
         """
         if (
             isinstance(value, (*_DICTS, *_SEQUENCES, bytearray))
             and len(value) <= _MAX_ITEMS
-            and self._new(value)
+            and self._visit_first_time(value)
         ):
-            self._content(where, value)
+            self._record_content(where, value)
 
-    def _code(self, where: str, function: types.FunctionType | None, cls: type | None) -> None:
+    def _record_code(
+        self, where: str, function: types.FunctionType | None, cls: type | None
+    ) -> None:
         """Record a function, and follow its names: methods of `cls`, globals, functions of the same
         file, and `module.name` pairs.
         """
         # Once for each class: the names in an inherited function lead to other methods in a
         # subclass.
-        if function is None or not self._new(function, cls):
+        if function is None or not self._visit_first_time(function, cls):
             return
-        if self._new(function, "code"):
+        if self._visit_first_time(function, "code"):
             self.functions.append(FunctionMatch.of(where, function))
             # Keyword defaults are a dictionary, which can be written in place.
             if function.__kwdefaults__:
-                self._small(f"{where}, keyword defaults", function.__kwdefaults__)
+                self._record_small_container(f"{where}, keyword defaults", function.__kwdefaults__)
             for name, cell in zip(
                 function.__code__.co_freevars, function.__closure__ or (), strict=True
             ):
-                self._cell(f"{where}, closure variable {name}", cell, cls)
-        names = set(_names(function.__code__))
+                self._record_cell(f"{where}, closure variable {name}", cell, cls)
+        names = set(_iter_names(function.__code__))
         for name in sorted(names):
-            self._global(function.__globals__, name, names, cls)
-            method = _function(getattr_static(cls, name, None)) if cls is not None else None
+            self._record_global(function.__globals__, name, names, cls)
+            method = _unwrap_function(getattr_static(cls, name, None)) if cls is not None else None
             if method is not None and cls is not None:
-                self._code(f"{cls.__qualname__}.{name}", method, cls)
+                self._record_code(f"{cls.__qualname__}.{name}", method, cls)
 
-    def _cell(self, where: str, cell: types.CellType, cls: type | None) -> None:
+    def _record_cell(self, where: str, cell: types.CellType, cls: type | None) -> None:
         try:
             value = cell.cell_contents
         except ValueError:
             # Still empty: no call can have read it.
             return
         self.closure_cells.append(ClosureMatch(where, cell, value))
-        self._small(where, value)
+        self._record_small_container(where, value)
         # In a decorator's wrapper the decorated function is a closure variable.
         if isinstance(value, types.FunctionType):
-            self._code(where, value, cls)
+            self._record_code(where, value, cls)
 
-    def _global(self, table: dict[str, Any], name: str, names: set[str], cls: type | None) -> None:
-        if name not in table or not self._new(table, name):
+    def _record_global(
+        self, table: dict[str, Any], name: str, names: set[str], cls: type | None
+    ) -> None:
+        if name not in table or not self._visit_first_time(table, name):
             return
         value = table[name]
         self.names.append(
             NameMatch(f"global {table.get('__name__', '?')}.{name}", table, name, value)
         )
-        self._small(f"global {name}", value)
+        self._record_small_container(f"global {name}", value)
         if isinstance(value, types.FunctionType):
             same_file = value.__globals__ is table
             # Code of other files is left alone: it would lead through whole libraries.
-            self._code(f"function {name}", value if same_file else None, None)
+            self._record_code(f"function {name}", value if same_file else None, None)
         elif isinstance(value, types.ModuleType):
-            self._module_names(name, value, names)
+            self._record_module_names(name, value, names)
 
-    def _module_names(self, where: str, module: types.ModuleType, names: set[str]) -> None:
+    def _record_module_names(self, where: str, module: types.ModuleType, names: set[str]) -> None:
         """Record what code looks up in modules at every call: for `nn.functional.relu` that is
         `functional` in `nn`, and `relu` in that.
         """
@@ -392,11 +402,11 @@ class _Walk:
         # Bytecode holds names without saying what they are looked up in, so every name that the
         # module has is recorded.
         for name in sorted(names & table.keys()):
-            if self._new(table, name):
+            if self._visit_first_time(table, name):
                 value = table[name]
                 self.names.append(NameMatch(f"{where}.{name}", table, name, value))
                 if isinstance(value, types.ModuleType):
-                    self._module_names(f"{where}.{name}", value, names)
+                    self._record_module_names(f"{where}.{name}", value, names)
 
 
 def _join(path: str, name: object) -> str:
@@ -416,7 +426,7 @@ def _has_slots(cls: type) -> bool:
     )
 
 
-def _function(attribute: object) -> types.FunctionType | None:
+def _unwrap_function(attribute: object) -> types.FunctionType | None:
     attribute = (
         attribute.fget
         if isinstance(attribute, property)
@@ -425,8 +435,8 @@ def _function(attribute: object) -> types.FunctionType | None:
     return attribute if isinstance(attribute, types.FunctionType) else None
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def _iter_names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _iter_names(constant)

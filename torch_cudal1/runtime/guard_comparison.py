@@ -18,8 +18,8 @@ from torch_cudal1.runtime.guard_records import (
     GuardRecords,
     NameMatch,
     TensorMatch,
-    names_without_prefix,
-    tensor_facts,
+    filter_names,
+    read_tensor_facts,
 )
 
 __all__ = ["PythonGuard", "iter_differences"]
@@ -48,7 +48,7 @@ class PythonGuard:
             and all(r.target == r.content for r in w.byte_arrays)
             and all(map(_same_lookup, w.names))
             and all(map(_same_code, w.functions))
-            and all(_content(r.cell) is r.value for r in w.closure_cells)
+            and all(_read_cell(r.cell) is r.value for r in w.closure_cells)
             and all(map(_same_tensor, w.tensors))
         )
 
@@ -70,7 +70,7 @@ def _same_code(record: FunctionMatch) -> bool:
 def _same_table(record: DictContents) -> bool:
     table = record.table
     if record.values is None:
-        return set(names_without_prefix(table, record.ignored_prefix)) == set(record.keys)
+        return set(filter_names(table, record.ignored_prefix)) == set(record.keys)
     # The callable that accelerate() swapped in is no change of the module.
     if record.skips_ignored and IGNORED in table:
         table = {key: value for key, value in table.items() if key != IGNORED}
@@ -83,10 +83,10 @@ def _same_table(record: DictContents) -> bool:
 
 
 def _same_tensor(record: TensorMatch) -> bool:
-    return type(record.tensor) is record.kind and tensor_facts(record.tensor) == record.facts
+    return type(record.tensor) is record.kind and read_tensor_facts(record.tensor) == record.facts
 
 
-def _content(cell: Any) -> object:
+def _read_cell(cell: Any) -> object:
     try:
         return cell.cell_contents
     except ValueError:
@@ -108,7 +108,7 @@ def iter_differences(w: GuardRecords) -> Iterator[str]:
             yield f"{identity.where or 'the module'}: __dict__ was replaced"
     for table in w.dict_contents:
         if not _same_table(table):
-            yield _table_difference(table)
+            yield _describe_table_difference(table)
     for sequence in w.sequences:
         if len(sequence.target) != len(sequence.items) or not all(
             map(is_, sequence.target, sequence.items)
@@ -125,21 +125,23 @@ def iter_differences(w: GuardRecords) -> Iterator[str]:
             replaced = function.function.__code__ is not function.code
             yield f"{function.where}: {'code' if replaced else 'default arguments'} changed"
     yield from (
-        f"{cell.where} changed" for cell in w.closure_cells if _content(cell.cell) is not cell.value
+        f"{cell.where} changed"
+        for cell in w.closure_cells
+        if _read_cell(cell.cell) is not cell.value
     )
     for tensor in w.tensors:
         if not _same_tensor(tensor):
-            yield _tensor_difference(tensor)
+            yield _describe_tensor_difference(tensor)
 
 
-def _table_difference(record: DictContents) -> str:
+def _describe_table_difference(record: DictContents) -> str:
     now = {
         key: value
         for key, value in record.table.items()
         if not (record.skips_ignored and key == IGNORED)
     }
     if record.values is None:
-        now = dict.fromkeys(names_without_prefix(record.table, record.ignored_prefix))
+        now = dict.fromkeys(filter_names(record.table, record.ignored_prefix))
     before: dict[Any, Any] = (
         dict.fromkeys(record.keys)
         if record.values is None
@@ -159,10 +161,12 @@ def _table_difference(record: DictContents) -> str:
     return f"{record.where or 'the module'}: {key} {happened}"
 
 
-def _tensor_difference(record: TensorMatch) -> str:
+def _describe_tensor_difference(record: TensorMatch) -> str:
     if type(record.tensor) is not record.kind:
         return f"{record.where}: class {record.kind.__name__} -> {type(record.tensor).__name__}"
-    for name, before, now in zip(FACTS, record.facts, tensor_facts(record.tensor), strict=True):
+    for name, before, now in zip(
+        FACTS, record.facts, read_tensor_facts(record.tensor), strict=True
+    ):
         if before != now:
             return f"{record.where}: {name} {_format_fact(before)} -> {_format_fact(now)}"
     return f"{record.where}: changed"

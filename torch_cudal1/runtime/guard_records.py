@@ -30,10 +30,10 @@ __all__ = [
     "SequenceContents",
     "TensorMatch",
     "TypeMatch",
-    "names_without_prefix",
+    "drop_state",
+    "filter_names",
+    "read_tensor_facts",
     "record_class_bodies",
-    "tensor_facts",
-    "without_state",
 ]
 
 # accelerate() puts its callable here, and swapping it in is no change of the module. nn.Module
@@ -42,7 +42,7 @@ IGNORED = "_compiled_call_impl"
 # Py_TPFLAGS_HEAPTYPE: a class made by Python code.
 HEAP_TYPE = 1 << 9
 _HOOKS_OF_ALL = "torch.nn.modules.module."
-# In the order of `tensor_facts`.
+# In the order of `read_tensor_facts`.
 FACTS = (
     "dtype",
     "device",
@@ -104,13 +104,13 @@ class DictContents:
             where,
             entry_kind,
             table,
-            names_without_prefix(table, ignored_prefix),
+            filter_names(table, ignored_prefix),
             None,
             ignored_prefix=ignored_prefix,
         )
 
 
-def names_without_prefix(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:
+def filter_names(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:
     """The names that do not begin with `prefix`."""
     return tuple(name for name in table if not name.startswith(prefix))
 
@@ -235,7 +235,7 @@ def record_class_bodies(classes: Iterable[type]) -> GuardRecords:
     return GuardRecords((), (), tables, (), (), (), (), (), (), ())
 
 
-def without_state(watched: GuardRecords) -> GuardRecords:
+def drop_state(watched: GuardRecords) -> GuardRecords:
     """The records that Dynamo's own guards do not cover when it runs a module: hooks, and the
     bodies and functions of classes. State is not among them.
     """
@@ -257,7 +257,7 @@ def without_state(watched: GuardRecords) -> GuardRecords:
     )
 
 
-def tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
+def read_tensor_facts(tensor: torch.Tensor) -> tuple[object, ...]:
     """The properties of a dense tensor that a compiled program relies on. Of the address only
     "none", "aligned" (to 16 bytes) or "unaligned" counts.
     """

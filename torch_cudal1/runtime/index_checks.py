@@ -72,7 +72,7 @@ class IndexOutOfRangeError(IndexError):
     """
 
 
-def _operator() -> torch._ops.OpOverload:
+def _get_operator() -> torch._ops.OpOverload:
     _define()
     operator: torch._ops.OpOverload = torch.ops.cudal1.checked_index.default
     return operator
@@ -130,7 +130,7 @@ def cpu_index_checks() -> dict[str, Any]:
     """Inductor's options that put the checks into what it compiles for a CPU."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    _operator()
+    _get_operator()
     # Inductor's caches tell passes apart by this id: code compiled before this file changed must
     # not be found.
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
@@ -149,7 +149,7 @@ def cpu_index_checks() -> dict[str, Any]:
 
 
 def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
-    for index, size, from_the_end in _indices(node):
+    for index, size, from_the_end in _iter_indices(node):
         value = index.meta.get("val")
         if (
             not isinstance(value, torch.Tensor)
@@ -162,13 +162,13 @@ def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
         if _is_within(index, low, high):
             continue
         with graph.inserting_before(node):
-            checked = graph.call_function(_operator(), (index, low, high))
+            checked = graph.call_function(_get_operator(), (index, low, high))
         # Inductor's lowering reads shape and dtype of a node from here.
         checked.meta["val"] = value
         node.replace_input_with(index, checked)
 
 
-def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
+def _iter_indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
     """For each index of the node: the index, the size of the dimension that it indexes, and whether
     a negative value counts from the end.
     """
@@ -233,7 +233,7 @@ def _is_within(node: Any, low: int, high: int) -> bool:
 # --- in Dynamo's graphs
 
 
-def _class_nodes(graph: fx.Graph) -> list[fx.Node]:
+def _find_class_nodes(graph: fx.Graph) -> list[fx.Node]:
     """Calls of `one_hot` on a CPU. AOTAutograd decomposes them and drops their check of the class
     values.
     """
@@ -242,11 +242,12 @@ def _class_nodes(graph: fx.Graph) -> list[fx.Node]:
     return [
         node
         for node in nodes
-        if node.meta["example_value"].device.type == "cpu" and isinstance(_classes(node), int)
+        if node.meta["example_value"].device.type == "cpu"
+        and isinstance(_read_class_count(node), int)
     ]
 
 
-def _classes(node: fx.Node) -> Any:
+def _read_class_count(node: fx.Node) -> Any:
     return node.args[1] if len(node.args) > 1 else node.kwargs.get("num_classes")
 
 
@@ -260,7 +261,7 @@ def has_indices(module: fx.GraphModule) -> bool:
 
 def find_lost_check(module: torch.nn.Module) -> Refusal | None:
     """A Refusal where a trace of this Dynamo graph would lose an error that eager raises."""
-    if isinstance(module, fx.GraphModule) and _class_nodes(module.graph):
+    if isinstance(module, fx.GraphModule) and _find_class_nodes(module.graph):
         return Refusal("one_hot looks at the class values, and a kernel would not")
     return None
 
@@ -269,15 +270,17 @@ def add_class_checks(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of a Dynamo graph with a check of the class values; `module` itself where there are
     none.
     """
-    if not _class_nodes(module.graph):
+    if not _find_class_nodes(module.graph):
         return module
     checked_module = fx.GraphModule(module, copy.deepcopy(module.graph))
     checked_module.meta.update(module.meta)
-    for node in _class_nodes(checked_module.graph):
+    for node in _find_class_nodes(checked_module.graph):
         index = node.args[0]
         assert isinstance(index, fx.Node)
         with checked_module.graph.inserting_before(node):
-            checked = checked_module.graph.call_function(_operator(), (index, 0, _classes(node)))
+            checked = checked_module.graph.call_function(
+                _get_operator(), (index, 0, _read_class_count(node))
+            )
         checked.meta["example_value"] = index.meta["example_value"]
         node.replace_input_with(index, checked)
     checked_module.recompile()

@@ -48,7 +48,7 @@ def refuse_host_numbers(program: Program) -> None:
         if isinstance(step, Call):
             refuse_host_numbers(step.program)
         # Such a draw runs on the host at capture only; a replay would repeat its numbers.
-        elif _draws(step) and any(
+        elif _draws_random_numbers(step) and any(
             specs[out].device != "cuda" for out in step.writes if out in specs
         ):
             raise NotLowerableError(
@@ -56,5 +56,5 @@ def refuse_host_numbers(program: Program) -> None:
             )
 
 
-def _draws(step: Step) -> bool:
+def _draws_random_numbers(step: Step) -> bool:
     return isinstance(step, Aten) and is_random(step.target, step.args, dict(step.kwargs))

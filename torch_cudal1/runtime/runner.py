@@ -137,8 +137,8 @@ def to_fx(program: Program) -> fx.GraphModule:
 
 def _emit(graph: fx.Graph, step: Any, values: Sequence[Any]) -> list[Any]:
     if isinstance(step, Aten):
-        args = tuple(_fx_arg(arg, values) for arg in step.args)
-        kwargs = {name: _fx_arg(arg, values) for name, arg in step.kwargs}
+        args = tuple(_convert_arg(arg, values) for arg in step.args)
+        kwargs = {name: _convert_arg(arg, values) for name, arg in step.kwargs}
         node = graph.call_function(overload(step.target), args, kwargs)
         many, outs = step.many, step.outs
     else:
@@ -153,10 +153,10 @@ def _emit(graph: fx.Graph, step: Any, values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _fx_arg(arg: Any, values: Sequence[Any]) -> Any:
+def _convert_arg(arg: Any, values: Sequence[Any]) -> Any:
     if isinstance(arg, Value):
         return values[arg.index]
-    return [_fx_arg(item, values) for item in arg] if isinstance(arg, tuple) else arg
+    return [_convert_arg(item, values) for item in arg] if isinstance(arg, tuple) else arg
 
 
 def _wrap_in_call(program: Program) -> Program:

@@ -31,8 +31,8 @@ from torch_cudal1.search.evolution.evolutionary_search import EvolutionarySearch
 from torch_cudal1.search.reuse import is_untimed
 from torch_cudal1.search.shortlist import (
     PROPOSALS_PER_GROUP,
+    list_tf32_rights,
     reject_for_failure,
-    rights_of,
     select_fastest_correct,
 )
 from torch_cudal1.store.cache.resolve import Hit, resolve
@@ -76,13 +76,11 @@ class GroupKernels:
     def __post_init__(self) -> None:
         # Timings of one machine and contract: those of another GPU would mislead the model.
         timings = timings_path(self.place.cache.root, self.place.target, self.place.contract)
-        self.learner = Learner(timings, _sm(self.place), rights_of(self.place))
+        self.learner = Learner(timings, _parse_sm(self.place), list_tf32_rights(self.place))
 
     def begin(self, groups: Sequence[FusionGroup]) -> None:
         """Start compiling the proposals for `groups`, each region's once, in the background."""
-        for region in {
-            group.region.key: group.region for group in _most_expensive_first(groups)
-        }.values():
+        for region in {group.region.key: group.region for group in _sort_by_cost(groups)}.values():
             # A stored kernel needs no compiler.
             if self._find_stored(region) is None and (proposals := self._list_proposals(region)):
                 self.building[region.key] = self._start_build(region, proposals)
@@ -97,18 +95,18 @@ class GroupKernels:
         until_s = now_s + _KERNEL_TIME_FRACTION * (self.deadline - now_s)
         replacements: dict[FusionGroup, tuple[Program, tuple[str, ...]]] = {}
         rejected: list[Rejected] = []
-        for group in _most_expensive_first(groups):
+        for group in _sort_by_cost(groups):
             key = group.region.key
             if key not in self.kernels_found and judge.working_s() < until_s:
                 # A reference belongs to one region, so the whole's cache must not serve a group.
-                job = replace(self.job, examples=self._examples_of(group), reference_cache={})
+                job = replace(self.job, examples=self._select_examples(group), reference_cache={})
                 self.kernels_found[key], reasons = self._find_kernel(group.region, job, check=check)
                 rejected += reasons
             if (kernel := self.kernels_found.get(key)) is not None:
                 replacements[group] = (kernel.program, kernel.techniques)
         return replacements, rejected
 
-    def _examples_of(self, group: FusionGroup) -> tuple[torch.Tensor, ...] | None:
+    def _select_examples(self, group: FusionGroup) -> tuple[torch.Tensor, ...] | None:
         """The user's own inputs, where the fusion group takes inputs of the whole region only."""
         examples = self.job.examples
         # An inner value of the model has no example; the judge makes inputs for it.
@@ -116,7 +114,7 @@ class GroupKernels:
             return None
         return tuple(examples[index] for index in group.inputs)
 
-    def saving_us(self, groups: Sequence[FusionGroup]) -> float:
+    def estimate_saving_us(self, groups: Sequence[FusionGroup]) -> float:
         """Microseconds of a call that the kernels found for `groups` save, each timed alone;
         infinity if one was not timed.
         """
@@ -169,7 +167,7 @@ class GroupKernels:
 
     def _list_proposals(self, region: Region) -> tuple[kernels.Proposal, ...]:
         if region.key not in self.proposed:
-            proposals = list_proposals(region, _sm(self.place), rights_of(self.place))
+            proposals = list_proposals(region, _parse_sm(self.place), list_tf32_rights(self.place))
             if proposals and is_shortlisted(proposals[0].family):
                 proposals = self.learner.select_proposals(
                     region.program, proposals, PROPOSALS_PER_GROUP
@@ -180,8 +178,13 @@ class GroupKernels:
     def _start_build(
         self, region: Region, proposals: Sequence[kernels.Proposal]
     ) -> Future[BuildAnswers]:
-        return judge.in_background(
-            _threads(), build_cache.build_proposals, region, proposals, self.job, self.place
+        return judge.run_in_background(
+            _get_compiler_threads(),
+            build_cache.build_proposals,
+            region,
+            proposals,
+            self.job,
+            self.place,
         )
 
     def _wait_for_build(
@@ -238,7 +241,7 @@ def _reject_for_time(reason: str) -> Rejected:
     return Rejected(reason, "budget")
 
 
-def _sm(place: TuneContext) -> int:
+def _parse_sm(place: TuneContext) -> int:
     return int(place.target.arch.removeprefix("sm_"))
 
 
@@ -258,7 +261,7 @@ def collect_techniques(replacements: Replacements) -> tuple[str, ...]:
     return tuple(sorted({name for _, names in replacements.values() for name in names}))
 
 
-def _most_expensive_first(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
+def _sort_by_cost(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
     """The groups by the estimated time of all groups of their kind, longest first; equal groups
     stay together.
     """
@@ -274,7 +277,7 @@ def _most_expensive_first(groups: Sequence[FusionGroup]) -> list[FusionGroup]:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _get_compiler_threads() -> ThreadPoolExecutor:
     """Threads that wait for compiler processes. They live as long as this process: the operating
     system ends a child with the thread that started it.
     """

@@ -43,7 +43,7 @@ from torch_cudal1.store.context import TuneContext
 
 __all__ = [
     "TRITON_PREFIX",
-    "inductor_options",
+    "choose_inductor_options",
     "provide_artifacts",
     "read_compiler_answers",
     "store_artifacts",
@@ -68,7 +68,7 @@ sys.stderr.buffer.write(base64.b64decode(answer[1]))
 """
 
 
-def inductor_options(place: TuneContext) -> dict[str, Any] | None:
+def choose_inductor_options(place: TuneContext) -> dict[str, Any] | None:
     """Inductor options for making or using files compiled ahead: no precompiled headers, which only
     a compiler can look up. None where the defaults will do.
     """

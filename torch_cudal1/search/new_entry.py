@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_cudal1 import judge
 from torch_cudal1.core.version import __version__
-from torch_cudal1.device.target import attestation
+from torch_cudal1.device.target import make_attestation
 from torch_cudal1.ir.records import Candidate, Entry, Region, Rejected
 from torch_cudal1.ir.schedule import EAGER
 from torch_cudal1.store.context import TuneContext
@@ -44,7 +44,7 @@ def make_entry(
         "baselines_us": dict(ranking.medians_us) if ranking else {},
         "baseline_failures": dict(ranking.failures) if ranking else {},
         # Which machine judged: another one validates the entry at its first use.
-        "attestation": attestation(),
+        "attestation": make_attestation(),
     }
     return Entry(
         region_key=region.key,

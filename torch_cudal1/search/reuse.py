@@ -70,7 +70,7 @@ def check_reuse(region: Region, hit: Hit, place: TuneContext) -> Refusal | None:
         return Refusal("no cached decision")
     if place.settings.on_miss == "tune" and hit.entry.is_quick:
         return Refusal("decided by the quick tier, which searches for nothing")
-    if (failure := _inductor_failure_to_retry(hit.entry, place)) is not None:
+    if (failure := _find_failure_to_retry(hit.entry, place)) is not None:
         return Refusal(f"tuned without Inductor, which is measured now: {failure}")
     # Last, because it may run the candidate.
     first_use = _validate_first_use(region, hit, place)
@@ -145,7 +145,7 @@ def get_judge_identity(entry: Entry) -> str:
     return str(attestation.get("judge", "")) if isinstance(attestation, Mapping) else ""
 
 
-def _inductor_failure_to_retry(entry: Entry, place: TuneContext) -> Refusal | None:
+def _find_failure_to_retry(entry: Entry, place: TuneContext) -> Refusal | None:
     """Why the search for this entry had no Inductor result, if a new search may have one; else
     None.
 
@@ -229,7 +229,7 @@ def _check_first_use(region: Region, hit: Hit, place: TuneContext) -> _FirstUse:
         "passed": first_use.passed,
         "reason": first_use.reason,
     }
-    name = _first_use_name(hit, place)
+    name = _make_first_use_name(hit, place)
     place.cache.put_decision_record(name, record, place.target, place.contract)
     return first_use
 
@@ -239,7 +239,7 @@ def _read_first_use(hit: Hit, place: TuneContext) -> _FirstUse | None:
     is read: records elsewhere are of other machines.
     """
     record: dict[str, Any] | Refusal = place.cache.own.get_decision_record(
-        _first_use_name(hit, place), place.target, place.contract
+        _make_first_use_name(hit, place), place.target, place.contract
     )
     if (
         isinstance(record, Refusal)
@@ -251,7 +251,7 @@ def _read_first_use(hit: Hit, place: TuneContext) -> _FirstUse | None:
     return _FirstUse(record["passed"], str(record.get("reason")))
 
 
-def _first_use_name(hit: Hit, place: TuneContext) -> str:
+def _make_first_use_name(hit: Hit, place: TuneContext) -> str:
     return hashlib.sha256(
         # The machine is part of the name: its answer holds for it alone.
         f"first use|{hit.digest}|{judge_identity()}|{place.target!r}".encode()

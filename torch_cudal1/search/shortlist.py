@@ -22,8 +22,8 @@ __all__ = [
     "PROPOSALS_PER_GROUP",
     "CandidateGenerator",
     "ShortlistResult",
+    "list_tf32_rights",
     "reject_for_failure",
-    "rights_of",
     "select_fastest_correct",
 ]
 
@@ -56,7 +56,7 @@ class ShortlistResult(NamedTuple):
     saved_us: float = 0.0
 
 
-def rights_of(place: TuneContext) -> tuple[str, ...]:
+def list_tf32_rights(place: TuneContext) -> tuple[str, ...]:
     """The op classes whose products may be as inexact as TF32's; none under "strict"."""
     # Under "strict" fp32 stays fp32, whatever PyTorch's switches allow.
     return () if place.contract.precision == "strict" else place.contract.rights

@@ -23,7 +23,7 @@ from torch_cudal1.judge.benchmark.timing_plan import REMEASURED_SPEEDUP
 from torch_cudal1.search.group_kernels import GroupKernels, StoreKernel
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["SearchSpace", "build_search_space", "list_fusion_groups", "region_of_variant"]
+__all__ = ["SearchSpace", "build_search_space", "list_fusion_groups", "make_variant_region"]
 
 # rules that cut a product in pieces: one kernel for all of it saves more than they do
 _SPLITTING_RULES = frozenset({"triangular_matmul"})
@@ -67,7 +67,7 @@ class SearchSpace:
     @property
     def cheapest_program(self) -> Program:
         """The form of the region that does the least work."""
-        return region_of_variant(self.region, self.variant).program
+        return make_variant_region(self.region, self.variant).program
 
 
 def build_search_space(
@@ -87,9 +87,9 @@ def build_search_space(
         return SearchSpace(region, variant)
     unsplit = _rewrite_unsplit(region, variant, finite=finite)
     # Products in one piece: a kernel for all of one saves more than skipping its zeros.
-    dominant = find_product_groups(region_of_variant(region, unsplit))
+    dominant = find_product_groups(make_variant_region(region, unsplit))
     # Either kind, not both: each kernel costs seconds of a compiler.
-    minor = () if dominant else find_minor_product_groups(region_of_variant(region, unsplit))
+    minor = () if dominant else find_minor_product_groups(make_variant_region(region, unsplit))
     if region.kind != "inference" and not dominant:
         # what else a training step is made of, Inductor fuses as well
         return SearchSpace(region, variant)
@@ -104,8 +104,8 @@ def list_fusion_groups(region: Region, *, finite: bool = False) -> list[FusionGr
     which it does; `finite`: under rules for finite values.
     """
     variant = rewrite_region(region, assume_finite=finite)
-    rewritten = region_of_variant(region, variant)
-    unsplit = region_of_variant(region, _rewrite_unsplit(region, variant, finite=finite))
+    rewritten = make_variant_region(region, variant)
+    unsplit = make_variant_region(region, _rewrite_unsplit(region, variant, finite=finite))
     first = find_product_groups(unsplit) or find_minor_product_groups(unsplit)
     return [*first, *partition(rewritten, products=True).groups, *partition(rewritten).groups]
 
@@ -118,7 +118,7 @@ def _rewrite_unsplit(region: Region, variant: Variant | None, *, finite: bool) -
     return rewrite_region(region, assume_finite=finite, without=_SPLITTING_RULES)
 
 
-def region_of_variant(region: Region, variant: Variant | None) -> Region:
+def make_variant_region(region: Region, variant: Variant | None) -> Region:
     """The region that kernels are made for: a rewrite that pays nothing by itself still makes
     better fusion groups.
     """

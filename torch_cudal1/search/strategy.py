@@ -26,7 +26,7 @@ from torch_cudal1.search.schedules import (
     order_schedules,
     propose_other_base,
 )
-from torch_cudal1.search.space import SearchSpace, region_of_variant
+from torch_cudal1.search.space import SearchSpace, make_variant_region
 
 __all__ = ["Attempt", "FixedOrder", "SearchHistory", "SearchStrategy", "StagedSearch"]
 
@@ -169,7 +169,7 @@ class StagedSearch(SearchStrategy):
         if first:
             yield from self._splice_kernels(space.unsplit_variant, first, kernels, schedules)
         yield from make_candidates(rewrites, schedules)
-        rewritten = region_of_variant(space.region, variant)
+        rewritten = make_variant_region(space.region, variant)
         groups = partition(rewritten, products=True).groups
         has_products = any(
             starts_group(step) for group in groups for step in group.region.program.steps
@@ -200,7 +200,7 @@ class StagedSearch(SearchStrategy):
         yield from kernels.find_kernels(minor)[1]
         # Of the fastest baseline, which is what a candidate has to beat.
         fastest_us = min(self.ranking.medians_us.values(), default=0.0)
-        return minor if kernels.saving_us(minor) > NOTICEABLE_SHARE * fastest_us else ()
+        return minor if kernels.estimate_saving_us(minor) > NOTICEABLE_SHARE * fastest_us else ()
 
     def _splice_kernels(
         self,
@@ -219,7 +219,7 @@ class StagedSearch(SearchStrategy):
         callees: dict[FusionGroup, Program] = {
             group: callee for group, (callee, _) in replacements.items()
         }
-        program = splice(region_of_variant(self.space.region, variant).program, callees)
+        program = splice(make_variant_region(self.space.region, variant).program, callees)
         techniques = variant.techniques if variant else ()
         yield from make_candidates(
             [(program, techniques + collect_techniques(replacements))],

@@ -45,8 +45,8 @@ __all__ = [
     "Choice",
     "Progress",
     "choose",
-    "end_to_end_name",
     "fall_back_to_baseline",
+    "make_end_to_end_name",
     "tune",
     "tune_with",
 ]
@@ -276,7 +276,7 @@ def _needs_no_benchmark(region: Region, place: TuneContext, space: SearchSpace) 
     return space.is_empty and (region.kind != "inference" or draws_on_host)
 
 
-def end_to_end_name(choices: Sequence[Choice]) -> str:
+def make_end_to_end_name(choices: Sequence[Choice]) -> str:
     """The name under which the cache stores how the whole call of a model with these regions was
     measured.
     """

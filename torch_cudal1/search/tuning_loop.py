@@ -106,7 +106,7 @@ class TuningSession:
         left_s = self.deadline - judge.working_s()
         longest_s = self.strategy.history.longest_s
         # A candidate compiles about as much as the baseline under the same schedule.
-        compile_s = self.ranking.compiling_s(schedule)
+        compile_s = self.ranking.estimate_compile_s(schedule)
         if left_s <= 0:
             return Refusal("the budget was spent")
         if left_s < _MIN_TIME_LEFT_FRACTION * longest_s:

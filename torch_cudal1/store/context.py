@@ -20,7 +20,7 @@ from torch_cudal1.ir.records import Contract, Target
 from torch_cudal1.store.bundle.imported import list_imported_roots
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.cache.resolve import Source
-from torch_cudal1.store.hub.hub_source import HubSource, hub_for, list_mirrored_roots
+from torch_cudal1.store.hub.hub_source import HubSource, list_mirrored_roots, open_hub_source
 from torch_cudal1.store.trust.trust_policy import SHIPPED, Rules
 
 __all__ = ["TuneContext", "cache_for", "make_context"]
@@ -67,7 +67,7 @@ def make_context(device: torch.device, settings: Settings) -> TuneContext:
         contract_for(settings),
         settings,
         cache_for(settings),
-        hub_for(settings),
+        open_hub_source(settings),
     )
 
 

@@ -25,7 +25,7 @@ from torch_cudal1.cli.view.article import Section, Table, article
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.ingest.llm.extras import quiet
+from torch_cudal1.ingest.llm.extras import silence_progress_bars
 from torch_cudal1.judge.pool.score import ScoreRule
 from torch_cudal1.training.environment import (
     RewardSource,
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     experiment ended by its budget.
     """
     # transformers prints progress bars of its own, which would break the line of the screen's.
-    quiet()
+    silence_progress_bars()
     if args.action == "demo":
         return _run_demo(args, settings, screen)
     if args.action == "experiment":

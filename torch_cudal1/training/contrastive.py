@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_cudal1.ingest.llm.policy import LanguageModel
-from torch_cudal1.ingest.llm.reward import RewardKind, reward_of
-from torch_cudal1.ingest.llm.selectors import Nothing, Selector, exemplars
+from torch_cudal1.ingest.llm.reward import RewardKind, compute_reward
+from torch_cudal1.ingest.llm.selectors import Nothing, Selector, select_exemplars
 from torch_cudal1.judge.pool.measured import Measured
 from torch_cudal1.training.grpo import Generation, GrpoConfig
 from torch_cudal1.training.recorder import Recorder, TaskPrompt, choose_tasks, summarize_outcomes
@@ -65,7 +65,7 @@ class ContrastiveStep:
             count=config.group,
             temperature=config.temperature,
         )
-        rewards = [reward_of(measurement, self.reward) for measurement in batch.measurements]
+        rewards = [compute_reward(measurement, self.reward) for measurement in batch.measurements]
         # Members of a group are next to each other in the batch. The pool of the smoothing must be
         # wider than a group: with the group as its own pool, standardising undoes the clip.
         groups = [rewards[i : i + config.group] for i in range(0, len(rewards), config.group)]
@@ -78,7 +78,7 @@ class ContrastiveStep:
             **summarize_outcomes(batch.measurements),
             "spent": float(self.programs_spent),
         }
-        # A failure's reward is 0 (`reward_of`). Its score stays absent everywhere else, so that no
+        # A failure's reward is 0 (`compute_reward`). Its score stays absent everywhere else, so that no
         # mean takes a failure for a slow program.
         flat_rewards = torch.tensor([reward for group in smoothed for reward in group])
         if config.credit == "whole":
@@ -106,7 +106,9 @@ class ContrastiveStep:
         return [
             # A prompt for each group, not for each sample: GRPO's baseline is the mean of samples
             # of one prompt.
-            TaskPrompt(task, exemplars(self.selector, seed, task.id, view, shuffled=self.shuffled))
+            TaskPrompt(
+                task, select_exemplars(self.selector, seed, task.id, view, shuffled=self.shuffled)
+            )
             for task in choose_tasks(recorder.tasks, self.config.groups, step, recorder.seed)
         ]
 
@@ -134,7 +136,7 @@ class ContrastiveStep:
             # In the order of steps, as the interrupted run had added them: floating-point sums
             # depend on it.
             self._moments = self._moments.with_rewards(
-                reward_of(measurement, self.reward) for measurement in measurements
+                compute_reward(measurement, self.reward) for measurement in measurements
             )
             self._count_programs(measurements)
         self._next_step = step

@@ -26,9 +26,9 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.policy import (
     LanguageModel,
     Rollout,
+    compute_token_logprobs,
     recover_folder,
     replace_folder,
-    token_logprobs,
 )
 from torch_cudal1.training.smoothing import Smoothing, standardize_group
 
@@ -224,9 +224,11 @@ def _update_policy(
     # keeps tokens only, and the sampler with its key-value cache rounds differently from this
     # forward pass.
     with torch.no_grad():
-        old_logprobs, _ = token_logprobs(policy.model, rollout, config.temperature)
+        old_logprobs, _ = compute_token_logprobs(policy.model, rollout, config.temperature)
         reference_logprobs = (
-            None if reference is None else token_logprobs(reference, rollout, config.temperature)[0]
+            None
+            if reference is None
+            else compute_token_logprobs(reference, rollout, config.temperature)[0]
         )
     batch = PolicyBatch(rollout, token_advantages, old_logprobs, reference_logprobs)
     losses: list[float] = []
@@ -235,7 +237,7 @@ def _update_policy(
     for index in _draw_minibatches(len(rollout), config, seed):
         minibatch = batch.select(index.to(policy.device))
         mask = minibatch.rollout.mask
-        logprobs, token_entropy = token_logprobs(
+        logprobs, token_entropy = compute_token_logprobs(
             policy.model, minibatch.rollout, config.temperature
         )
         # Padding after the end token is no choice of the policy. clamp: a batch of empty

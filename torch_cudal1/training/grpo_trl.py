@@ -27,8 +27,8 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.ingest.llm.appraise import Appraiser, NamedCompletion
 from torch_cudal1.ingest.llm.database import Database, StoredSample, digest
 from torch_cudal1.ingest.llm.extras import require_extra
-from torch_cudal1.ingest.llm.reward import reward_of
-from torch_cudal1.ingest.llm.selectors import exemplars
+from torch_cudal1.ingest.llm.reward import compute_reward
+from torch_cudal1.ingest.llm.selectors import select_exemplars
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.grpo import GrpoConfig
@@ -227,7 +227,9 @@ class PromptSource:
         step, view = self._step, self._database.view()
         prompts, digests = [], []
         for task in rows["task"]:
-            drawn = exemplars(step.selector, step.recorder.seed, task, view, shuffled=step.shuffled)
+            drawn = select_exemplars(
+                step.selector, step.recorder.seed, task, view, shuffled=step.shuffled
+            )
             content = step.recorder.appraiser.codec.prompt(self._tasks[task], drawn)
             prompts.append([{"role": "user", "content": content}])
             digests.append([digest(exemplar.program) for exemplar in drawn])
@@ -325,7 +327,7 @@ class SpeedupReward:
         # Committed once, after the whole step is measured: the next view has all of it or nothing.
         recorder.appraiser.database.settle()
         samples = [_get_sample(recorder.appraiser, request) for request in requests]
-        rewards = [reward_of(measurement, step.reward) for measurement in measurements]
+        rewards = [compute_reward(measurement, step.reward) for measurement in measurements]
         size = step.config.group
         smoothed, self._moments = smooth_rewards(
             [rewards[i : i + size] for i in range(0, len(rewards), size)],
@@ -341,7 +343,7 @@ class SpeedupReward:
         """
         recorder = self._step.recorder
         return Moments().with_rewards(
-            reward_of(sample.measured, self._step.reward)
+            compute_reward(sample.measured, self._step.reward)
             for sample in recorder.appraiser.database.samples()
             if sample.name.startswith(f"{recorder.stage}/")
         )

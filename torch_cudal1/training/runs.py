@@ -25,7 +25,7 @@ from torch_cudal1.ingest.llm.extras import require_extra
 from torch_cudal1.ingest.llm.journal import SampleJournal
 from torch_cudal1.ingest.llm.policy import LanguageModel, TinySpec, create_tiny
 from torch_cudal1.ingest.llm.reward import RewardKind
-from torch_cudal1.ingest.llm.selectors import SelectorName, selector
+from torch_cudal1.ingest.llm.selectors import SelectorName, make_selector
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.environment import Environment, RewardSource
@@ -232,7 +232,7 @@ class _StageRunner:
             # restored moments find their samples.
             self._make_recorder("rl"),
             config.rl,
-            selector(config.selector),
+            make_selector(config.selector),
             config.reward,
         )
         # Before the model is loaded here: TRL loads and shards it itself, from the path.
@@ -253,7 +253,7 @@ class _StageRunner:
         # With the exemplars it was trained with: without them the prompt would be of another form
         # than those of the training.
         exam = self._evaluate(
-            "exam-rl", model, PolicyEvalConfig(selector=selector(config.selector))
+            "exam-rl", model, PolicyEvalConfig(selector=make_selector(config.selector))
         )
         return {"curve": self._compute_curve(), "model": str(self.folder / "rl"), **exam}
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.graph.regions import NETS, capture_region, make_inputs
-from torch_cudal1.graph.fusion.partition import partition, splice, with_inputs
+from torch_cudal1.graph.fusion.partition import partition, rebase_on_inputs, splice
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.runtime.executor import prepare
 
@@ -59,7 +59,7 @@ def test_what_is_left_out_has_a_reason():
 def test_inputs_can_be_put_in_another_order():
     region = capture_region(nn.Linear(8, 4), torch.randn(2, 8))
     spec = region.program.inputs
-    moved = with_inputs(region.program, (2, 0, 1), (spec[1], spec[2], spec[0]))
+    moved = rebase_on_inputs(region.program, (2, 0, 1), (spec[1], spec[2], spec[0]))
     a, b, c = make_inputs(region)
     assert torch.equal(
         prepare(moved, CPU)([b, c, a])[0], prepare(region.program, CPU)([a, b, c])[0]

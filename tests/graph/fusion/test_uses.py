@@ -35,7 +35,7 @@ def test_every_value_has_its_maker_and_its_readers() -> None:
 
 def test_an_output_of_the_program_is_read_outside_of_every_group() -> None:
     uses, at = positions()
-    assert uses.only_in(at["tanh"], {at["exp"], at["add"]})
-    assert not uses.only_in(at["tanh"], {at["exp"]})
-    assert not uses.only_in(at["exp"], range(len(uses.steps)))
-    assert uses.only_in(at["sin"], {at["add"]})
+    assert uses.is_used_only_in(at["tanh"], {at["exp"], at["add"]})
+    assert not uses.is_used_only_in(at["tanh"], {at["exp"]})
+    assert not uses.is_used_only_in(at["exp"], range(len(uses.steps)))
+    assert uses.is_used_only_in(at["sin"], {at["add"]})

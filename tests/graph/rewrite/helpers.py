@@ -16,7 +16,7 @@ import torch.fx as fx
 from torch._functorch.aot_autograd import aot_function
 
 from torch_cudal1.graph.rewrite import RewriteResult, Rule, rewrite
-from torch_cudal1.graph.rewrite.match import calls
+from torch_cudal1.graph.rewrite.match import iter_calls
 
 __all__ = [
     "INF",
@@ -186,5 +186,5 @@ def check_untouched(rules: Sequence[Rule], fn: Callable[..., Any], x: torch.Tens
 
 def find_call(gm: fx.GraphModule, overload: Any) -> fx.Node:
     """The one call of `overload` in the graph."""
-    (node,) = calls(gm, overload)
+    (node,) = iter_calls(gm, overload)
     return node

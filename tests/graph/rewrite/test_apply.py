@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from torch_cudal1.graph.rewrite import Rule, rewrite
-from torch_cudal1.graph.rewrite.match import call, calls, replace
+from torch_cudal1.graph.rewrite.match import call, iter_calls, replace
 
 from .helpers import capture, ops, run, same
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 def _swap(name: str, old: Any, build: Any, **kwargs: Any) -> Rule:
     def edit(gm: fx.GraphModule) -> int:
         sites = 0
-        for node in calls(gm, old):
+        for node in iter_calls(gm, old):
             with gm.graph.inserting_before(node):
                 replace(node, build(gm.graph, node))
             sites += 1

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_cudal1.graph.rewrite.bounds import Bounds, bounds_of
+from torch_cudal1.graph.rewrite.bounds import Bounds, compute_bounds
 from torch_cudal1.graph.rewrite.constant_rules import CONSTANT_RULES as RULES
 
 from .helpers import capture, check_exact, ops
@@ -97,7 +97,7 @@ RESULTS: list[tuple[Any, Bounds]] = [
 def test_the_result_of_a_graph_has_bounds_for_every_input(fn: Any, expected: Bounds) -> None:
     gm = capture(fn, X)
     (output,) = (node for node in gm.graph.nodes if node.op == "output")
-    assert bounds_of(gm.graph)[output.args[0][0]] == expected
+    assert compute_bounds(gm.graph)[output.args[0][0]] == expected
 
 
 def test_only_a_finite_single_value_is_a_point() -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from torch_cudal1.graph.rewrite.clamp_rules import clamp_limits
 from torch_cudal1.graph.rewrite.identity_rules import IDENTITY_RULES as RULES
-from torch_cudal1.graph.rewrite.match import calls
+from torch_cudal1.graph.rewrite.match import iter_calls
 
 from .helpers import ODD, capture, check_removal, check_untouched
 
@@ -62,10 +62,10 @@ def test_no_rule_fires_where_its_condition_fails(fn: Any, x: torch.Tensor) -> No
 def test_the_limits_of_a_clamp_are_infinite_where_it_is_open(
     fn: Any, limits: tuple[float, float] | None
 ) -> None:
-    (node,) = calls(capture(fn, ODD))
+    (node,) = iter_calls(capture(fn, ODD))
     assert clamp_limits(node) == limits
 
 
 def test_a_clamp_between_tensors_has_no_limits() -> None:
     gm = capture(lambda x, low: torch.clamp(x, low), ODD, torch.tensor(0.5))
-    assert [clamp_limits(node) for node in calls(gm)] == [None]
+    assert [clamp_limits(node) for node in iter_calls(gm)] == [None]

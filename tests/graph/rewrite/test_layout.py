@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_cudal1.graph.rewrite.layout import emit, find_cut, permute, takes_strides
-from torch_cudal1.graph.rewrite.match import calls, fake_mode, val
+from torch_cudal1.graph.rewrite.match import fake_mode, iter_calls, val
 
 from .helpers import capture, ops, run
 
@@ -41,11 +41,11 @@ def test_a_view_of_pieces_is_found_again(case: tuple[torch.Tensor, torch.Tensor]
     tensor, view = case
     cut = find_cut(tensor.shape, view, int(view.storage_offset()))
     assert cut is not None
-    assert torch.equal(cut.of(tensor), view)
+    assert torch.equal(cut.apply_to(tensor), view)
     elsewhere = (
         tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor
     )  # the same elements in another order of memory
-    assert torch.equal(cut.of(elsewhere), view)
+    assert torch.equal(cut.apply_to(elsewhere), view)
 
 
 @settings(max_examples=20, deadline=None)
@@ -57,7 +57,7 @@ def test_a_cut_is_that_many_calls_at_most(case: tuple[torch.Tensor, torch.Tensor
     gm = capture(lambda x: x + 1, tensor)
     (output,) = (node for node in gm.graph.nodes if node.op == "output")
     with gm.graph.inserting_before(output):
-        output.args = ((emit(gm.graph, next(calls(gm, aten.add.Tensor)), cut),),)
+        output.args = ((emit(gm.graph, next(iter_calls(gm, aten.add.Tensor)), cut),),)
     assert torch.equal(run(gm, tensor)[0], view + 1)
     assert sum(ops(gm).values()) - 1 <= cut.steps
 
@@ -83,7 +83,7 @@ def test_other_views_are_no_cuts(name: str) -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
 def test_permutations_of_permutations_are_one(order: tuple[int, ...]) -> None:
     gm = capture(lambda x: x.permute(2, 0, 1).transpose(0, -1).exp(), torch.randn(2, 3, 4))
-    source = next(calls(gm, aten.exp.default)).args[0]
+    source = next(iter_calls(gm, aten.exp.default)).args[0]
     assert isinstance(source, torch.fx.Node)
     with gm.graph.inserting_after(source):
         new = permute(gm.graph, source, order)
@@ -107,7 +107,7 @@ def test_other_strides_work_where_views_exist_and_calls_keep_theirs(
     after: Any, works: bool
 ) -> None:
     gm = capture(lambda x: after(x.exp()), torch.randn(3, 5, 4))
-    node, mode = next(calls(gm, aten.exp.default)), fake_mode(gm.graph)
+    node, mode = next(iter_calls(gm, aten.exp.default)), fake_mode(gm.graph)
     assert mode is not None
     with mode:
         assert takes_strides(gm.graph, {node: torch.empty(5, 3, 4).transpose(0, 1)}) == works

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_cudal1.graph.rewrite.match import arguments, call, calls, is_op, scalar, with_strides
+from torch_cudal1.graph.rewrite.match import (
+    arguments,
+    call,
+    emit_strided_copy,
+    is_op,
+    iter_calls,
+    scalar,
+)
 
 from .helpers import capture, find_call
 
@@ -47,15 +54,15 @@ def test_dead_calls_are_not_offered_to_rules() -> None:
     relu = find_call(gm, aten.relu.default)
     with gm.graph.inserting_before(relu):
         call(gm.graph, aten.exp.default, relu.args[0])
-    assert [node.target for node in calls(gm)] == [aten.relu.default]
+    assert [node.target for node in iter_calls(gm)] == [aten.relu.default]
 
 
 def test_gaps_cannot_be_laid_out() -> None:
     gm = capture(lambda x: torch.relu(x), torch.randn(4, 4))
     relu = find_call(gm, aten.relu.default)
     with gm.graph.inserting_after(relu):
-        assert with_strides(gm.graph, relu, (4, 4), (8, 1)) is None
-        assert with_strides(gm.graph, relu, (4, 4), (0, 1)) is None
-        laid = with_strides(gm.graph, relu, (4, 4), (1, 4))
+        assert emit_strided_copy(gm.graph, relu, (4, 4), (8, 1)) is None
+        assert emit_strided_copy(gm.graph, relu, (4, 4), (0, 1)) is None
+        laid = emit_strided_copy(gm.graph, relu, (4, 4), (1, 4))
     assert is_op(laid, aten.permute.default)
     assert laid.meta["val"].stride() == (1, 4)

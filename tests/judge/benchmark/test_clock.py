@@ -9,7 +9,7 @@ import torch
 
 from torch_cudal1.core import native
 from torch_cudal1.judge.benchmark import clock
-from torch_cudal1.judge.benchmark.clock import Clock, Reading, clock_of
+from torch_cudal1.judge.benchmark.clock import Clock, Reading, choose_clock
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(
@@ -23,7 +23,7 @@ def on_cpu(request: pytest.FixtureRequest) -> Clock:
         return clock._PythonClock(CPU)
     if native.extension() is None:
         pytest.skip(f"no C++ timer: {native.status()[1]}")
-    return clock_of(CPU)
+    return choose_clock(CPU)
 
 
 def nap() -> None:
@@ -74,18 +74,18 @@ def test_what_a_call_raises_comes_through(on_cpu: Clock) -> None:
 def test_python_s_clocks_do_not_reach_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns"):
         monkeypatch.setattr(time, name, lambda: 0)
-    assert clock_of(CPU).read((lambda: sum(range(100_000)),), [0])[0].wall_us > 100
+    assert choose_clock(CPU).read((lambda: sum(range(100_000)),), [0])[0].wall_us > 100
     assert clock._PythonClock(CPU).read((lambda: sum(range(100_000)),), [0])[0].wall_us == 0
 
 
 def test_without_the_extension_it_is_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "extension", lambda: None)
     monkeypatch.setattr(native, "status", lambda: (False, "it is left out here"))
-    clock_of.cache_clear()
+    choose_clock.cache_clear()
     try:
-        assert isinstance(clock_of(CPU), clock._PythonClock)
+        assert isinstance(choose_clock(CPU), clock._PythonClock)
     finally:
-        clock_of.cache_clear()
+        choose_clock.cache_clear()
 
 
 @pytest.mark.gpu
@@ -100,7 +100,7 @@ def test_both_clocks_agree_on_a_kernel() -> None:
     for cold in (False, True):
         c, python = (
             fastest(each.read((lambda: x + 1,), [0] * 12, cold=cold))
-            for each in (clock_of(device), clock._PythonClock(device))
+            for each in (choose_clock(device), clock._PythonClock(device))
         )
         assert c.device_us == pytest.approx(python.device_us, rel=0.1)
         assert c.wall_us == pytest.approx(python.wall_us, rel=0.2)

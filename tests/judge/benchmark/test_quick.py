@@ -147,4 +147,4 @@ def test_a_clock_that_reports_less_than_passed_fails_its_check(lie: float) -> No
 def test_a_batch_that_took_no_time_or_longer_than_its_request_is_refused() -> None:
     for lie in (0.0, -1.0, 1e3):
         with pytest.raises(CandidateFailure, match="us told of a request"):
-            make_benchmark(Machine(10.0), replace(Machine(10.0), lie=lie))[0]._cost(1, 5)
+            make_benchmark(Machine(10.0), replace(Machine(10.0), lie=lie))[0]._measure_cost_us(1, 5)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from torch_cudal1.judge.benchmark import same_core as module
-from torch_cudal1.judge.benchmark.same_core import SameCore, same_core
+from torch_cudal1.judge.benchmark.same_core import SameCore, share_core
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system has no cores to choose"
@@ -38,7 +38,7 @@ def process_tree() -> Iterator[tuple[int, int]]:
 def test_a_process_and_what_it_started_share_a_core_and_then_have_all(
     process_tree: tuple[int, int],
 ) -> None:
-    with same_core([process_tree[0]]) as pinned:
+    with share_core([process_tree[0]]) as pinned:
         assert pinned is not None
         assert pinned.move()
         affinities = [os.sched_getaffinity(pid) for pid in process_tree]
@@ -53,7 +53,7 @@ def test_the_core_is_one_of_the_idler_half(
     process_tree: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = iter([dict.fromkeys(range(4), 1_000), {0: 1_900, 1: 1_001, 2: 1_500, 3: 1_000}])
-    monkeypatch.setattr(module, "_busy_ticks", lambda: next(ticks))
+    monkeypatch.setattr(module, "_read_busy_ticks", lambda: next(ticks))
     pinned_cores: list[set[int]] = []
     monkeypatch.setattr(module, "_pin_thread", lambda thread, cores: pinned_cores.append(cores))
     pinned = SameCore([process_tree[0]])
@@ -66,7 +66,7 @@ def test_the_core_is_one_of_the_idler_half(
 def test_a_process_that_has_ended_changes_no_cores() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    with same_core([process.pid]) as pinned:
+    with share_core([process.pid]) as pinned:
         assert pinned is not None
         assert not pinned.move()
         assert not pinned.shared
@@ -78,7 +78,7 @@ def test_where_one_of_two_processes_has_ended_the_other_keeps_all_cores(
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for leaders in ([process_tree[0], ended.pid], [ended.pid, process_tree[0]]):
-        with same_core(leaders) as pinned:
+        with share_core(leaders) as pinned:
             assert pinned is not None
             assert not pinned.move()
             assert [os.sched_getaffinity(pid) for pid in process_tree] == [ALL, ALL]
@@ -88,7 +88,7 @@ def test_a_process_that_ends_during_the_benchmark_leaves_the_other_all_cores(
     process_tree: tuple[int, int],
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        with same_core([other.pid, process_tree[0]]) as pinned:
+        with share_core([other.pid, process_tree[0]]) as pinned:
             assert pinned is not None
             assert pinned.move()
             other.kill()
@@ -103,17 +103,17 @@ def test_a_process_of_another_user_keeps_its_cores(
         raise PermissionError(1, "not yours")
 
     monkeypatch.setattr(module, "_pin_thread", refuse_pinning)
-    with same_core([process_tree[0]]) as pinned:
+    with share_core([process_tree[0]]) as pinned:
         assert pinned is not None
         assert not pinned.move()
 
 
 def test_a_busy_core_is_distinguished_from_an_idle_one() -> None:
     core = min(ALL)
-    before = module._busy_ticks()
+    before = module._read_busy_ticks()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         os.sched_setaffinity(process.pid, {core})
         time.sleep(0.5)
         process.kill()
-    after = module._busy_ticks()
+    after = module._read_busy_ticks()
     assert after[core] - before[core] >= 20  # hundredths of a second

@@ -70,8 +70,8 @@ def test_both_sides_of_a_benchmark_on_a_gpu_launch_from_one_core(
         assert not pinned_cores
         monkeypatch.setattr(
             source_timing,
-            "_one_core",
-            lambda a, b, _: same_core.same_core((a.child.pid, b.child.pid)),
+            "_share_gpu_host_core",
+            lambda a, b, _: same_core.share_core((a.child.pid, b.child.pid)),
         )
         evaluation = evaluator.evaluate(REFERENCE, HONEST.replace("clamp_min(0)", "clamp_min(0.0)"))
     assert evaluation.timing is not None, evaluation.verdict.failure

@@ -18,7 +18,7 @@ from torch_cudal1.judge.benchmark.statistics import (
     FEWEST_SLOW_PAIRS,
     PairedSummary,
     agree,
-    paper_variance,
+    compute_paper_variance,
     summarise,
 )
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
@@ -160,13 +160,13 @@ def test_one_lucky_outlier_does_not_move_the_centre_but_moves_the_papers_mean() 
     summary = summarise(samples)
     assert summary.speedup == pytest.approx(1.0, abs=0.02)
     assert max(summary.means) > 1_000
-    assert paper_variance(summary.means) > 0.005
+    assert compute_paper_variance(summary.means) > 0.005
 
 
 def test_buckets_are_consecutive_blocks() -> None:
     summary = summarise([(float(1 + position // 2), 1.0) for position in range(2 * BUCKETS)])
     assert summary.values == summary.means == tuple(float(1 + bucket) for bucket in range(BUCKETS))
-    assert paper_variance(summary.means) == pytest.approx(plain.variance(range(BUCKETS)))
+    assert compute_paper_variance(summary.means) == pytest.approx(plain.variance(range(BUCKETS)))
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ import torch
 from tests.judge.benchmark.scripted_sampler import FAST, make_costs, sleep_2_ms, sleep_half_ms
 from tests.virtual_clock import install_virtual_clock
 from torch_cudal1.judge.benchmark import timing
-from torch_cudal1.judge.benchmark.clock import Call, clock_of
+from torch_cudal1.judge.benchmark.clock import Call, choose_clock
 from torch_cudal1.judge.benchmark.protocol import measure
 from torch_cudal1.judge.benchmark.timing import (
     L2,
     SampleBatch,
     WarmCosts,
     batch_for,
-    device_time_us,
     interleave,
+    list_l2_states,
+    measure_device_time_us,
     measure_side,
     sample_bucket,
-    temperatures,
     warm_up,
 )
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
@@ -40,7 +40,7 @@ def test_interleaved_samples_keep_the_order_of_speed(monkeypatch: pytest.MonkeyP
 
 
 def test_the_real_clock_sees_time_pass() -> None:
-    (reading,) = clock_of(CPU).read((lambda: time.sleep(0.01),), (0,))
+    (reading,) = choose_clock(CPU).read((lambda: time.sleep(0.01),), (0,))
     assert reading.wall_us >= 10_000.0
 
 
@@ -186,7 +186,7 @@ def test_the_last_results_of_the_second_side_are_kept_on_request() -> None:
 def test_hidden_host_time_is_in_the_host_time() -> None:
     times = measure_side(sleep_half_ms, CPU)
     assert times.host_us > 500
-    assert (times.device_us, times.sync_ratio, device_time_us(sleep_half_ms, CPU)) == (
+    assert (times.device_us, times.sync_ratio, measure_device_time_us(sleep_half_ms, CPU)) == (
         None,
         None,
         0.0,
@@ -194,9 +194,9 @@ def test_hidden_host_time_is_in_the_host_time() -> None:
 
 
 def test_the_cpu_has_no_cache_to_flush() -> None:
-    assert temperatures(CPU, FAST) == ("hot",)
-    assert temperatures(torch.device("cuda"), FAST) == ("cold", "hot")
-    assert temperatures(torch.device("cuda"), TIMING_PLANS["cudal1"]) == ("hot",)
+    assert list_l2_states(CPU, FAST) == ("hot",)
+    assert list_l2_states(torch.device("cuda"), FAST) == ("cold", "hot")
+    assert list_l2_states(torch.device("cuda"), TIMING_PLANS["cudal1"]) == ("hot",)
 
 
 def test_beside_a_slow_call_a_fast_one_is_timed_for_a_part_of_it() -> None:

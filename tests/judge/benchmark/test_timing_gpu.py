@@ -24,7 +24,7 @@ from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.records import Candidate, Contract, Region
 from torch_cudal1.judge import BaselineRanking, EvaluationConfig, evaluate_candidate
 from torch_cudal1.judge.benchmark.protocol import LocalSampler, measure
-from torch_cudal1.judge.benchmark.timing import device_time_us, measure_side, temperatures
+from torch_cudal1.judge.benchmark.timing import list_l2_states, measure_device_time_us, measure_side
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_a_flush_makes_what_fits_the_cache_slower() -> None:
     x = square(2048)
     torch.cuda.synchronize()
     hot_us = min(_hot_us(x) for _ in range(5))
-    assert device_time_us(lambda: x + 1, CUDA) > 1.2 * hot_us
+    assert measure_device_time_us(lambda: x + 1, CUDA) > 1.2 * hot_us
 
 
 def _hot_us(x: torch.Tensor) -> float:
@@ -116,7 +116,7 @@ def _hot_us(x: torch.Tensor) -> float:
 @pytest.mark.parametrize("size", [2048, 4096])
 def test_a_kernel_is_as_fast_as_itself(size: int) -> None:
     x, y = square(size), square(size)
-    assert temperatures(CUDA, FAST) == ("cold", "hot")
+    assert list_l2_states(CUDA, FAST) == ("cold", "hot")
     measurement = measure(
         LocalSampler(lambda: x.softmax(-1), lambda: y.softmax(-1), CUDA, ("cold", "hot")), FAST
     )
@@ -134,7 +134,9 @@ def test_this_gpus_ceiling_is_known_and_a_product_stays_below_it() -> None:
     spec = replace(TensorSpec.of(torch.empty(4096, 4096, dtype=torch.bfloat16)), device="cuda")
     product = Program((spec, spec), (op("aten.mm.default", V(0), V(1), out=2),), (2,))
     x = torch.randn(4096, 4096, device=CUDA, dtype=torch.bfloat16)
-    check = check_roofline(count_required_work(product), peaks, device_time_us(lambda: x @ x, CUDA))
+    check = check_roofline(
+        count_required_work(product), peaks, measure_device_time_us(lambda: x @ x, CUDA)
+    )
     assert check.passed, check
     assert (check.value or 0) > 0.2  # a bound that is of some use
 

@@ -13,7 +13,7 @@ from tests.judge.checks.module_sources import ModuleBench, ModuleCase
 from torch_cudal1.judge.checks.history import (
     CALL_HISTORY,
     REPEAT,
-    _change_one,
+    _change_one_element,
     _make_scaler,
     _map_inputs,
 )
@@ -29,7 +29,7 @@ def change_one(inputs: list[torch.Tensor], *, last: bool, part: float) -> list[t
 
     roles = ("input",) * (len(inputs) - 1) + ("parameter",)
     trial: Any = SimpleNamespace(reference=SimpleNamespace(roles=roles), derive=derive)
-    changed_inputs: Any = _change_one(
+    changed_inputs: Any = _change_one_element(
         trial, SimpleNamespace(inputs=inputs), "", last=last, part=part
     )  # type: ignore[arg-type]
     return changed_inputs

@@ -10,9 +10,9 @@ from torch_cudal1.judge.checks.layouts import (
     DTYPES,
     LAYOUTS,
     SHAPES,
-    _channels_last_strides,
     _expand_strides,
     _list_sizes,
+    _make_channels_last_strides,
     _step_two_strides,
     _transpose_strides,
 )
@@ -32,12 +32,12 @@ def test_strides_are_those_of_torch(shape: tuple[int, ...]) -> None:
     assert _expand_strides(shape, dense) == torch.empty(shape[1:]).expand(shape).stride()
     if len(shape) == 4:
         expected = torch.empty(shape).to(memory_format=torch.channels_last).stride()
-        assert _channels_last_strides(shape, dense) == expected
+        assert _make_channels_last_strides(shape, dense) == expected
 
 
 def test_one_dimension_has_no_other_order() -> None:
     assert _transpose_strides((7,), (1,)) == (1,)
-    assert _channels_last_strides((7,), (1,)) == (1,)
+    assert _make_channels_last_strides((7,), (1,)) == (1,)
 
 
 MODULES: dict[str, ModuleCase] = {

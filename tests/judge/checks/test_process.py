@@ -12,7 +12,7 @@ from torch._inductor.async_compile import AsyncCompile
 
 from tests.judge.sources import SourceBench, SourceCase
 from torch_cudal1.judge.checks.process import ISOLATION, RESOURCE, _find_leftovers
-from torch_cudal1.judge.worker.memory_handlers import _python_threads
+from torch_cudal1.judge.worker.memory_handlers import _list_python_threads
 
 LATE = """
 import threading, time
@@ -93,7 +93,7 @@ SOURCES: dict[str, SourceCase] = {
 @pytest.fixture
 def before() -> list[str]:
     """Threads that earlier tests of this process left."""
-    return _python_threads()
+    return _list_python_threads()
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def find_leftovers(before: list[str]) -> str:
-    stacks_now = _python_threads()
+    stacks_now = _list_python_threads()
     for stack in before:
         if stack in stacks_now:
             stacks_now.remove(stack)
@@ -121,7 +121,7 @@ def test_the_compiler_s_idle_pool_is_not(before: list[str]) -> None:
     AsyncCompile.pool().submit(int).result()
     time.sleep(0.05)  # until its thread waits again
     assert find_leftovers(before) == ""
-    assert any("_inductor/async_compile.py" in stack for stack in _python_threads())
+    assert any("_inductor/async_compile.py" in stack for stack in _list_python_threads())
 
 
 def test_work_in_the_compiler_s_pool_is_named(before: list[str]) -> None:

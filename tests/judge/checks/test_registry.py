@@ -13,7 +13,7 @@ import pytest
 
 from tests.adversarial.case import case_files
 from torch_cudal1.judge.checks.registry import CHECK_NAMES, PROTOCOL, format_table, select_checks
-from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.checks.spec import CheckName, CheckSpec
 from torch_cudal1.judge.profiles import ALL_DISTRIBUTIONS, PROFILES, Profile, profile_for
 from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS
 
@@ -22,6 +22,19 @@ def test_labels_are_unique_and_a_shared_name_means_one_kind_of_failure() -> None
     assert max(Counter(check.label for check in PROTOCOL).values()) == 1
     kinds = {(check.name, check.failure) for check in CHECK_NAMES}
     assert len(kinds) == len({name for name, _ in kinds})
+
+
+@pytest.mark.parametrize(
+    "check", CHECK_NAMES, ids=lambda check: getattr(check, "label", check.name)
+)
+def test_the_file_in_the_table_makes_results_of_that_name(check: CheckName) -> None:
+    module = check.run.__module__ if isinstance(check, CheckSpec) else check.module
+    assert f'"{check.name}"' in inspect.getsource(importlib.import_module(module))
+    file = module.removeprefix("torch_cudal1.").replace(".", "/")
+    (row,) = (
+        line for line in format_table().splitlines() if line.startswith(f"| `{check.name}` |")
+    )
+    assert f"`{file}.py`" in row
 
 
 def test_every_knob_of_a_profile_is_some_checks() -> None:

@@ -14,7 +14,7 @@ import torch
 from tests.judge.programs import candidate, linear_relu, subject
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.checks.sanitizer import SANITIZER, _command, read_report
+from torch_cudal1.judge.checks.sanitizer import SANITIZER, _build_command, read_report
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child, make_limits
 
@@ -68,7 +68,7 @@ def test_every_program_of_the_command_is_a_whole_path(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     programs = [
-        word for word in _command("memcheck") if word.endswith(("/env", "/compute-sanitizer"))
+        word for word in _build_command("memcheck") if word.endswith(("/env", "/compute-sanitizer"))
     ]
     assert len(programs) == 2
     assert all(os.path.isabs(program) and os.access(program, os.X_OK) for program in programs)

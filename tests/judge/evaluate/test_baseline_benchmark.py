@@ -11,6 +11,7 @@ import torch
 
 from tests.judge.evaluate.regions import diagonal_product
 from tests.judge.programs import V, candidate, linear_relu, op, spec
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract, Region
@@ -66,7 +67,7 @@ def test_a_graph_of_a_schedule_that_failed_is_not_tried_and_both_give_the_end_of
     def fail_inductor(trial, name, *arguments):
         tried_schedules.append(name)
         return (
-            (baseline_benchmark._summarise_traceback(cause), None)
+            Refusal(baseline_benchmark._summarise_traceback(cause))
             if name == "inductor"
             else try_schedule(trial, name, *arguments)
         )
@@ -80,7 +81,7 @@ def test_a_graph_of_a_schedule_that_failed_is_not_tried_and_both_give_the_end_of
     )
     assert ranking.failures == {"inductor": reason, "inductor+graph": f"inductor failed: {reason}"}
     assert (ranking.best.schedule, set(ranking.medians_us)) == ("eager", {"eager"})
-    assert (ranking.compiling_s(INDUCTOR), set(ranking.ready_s)) == (0.0, {"eager"})
+    assert (ranking.estimate_compile_s(INDUCTOR), set(ranking.ready_s)) == (0.0, {"eager"})
 
 
 def test_inductor_is_timed_and_a_schedule_that_cannot_run_says_why() -> None:

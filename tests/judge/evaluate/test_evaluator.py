@@ -72,7 +72,7 @@ def test_the_compiler_of_a_baseline_in_the_same_process_fails_no_candidate(
         ranking = rank_baselines(region, ("eager", "inductor"), config)
         assert not ranking.failures
         assert (
-            ranking.compiling_s(INDUCTOR_GRAPH)
+            ranking.estimate_compile_s(INDUCTOR_GRAPH)
             == ranking.ready_s["inductor"]
             > ranking.ready_s["eager"]
             > 0

@@ -35,7 +35,7 @@ class ScriptedOracle:
         self.sets: dict[str, list[torch.Tensor | None]] = {}
         self.files = 0
 
-    def new_file(self) -> Path:
+    def reserve_file(self) -> Path:
         self.files += 1
         return self.folder / str(self.files)
 

@@ -24,17 +24,17 @@ def test_readers_share_and_a_waiting_writer_comes_before_later_readers(
     timing_began, may_leave = threading.Event(), threading.Event()
 
     def time_alone() -> None:
-        with locks[2].alone():
+        with locks[2].hold_exclusively():
             order.append("alone")
             timing_began.set()
             assert may_leave.wait(LONG_S)
             order.append("alone is done")
 
     def enter_late() -> None:
-        with locks[3].shared():
+        with locks[3].hold_shared():
             order.append("late")
 
-    with locks[0].shared(), locks[1].shared():
+    with locks[0].hold_shared(), locks[1].hold_shared():
         timer = threading.Thread(target=time_alone)
         timer.start()
         assert not timing_began.wait(0.2)
@@ -56,16 +56,16 @@ def test_a_reader_that_gives_way_lets_waiting_writers_in_and_comes_back_after_th
 ) -> None:
     holder, rival = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
     order: list[str] = []
-    with holder.shared():
+    with holder.hold_shared():
         holder.give_way()
         assert not holder.waited_s, "no writer waits"
-        timer = threading.Thread(target=_enter, args=(rival.alone(), "timer", order))
+        timer = threading.Thread(target=_enter, args=(rival.hold_exclusively(), "timer", order))
         timer.start()
         while not holder.waited_s:
             holder.give_way()
         order.append("back")
         timer.join(LONG_S)
-        with rival.shared():
+        with rival.hold_shared():
             pass
     assert order == ["timer", "back"]
     holder.close()
@@ -77,15 +77,15 @@ def test_a_resting_reader_blocks_no_writer_and_one_without_the_lock_stays_outsid
 ) -> None:
     rester, rival = GpuReadWriteLock(tmp_path, CPU), GpuReadWriteLock(tmp_path, CPU)
     order: list[str] = []
-    with rester.shared():
-        timer = threading.Thread(target=_enter, args=(rival.alone(), "timer", order))
+    with rester.hold_shared():
+        timer = threading.Thread(target=_enter, args=(rival.hold_exclusively(), "timer", order))
         timer.start()
-        rester.rest(0.3)
+        rester.pause_for(0.3)
         assert order == ["timer"]
         timer.join(LONG_S)
     rester.give_way()
-    rester.rest(0.01)
-    with rival.alone():
+    rester.pause_for(0.01)
+    with rival.hold_exclusively():
         order.append("alone")
     assert order == ["timer", "alone"]
     rester.close()
@@ -98,14 +98,14 @@ import os, sys, torch
 from pathlib import Path
 from torch_cudal1.judge.pool.gpu_rw_lock import GpuReadWriteLock
 gate = GpuReadWriteLock(Path(sys.argv[1]), torch.device("cpu"))
-gate.alone().__enter__()
+gate.hold_exclusively().__enter__()
 os._exit(9)
 """
     assert (
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=LONG_S).returncode == 9
     )
     gpu_lock = GpuReadWriteLock(tmp_path, CPU)
-    with gpu_lock.alone():
+    with gpu_lock.hold_exclusively():
         pass
     gpu_lock.close()
 
@@ -115,8 +115,8 @@ def test_a_waiting_writer_goes_before_readers_that_wait_already(
 ) -> None:
     locks = [GpuReadWriteLock(tmp_path, CPU) for _ in range(3)]
     order: list[str] = []
-    timer = threading.Thread(target=_enter, args=(locks[1].alone(), "timer", order))
-    validator = threading.Thread(target=_enter, args=(locks[2].shared(), "validator", order))
+    timer = threading.Thread(target=_enter, args=(locks[1].hold_exclusively(), "timer", order))
+    validator = threading.Thread(target=_enter, args=(locks[2].hold_shared(), "validator", order))
     through_the_door, flock = threading.Event(), fcntl.flock
 
     def note_door(fd: int, operation: int) -> None:
@@ -125,7 +125,7 @@ def test_a_waiting_writer_goes_before_readers_that_wait_already(
             through_the_door.set()
 
     monkeypatch.setattr(fcntl, "flock", note_door)
-    with locks[0].alone():
+    with locks[0].hold_exclusively():
         validator.start()  # it waits at the door
         validator.join(0.1)
         timer.start()  # it comes later, and through the door

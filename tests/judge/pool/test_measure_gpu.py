@@ -174,7 +174,7 @@ def test_the_results_of_an_own_program_are_in_no_memory_that_the_next_one_gets(
         assert slot is not None
         assert slot._processes.kept is not None
         kept_bytes = [slot._processes.kept.call("usage")["usage"]["gpu_used_bytes"]]
-        slot._processes.empty()
+        slot._processes.free_gpu_memory()
         assert slot._processes.kept is not None
         kept_bytes.append(slot._processes.kept.call("usage")["usage"]["gpu_used_bytes"])
     assert kept_bytes[0] - kept_bytes[1] >= 4 * ROWS * WIDTH, (

@@ -66,7 +66,7 @@ def test_a_process_that_cannot_free_its_memory_is_ended(
     healthy, broken = ScriptedProcess(fails=False), ScriptedProcess(fails=True)
     monkeypatch.setattr(slot._processes, "kept", healthy)
     monkeypatch.setattr(slot._processes, "_second", broken)
-    slot._processes.empty()
+    slot._processes.free_gpu_memory()
     assert healthy.calls == broken.calls == [("clear", {})]
     assert (slot._processes.kept, slot._processes._second) == (healthy, None)
     assert (healthy.closed, broken.closed) == (False, True)

@@ -127,9 +127,13 @@ def test_a_bucket_that_reports_more_time_than_it_took_is_refused(
 def test_a_program_that_was_right_here_is_only_timed_when_it_comes_again(slot: Slot) -> None:
     memory = MeasurementMemory()
     memory.learn([make_score(2.0)])  # by another run, perhaps by another version of the judge
-    assert [validated for *_, validated in memory.due(TASK, [program("q", source())])] == [False]
+    assert [validated for *_, validated in memory.select_due(TASK, [program("q", source())])] == [
+        False
+    ]
     memory.take(replace(make_score(2.0), program="q"))
-    assert [validated for *_, validated in memory.due(TASK, [program("q", source())])] == [True]
+    assert [validated for *_, validated in memory.select_due(TASK, [program("q", source())])] == [
+        True
+    ]
     slot._clock = ScriptedClock(1.5, 1.5)
     first, second = (
         slot.measure(TASK, program("q", source()), validated=validated)
@@ -245,7 +249,7 @@ def test_own_timed_outputs_are_checked_beside_others_and_a_clock_that_seems_fals
             )
 
     lock_modes: list[str] = []
-    for mode in ("shared", "alone"):
+    for mode in ("hold_shared", "hold_exclusively"):
         enter = getattr(slot._gpu_lock, mode)
         monkeypatch.setattr(
             slot._gpu_lock,
@@ -255,11 +259,11 @@ def test_own_timed_outputs_are_checked_beside_others_and_a_clock_that_seems_fals
     slot._clock = ClockWithCheck(1.5)
     result = slot.measure(TASK, program("p", source())).measured
     assert result.outcome == ("hack" if failed == "timed_output" else "ok"), result
-    modes_after_timing = lock_modes[lock_modes.index("alone") :]
+    modes_after_timing = lock_modes[lock_modes.index("hold_exclusively") :]
     assert (
-        modes_after_timing == ["alone", "shared", "alone"]
+        modes_after_timing == ["hold_exclusively", "hold_shared", "hold_exclusively"]
         if failed == "wall_slope"
-        else modes_after_timing == ["alone", "shared"]
+        else modes_after_timing == ["hold_exclusively", "hold_shared"]
     ), modes_after_timing
 
 

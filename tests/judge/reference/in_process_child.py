@@ -33,24 +33,24 @@ class InProcessChild:
         self.sent_positions: dict[str, list[int]] = {}
         self._files = 0
 
-    def new_file(self) -> Path:
+    def reserve_file(self) -> Path:
         self._files += 1
         return self.session.scratch / f"{self._files}.safetensors"
 
-    def message(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Path, list[Any]]:
-        path = self.new_file()
+    def write_message(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Path, list[Any]]:
+        path = self.reserve_file()
         return path, save_tensors(tensors, path)
 
     def put(self, name: str, tensors: Sequence[torch.Tensor | None], *, base: str = "") -> None:
         self.sent_positions[name] = [i for i, tensor in enumerate(tensors) if tensor is not None]
-        path, layout = self.message(tensors)
+        path, layout = self.write_message(tensors)
         self.call("put", name=name, layout=layout, path=str(path), base=base)
 
     def drop(self, names: Sequence[str], size_bytes: int) -> None:
         self.call("drop", names=list(names))
 
     @contextmanager
-    def room(self, size_bytes: int) -> Iterator[None]:
+    def enlarge_arena(self, size_bytes: int) -> Iterator[None]:
         yield
 
     def call(self, verb: str, **fields: Any) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_dropped_sets_are_gone_on_both_sides(trial: Trial, child: InProcessChild
     first, second = trial.draw("normal"), trial.draw("shifted")
     trial.drop(first)
     assert list(trial.samples) == list(child.session.sets) == [second.name]
-    assert not trial.input_cache.meets(first.name)
+    assert not trial.input_cache.mark_used(first.name)
 
 
 def test_the_reference_is_loaded_once_under_each_schedule(

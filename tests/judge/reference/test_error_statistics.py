@@ -11,7 +11,7 @@ from torch_cudal1.judge.reference import error_statistics
 from torch_cudal1.judge.reference.error_statistics import (
     all_finite,
     count_beyond,
-    flat_blocks,
+    iter_flat_blocks,
     measure_errors,
 )
 
@@ -126,5 +126,5 @@ def test_a_sum_that_overflows_is_not_taken_for_an_infinity() -> None:
 
 def test_flat_blocks_go_side_by_side() -> None:
     rows, flat = torch.arange(600.0).reshape(20, 30), torch.arange(600.0)
-    assert all(torch.equal(a, b) for a, b in flat_blocks(rows, flat))
-    assert sum(block.numel() for block, _ in flat_blocks(rows, flat)) == 600
+    assert all(torch.equal(a, b) for a, b in iter_flat_blocks(rows, flat))
+    assert sum(block.numel() for block, _ in iter_flat_blocks(rows, flat)) == 600

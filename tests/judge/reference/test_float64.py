@@ -11,7 +11,7 @@ from tests.judge.programs import V, linear_relu, op, spec, subject
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.program import Aten, Program, TensorSpec
-from torch_cudal1.judge.reference.float64 import exact_outputs
+from torch_cudal1.judge.reference.float64 import compute_exact_outputs
 from torch_cudal1.judge.reference.inputs import make_inputs
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def test_a_linear_layer_is_exact_to_float64() -> None:
     region = linear_relu(torch.bfloat16)
     x, w, b = make_inputs(subject(region), 1, "normal", CPU)
-    exact = exact_outputs(region.program, [x, w, b], CPU)
+    exact = compute_exact_outputs(region.program, [x, w, b], CPU)
     assert not isinstance(exact, Refusal)
     torch.testing.assert_close(
         exact[0], torch.relu(x.double() @ w.double().T + b.double()), rtol=1e-14, atol=1e-14
@@ -35,7 +35,7 @@ def test_casts_and_dtype_arguments_inside_become_float64() -> None:
         op("aten.sum.dim_IntList", V(3), (0,), dtype=torch.float32, out=4),
     )
     x = torch.tensor([1 / 3, 2 / 3, 1e5, 1e-9])
-    exact = exact_outputs(Program((spec(4),), steps, (4,)), [x], CPU)
+    exact = compute_exact_outputs(Program((spec(4),), steps, (4,)), [x], CPU)
     assert not isinstance(exact, Refusal)
     assert exact[0] is not None
     assert float(exact[0]) == pytest.approx(float((x.double() * 0.1).sum()), rel=1e-15)
@@ -48,7 +48,7 @@ def test_half_softmax_with_a_float_result_is_widened() -> None:
         (1,),
     )
     x = torch.randn(3, 5).half()
-    exact = exact_outputs(program, [x], CPU)
+    exact = compute_exact_outputs(program, [x], CPU)
     assert not isinstance(exact, Refusal)
     torch.testing.assert_close(exact[0], x.double().softmax(-1))
 
@@ -65,7 +65,7 @@ def test_fused_attention_follows_its_formula(causal: bool) -> None:
     )
     program = Program((spec(*shape),) * 3, (step,), (3, 4))
     q, k, v = (torch.randn(shape) for _ in range(3))
-    exact = exact_outputs(program, [q, k, v], CPU)
+    exact = compute_exact_outputs(program, [q, k, v], CPU)
     assert not isinstance(exact, Refusal)
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), is_causal=causal
@@ -87,7 +87,7 @@ def test_fused_attention_has_its_log_sum_exp_in_the_form_of_the_operator(
         tuple(range(3, 3 + outs)),
         many=True,
     )
-    exact = exact_outputs(
+    exact = compute_exact_outputs(
         Program((spec(2, 3, 40, 8), *(spec(2, 3, 9, 8),) * 2), (step,), (4,)), [q, k, v], CPU
     )
     assert not isinstance(exact, Refusal)
@@ -124,7 +124,7 @@ def test_a_row_that_a_mask_hides_all_keys_from_is_0_as_in_eager(operator: str) -
         torch.randn(2, 3, 7, 7),
     )
     mask[..., 2, :], mask[..., 3, 1:] = -torch.inf, -torch.inf
-    exact = exact_outputs(program, [q, k, v, mask], CPU)
+    exact = compute_exact_outputs(program, [q, k, v, mask], CPU)
     assert not isinstance(exact, Refusal)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(exact[0], expected.double(), rtol=1e-5, atol=1e-5)
@@ -139,7 +139,7 @@ def test_a_log_sum_exp_that_is_not_requested_has_no_exact_values() -> None:
         (1, 2, 3, 4),
         many=True,
     )
-    exact = exact_outputs(
+    exact = compute_exact_outputs(
         Program((spec(1, 1, 4, 8),), (step,), (1, 2)), [torch.randn(1, 1, 4, 8)], CPU
     )
     assert not isinstance(exact, Refusal)
@@ -159,7 +159,7 @@ def test_heads_of_queries_share_keys_as_in_eager(heads: int) -> None:
         (spec(2, 4, 7, 8), spec(2, heads, 7, 8), spec(2, heads, 7, 8)), (step,), (3, None)
     )
     q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, heads, 7, 8), torch.randn(2, heads, 7, 8)
-    exact = exact_outputs(program, [q, k, v], CPU)
+    exact = compute_exact_outputs(program, [q, k, v], CPU)
     assert not isinstance(exact, Refusal)
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.double(), k.double(), v.double(), is_causal=True, enable_gqa=True
@@ -175,7 +175,7 @@ def test_integers_pass_through_and_strides_are_kept() -> None:
     )
     x = torch.arange(24.0).reshape(6, 4).t()
     indices = torch.tensor([1, 2, 3])
-    exact = exact_outputs(program, [x, indices], CPU)
+    exact = compute_exact_outputs(program, [x, indices], CPU)
     assert not isinstance(exact, Refusal)
     assert exact[0] is not None
     assert exact[0].tolist() == [0, 4, 8, 12, 16, 20]
@@ -184,7 +184,7 @@ def test_integers_pass_through_and_strides_are_kept() -> None:
 
 def test_a_program_that_reads_bits_has_no_float64_result() -> None:
     program = Program((spec(4),), (op("aten.view.dtype", V(0), torch.int32, out=1),), (1,))
-    assert isinstance(exact_outputs(program, [torch.ones(4)], CPU), Refusal)
+    assert isinstance(compute_exact_outputs(program, [torch.ones(4)], CPU), Refusal)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -201,13 +201,13 @@ def test_group_norm_follows_its_formula_and_keeps_infinities(affine: bool) -> No
     x, weight, bias = torch.randn(2, 6, 5, 7) + 2, torch.randn(6), torch.randn(6)
     wide = [x.double(), *((weight.double(), bias.double()) if affine else (None, None))]
     expected = torch.ops.aten.native_group_norm(*wide, 2, 6, 35, 3, 1e-5)
-    exact = exact_outputs(program, [x, weight, bias], CPU)
+    exact = compute_exact_outputs(program, [x, weight, bias], CPU)
     assert not isinstance(exact, Refusal)
     for actual_output, expected_output in zip(exact, expected, strict=True):
         torch.testing.assert_close(actual_output, expected_output)
     if affine:
         weight[1] = float("inf")
-        exact = exact_outputs(program, [x, weight, bias], CPU)
+        exact = compute_exact_outputs(program, [x, weight, bias], CPU)
         assert not isinstance(exact, Refusal)
         assert exact[0] is not None
         assert exact[0][:, 1].isinf().all()
@@ -240,7 +240,7 @@ def test_transposed_convolutions_are_sums_of_products(
         1,
         out=3,
     )
-    exact = exact_outputs(
+    exact = compute_exact_outputs(
         Program((spec(*x.shape), spec(*weight.shape), spec(4)), (step,), (3,)),
         [x, weight, offset],
         CPU,
@@ -257,7 +257,7 @@ def test_a_transposed_convolution_in_groups_has_a_float64_result_too() -> None:
     step = op(
         "aten.convolution.default", V(0), V(1), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 2, out=2
     )
-    exact = exact_outputs(
+    exact = compute_exact_outputs(
         Program((spec(*x.shape), spec(*weight.shape)), (step,), (2,)), [x, weight], CPU
     )
     assert not isinstance(exact, Refusal)
@@ -283,7 +283,7 @@ def test_a_view_of_what_float64_lays_out_otherwise_is_a_view_of_its_numbers() ->
     )
     program = Program((spec(2, 3, 7, 8, dtype=torch.bfloat16),) * 3, steps, (6,))
     q, k, v = (torch.randn(2, 3, 7, 8).bfloat16() for _ in range(3))
-    exact = exact_outputs(program, [q, k, v], CPU)
+    exact = compute_exact_outputs(program, [q, k, v], CPU)
     assert not isinstance(exact, Refusal)
     expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
     torch.testing.assert_close(exact[0], expected.transpose(1, 2).reshape(2, 7, 24))
@@ -301,7 +301,7 @@ def test_as_strided_reads_memory_as_eager_lays_it_out() -> None:
     program = Program((spec(2, 3, 7, 8),) * 3, steps, (5,))
     q, k, v = (torch.randn(2, 7, 3, 8).transpose(1, 2) for _ in range(3))
     program = replace(program, inputs=tuple(TensorSpec.of(tensor) for tensor in (q, k, v)))
-    exact = exact_outputs(program, [q, k, v], CPU)
+    exact = compute_exact_outputs(program, [q, k, v], CPU)
     assert not isinstance(exact, Refusal)
     torch.testing.assert_close(
         exact[0].float(), interpret(program, CPU)([q, k, v])[0], rtol=1e-5, atol=1e-5
@@ -320,7 +320,9 @@ def test_grouped_products_follow_their_formula(
     ends = torch.tensor([4, 4, 12], dtype=torch.int32)
     specs = (TensorSpec.of(a), TensorSpec.of(b), *([TensorSpec.of(ends)] if grouped else []))
     step = op("aten._grouped_mm.default", V(0), V(1), *([V(2)] if grouped else []), out=len(specs))
-    exact = exact_outputs(Program(specs, (step,), (len(specs),)), [a, b, ends][: len(specs)], CPU)
+    exact = compute_exact_outputs(
+        Program(specs, (step,), (len(specs),)), [a, b, ends][: len(specs)], CPU
+    )
     assert not isinstance(exact, Refusal)
     a, b = a.double(), b.double()
     cut = [slice(0, 4), slice(4, 4), slice(4, 12)]

@@ -151,11 +151,11 @@ def test_sets_unused_for_longest_are_evicted_first_and_none_that_is_needed(
     monkeypatch.setattr(input_cache, "_HOST_BYTES", 100)
     sets = InputCache("cpu")
     assert [sets.admit(name, 30, "", ()) for name in "abc"] == [[], [], []]
-    assert sets.meets("a")
+    assert sets.mark_used("a")
     assert sets.admit("d", 30, "", ()) == ["b"]
     assert sets.admit("e", 60, "c", {"a"}) == ["d"]  # c is what e shares memory with
     assert list(sets.sizes) == ["c", "a", "e"]
-    assert not sets.meets("b")
+    assert not sets.mark_used("b")
     sets.forget("e")
     assert sets.admit("b", 30, "", ()) == []
 

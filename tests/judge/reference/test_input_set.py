@@ -32,17 +32,17 @@ def test_results_are_computed_once_and_again_after_they_were_forgotten() -> None
     assert sample.computed_exact is None
     for _ in range(2):
         assert sample.expected.outputs[0] is not None
-        assert sample.exact_at(0) is not None
+        assert sample.get_exact(0) is not None
     assert calls == {"eager": 1, "float64": 1}
     sample.forget_computed()
     assert not sample.has_exact
-    assert sample.exact_at(0) is not None
+    assert sample.get_exact(0) is not None
     assert calls["float64"] == 2
 
 
 def test_a_shared_set_keeps_its_float64_results() -> None:
     sample, _ = make_counted_set()
-    assert sample.exact_at(0) is not None
+    assert sample.get_exact(0) is not None
     sample.is_shared = True
     sample.forget_exact()
     assert sample.has_exact
@@ -53,8 +53,8 @@ def test_a_shared_set_keeps_its_float64_results() -> None:
 
 def test_a_set_with_equal_values_takes_the_results_over() -> None:
     first, _ = make_counted_set()
-    assert first.exact_at(0) is not None
+    assert first.get_exact(0) is not None
     other, calls = make_counted_set()
     other.copy_expected(first)
-    assert other.exact_at(0) is first.exact_at(0)
+    assert other.get_exact(0) is first.get_exact(0)
     assert not calls

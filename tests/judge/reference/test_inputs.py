@@ -15,7 +15,7 @@ from tests.judge.programs import V, linear_relu, op, spec, subject
 from torch_cudal1.ir.program import Aten, Program, TensorSpec
 from torch_cudal1.ir.records import Region, Role
 from torch_cudal1.judge.reference.analysis import Facts, analyse
-from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS, make_inputs, unproven_integers
+from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS, find_unproven_integers, make_inputs
 
 CPU = torch.device("cpu")
 SPECS = [
@@ -173,7 +173,7 @@ def test_integers_stay_inside_what_they_index(program: Program, position: int, b
     region = Region(program, ("input", "input"))
     facts = analyse(program)
     assert facts.bounds == {position: bound}
-    assert unproven_integers(subject(region)) == ()
+    assert find_unproven_integers(subject(region)) == ()
     many = (program.inputs[0], replace(program.inputs[1], shape=(4000,), strides=(1,)))
     indices = make_inputs(ReferenceWithFacts(many, ("input", "input"), facts), 3, "normal", CPU)[
         position
@@ -185,7 +185,7 @@ def test_integers_stay_inside_what_they_index(program: Program, position: int, b
 def test_unexplained_integers_are_reported_and_taken_from_the_examples() -> None:
     program = Program((spec(5, dtype=torch.int64),), (op("aten.add.Tensor", V(0), 1, out=1),), (1,))
     region = Region(program, ("input",))
-    assert unproven_integers(subject(region)) == (0,)
+    assert find_unproven_integers(subject(region)) == (0,)
     example = torch.tensor([3, 99, 5, 6, 7])
     (integers,) = make_inputs(subject(region), 1, "normal", CPU, examples=(example,))
     assert torch.equal(integers, example)

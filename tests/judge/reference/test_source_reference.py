@@ -123,7 +123,7 @@ def test_a_living_instance_is_called_again_and_its_inputs_are_dropped(
     oracle: InProcessChild,
 ) -> None:
     reference, examples = read(oracle, "self.calls = []", "self.calls.append(1)")
-    with reference.living(examples) as call:
+    with reference.open_used_instance(examples) as call:
         call()
         call()
     (runner,) = oracle.session.slots.values()
@@ -145,7 +145,7 @@ def test_without_a_gpu_nothing_can_be_captured(oracle: InProcessChild) -> None:
     if torch.cuda.is_available():
         pytest.skip("this process has a GPU")
     reference, examples = read(oracle)
-    assert reference.capturable(examples) is False
+    assert reference.can_be_captured(examples) is False
 
 
 def test_a_file_without_a_model_is_unusable(oracle: InProcessChild) -> None:

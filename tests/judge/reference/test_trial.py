@@ -110,13 +110,13 @@ def test_another_slot_starts_without_results_and_without_examples_of_another_for
     trial.load("candidate", trial.candidate)
     sample = trial.draw("normal")
     trial.results[sample.name] = trial.run(sample)
-    other = trial.in_slot(trial.reference, "beside it")
+    other = trial.load_in_slot(trial.reference, "beside it")
     assert (other.slot, other.samples, other.results, other.drawn) == ("beside it", {}, {}, {})
     assert set(child.session.slots) == {"candidate", "beside it"}
     half = replace(REGION.program.inputs[0], shape=(16, 48))
     inputs = (half, *REGION.program.inputs[1:])
     narrower = subject(replace(REGION, program=replace(REGION.program, inputs=inputs)))
-    fitting = trial.in_slot(narrower, "narrower").examples
+    fitting = trial.load_in_slot(narrower, "narrower").examples
     assert fitting is not None
     assert [tensor is None for tensor in fitting] == [True, False, False]
 
@@ -127,7 +127,7 @@ def test_a_budget_affords_between_one_and_the_wanted_number_of_sets(
 ) -> None:
     trial = make_trial(child)
     trial.profile = replace(trial.profile, budget_s=budget_s)
-    assert trial.affordable_sets(5) == expected
+    assert trial.count_affordable_sets(5) == expected
 
 
 def test_the_first_two_sets_are_those_that_were_drawn_first(child: InProcessChild) -> None:

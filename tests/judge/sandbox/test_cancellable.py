@@ -68,7 +68,7 @@ def test_a_task_that_has_not_begun_does_not_begin_after_its_scope_ended() -> Non
     with ThreadPoolExecutor(1) as threads:
         threads.submit(time.sleep, 0.2)
         with worker_pool.pool_scope():
-            task = worker_pool.in_background(threads, start_child_and_fail)
+            task = worker_pool.run_in_background(threads, start_child_and_fail)
         with pytest.raises(SandboxError, match="cancelled"):
             task.result(timeout=30)
 

@@ -190,7 +190,7 @@ def test_a_child_that_was_ended_takes_no_request(misbehaving_worker) -> None:
         with pytest.raises(CandidateFailure, match="given up"):
             child.call("run")
         with pytest.raises(CandidateFailure, match="given up"):  # its scratch folder may be gone
-            child.new_file()
+            child.reserve_file()
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_a_child_that_lost_its_gpu_is_given_up_and_one_with_another_error_is_not
 
 def test_a_long_error_keeps_both_ends() -> None:
     """A traceback begins with what was done and ends with what went wrong."""
-    shortened = child_module._ends_of(
+    shortened = child_module._cut_middle(
         "InductorError: " + "x" * 9_000 + " RuntimeError: no GPU backend"
     )
     assert shortened.startswith("InductorError: ")
     assert shortened.endswith("RuntimeError: no GPU backend")
     assert len(shortened) < 2_100
-    assert child_module._ends_of("short") == "short"
+    assert child_module._cut_middle("short") == "short"

@@ -141,7 +141,7 @@ def test_tensors_travel_both_ways(child: Child) -> None:
         child,
         "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x): return x + 1",
     )
-    inputs_path, outputs_path = child.new_file(), child.new_file()
+    inputs_path, outputs_path = child.reserve_file(), child.reserve_file()
     value = torch.arange(6.0).reshape(2, 3)
     child.call(
         "put", name="set", layout=save_tensors([value], inputs_path), path=str(inputs_path), base=""

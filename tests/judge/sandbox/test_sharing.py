@@ -17,5 +17,5 @@ def test_the_default_rests_for_the_seconds_it_is_given_and_gives_way_at_once(
     sharing = DeviceSharing()
     sharing.give_way()
     assert sleeps == []
-    sharing.rest(0.25)
+    sharing.pause_for(0.25)
     assert sleeps == [0.25]

@@ -21,6 +21,6 @@ def test_a_tripwire_that_was_touched_is_disturbed(act: str) -> None:
             tripwires.path.unlink()
         elif act == "connect":
             socket.create_connection(("127.0.0.1", tripwires.port)).close()
-        assert bool(tripwires.disturbed()) == (act != "nothing")
+        assert bool(tripwires.find_disturbed()) == (act != "nothing")
     finally:
         tripwires.close()

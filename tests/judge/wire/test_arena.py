@@ -21,15 +21,15 @@ from torch_cudal1.judge.wire import arena
 from torch_cudal1.judge.wire.arena import (
     Arena,
     Verbs,
-    arena_of,
+    find_arena,
     lend,
     lend_also,
     return_to_first,
     withdraw,
 )
-from torch_cudal1.judge.wire.channel import in_arena, load_tensors, save_tensors
+from torch_cudal1.judge.wire.channel import lies_in_arena, load_tensors, save_tensors
 from torch_cudal1.judge.wire.tensor_bits import same_storage
-from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors
+from torch_cudal1.judge.worker.raw_copy import RefusedOutput, save_raw_tensors
 
 CPU = torch.device("cpu")
 SIZE = 1 << 16
@@ -55,10 +55,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     withdraw(tmp_path)
 
 
-@pytest.mark.parametrize("save", [save_tensors, raw_tensors])
+@pytest.mark.parametrize("save", [save_tensors, save_raw_tensors])
 def test_tensors_of_every_layout_arrive_without_a_file(folder: Path, save: type) -> None:
     layout = save(TENSORS, folder / "message")
-    assert in_arena(layout)
+    assert lies_in_arena(layout)
     assert not (folder / "message").exists()
     for old, new in zip(TENSORS, load_tensors(layout, folder / "message", CPU), strict=True):
         if old is None or new is None:
@@ -79,7 +79,7 @@ def test_a_tensor_that_was_read_is_a_copy(folder: Path) -> None:
 def test_a_message_that_does_not_fit_goes_through_a_file(folder: Path) -> None:
     large = torch.randn(SIZE)
     layout = save_tensors([large], folder / "message")
-    assert not in_arena(layout)
+    assert not lies_in_arena(layout)
     (back,) = load_tensors(layout, folder / "message", CPU)
     assert back is not None
     assert torch.equal(large, back)
@@ -106,31 +106,31 @@ def test_an_output_larger_than_its_storage_is_refused_here_too(folder: Path) -> 
     lying = torch.ones(4)
     lying.untyped_storage().resize_(4)
     with pytest.raises(RefusedOutput, match="its storage has"):
-        raw_tensors([lying], folder / "message")
+        save_raw_tensors([lying], folder / "message")
 
 
 def test_a_larger_arena_replaces_the_first_until_it_is_returned(folder: Path) -> None:
     large = torch.randn(SIZE)
     given_back: list[int] = []
     buffer = (ctypes.c_char * (8 * SIZE))()
-    first = arena_of(folder)
+    first = find_arena(folder)
     for ended in (return_to_first, withdraw):
         verbs = Verbs(ctypes.memmove, lambda: None, lambda: given_back.append(1))
         lend_also(folder, Arena(CPU, ctypes.addressof(buffer), 8 * SIZE, verbs))
         layout = save_tensors([large], folder / "message")
-        assert in_arena(layout)
+        assert lies_in_arena(layout)
         (back,) = load_tensors(layout, folder / "message", CPU)
         assert back is not None
         assert torch.equal(back, large)
         ended(folder)
-        assert arena_of(folder) is (first if ended is return_to_first else None)
+        assert find_arena(folder) is (first if ended is return_to_first else None)
     assert given_back == [1, 1]
     return_to_first(folder)  # of none: nothing to do
 
 
 def test_without_a_gpu_there_is_no_room_to_be_had() -> None:
-    with Child(make_limits(Settings(), CPU), Contract()) as child, child.room(1 << 40):
-        path = child.new_file()
+    with Child(make_limits(Settings(), CPU), Contract()) as child, child.enlarge_arena(1 << 40):
+        path = child.reserve_file()
         child.call(
             "put", name="set", layout=save_tensors([torch.ones(3)], path), path=str(path), base=""
         )
@@ -147,9 +147,9 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
 
     monkeypatch.setattr(arena, "share", share)
     with Child(make_limits(Settings(), CPU), Contract()) as child:
-        lend(child.scratch, arena_of(folder))  # as if its device had such memory
-        path = child.new_file()
-        with child.room(1 << 30):
+        lend(child.scratch, find_arena(folder))  # as if its device had such memory
+        path = child.reserve_file()
+        with child.enlarge_arena(1 << 30):
             layout = save_tensors([torch.randn(SIZE)], path)
             child.call("put", name="set", layout=layout, path=str(path), base="")
         assert (
@@ -159,7 +159,7 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
             pytest.raises(
                 CandidateFailure, match=r"no room for a message of 6\.0 GiB: cuMemAlloc"
             ) as failed,
-            child.room(6 << 30),
+            child.enlarge_arena(6 << 30),
         ):
             raise AssertionError("the body must not run")
         assert failed.value.detector == "resource"
@@ -168,7 +168,7 @@ def test_a_message_for_which_a_gpu_has_no_room_goes_through_a_file_unless_that_t
 
 def assert_same_on_both_sides(child: Child, value: torch.Tensor) -> None:
     """The child's set has the value's bytes."""
-    path = child.new_file()
+    path = child.reserve_file()
     layout = child.call("reread", name="set", positions=[0], path=str(path))["layout"]
     (tensor,) = load_tensors(layout, path, value.device)
     assert tensor is not None
@@ -180,18 +180,18 @@ def assert_same_on_both_sides(child: Child, value: torch.Tensor) -> None:
 def test_a_message_too_large_for_the_standing_arena_gets_room_for_its_time() -> None:
     device = torch.device("cuda")
     with Child(make_limits(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
-        standing = arena_of(child.scratch)
+        standing = find_arena(child.scratch)
         value = torch.randn(3 << 20, device=device)
         for _ in range(3):
-            path = child.new_file()
-            with child.room(value.nbytes + 512):
+            path = child.reserve_file()
+            with child.enlarge_arena(value.nbytes + 512):
                 layout = save_tensors([value], path)
-                assert in_arena(layout)
+                assert lies_in_arena(layout)
                 child.call("put", name="set", layout=layout, path=str(path), base="")
-            assert arena_of(child.scratch) is standing
-        with child.room(value.nbytes + 512):
+            assert find_arena(child.scratch) is standing
+        with child.enlarge_arena(value.nbytes + 512):
             assert_same_on_both_sides(child, value)
-        small = child.new_file()
+        small = child.reserve_file()
         child.call(
             "put",
             name="small",
@@ -199,7 +199,7 @@ def test_a_message_too_large_for_the_standing_arena_gets_room_for_its_time() -> 
             path=str(small),
             base="",
         )
-        with pytest.raises(CandidateFailure, match="no room"), child.room(1 << 60):
+        with pytest.raises(CandidateFailure, match="no room"), child.enlarge_arena(1 << 60):
             raise AssertionError("nobody has that much")
 
 
@@ -208,18 +208,18 @@ def test_a_message_too_large_for_the_standing_arena_gets_room_for_its_time() -> 
 def test_a_child_on_a_gpu_reads_and_writes_memory_that_the_judge_shares() -> None:
     device = torch.device("cuda")
     with Child(make_limits(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
-        assert arena_of(child.scratch) is not None, (
+        assert find_arena(child.scratch) is not None, (
             "the driver shares no memory between these processes"
         )
         value = torch.randn(100, 30, device=device).t()
-        path = child.new_file()
+        path = child.reserve_file()
         layout = save_tensors([value], path)
-        assert in_arena(layout)
+        assert lies_in_arena(layout)
         child.call("put", name="set", layout=layout, path=str(path), base="")
         save_tensors([torch.zeros(4, device=device)], path)  # the set is a copy
         assert_same_on_both_sides(child, value)
         scratch = child.scratch
-    assert arena_of(scratch) is None
+    assert find_arena(scratch) is None
 
 
 @pytest.mark.gpu
@@ -230,9 +230,9 @@ def test_constants_that_a_module_has_on_the_gpu_are_read_on_the_host() -> None:
     """
     device = torch.device("cuda")
     with Child(make_limits(Settings(), device), Contract(), shared_bytes=1 << 20) as child:
-        path, constant = child.new_file(), torch.arange(12.0, device=device).view(3, 4).t()
+        path, constant = child.reserve_file(), torch.arange(12.0, device=device).view(3, 4).t()
         layout = save_tensors([constant, None], path)
-        assert in_arena(layout)
+        assert lies_in_arena(layout)
         constants, missing = load_tensors(layout, path, CPU)
     assert missing is None
     assert constants is not None

@@ -32,7 +32,7 @@ def test_a_switch_that_says_what_the_contract_says_stays_as_it_is(
     word: str, rights: tuple[str, ...]
 ) -> None:
     MATMUL.fp32_precision = word
-    with precision_rights.under(Contract(rights=rights)):
+    with precision_rights.enforce_rights(Contract(rights=rights)):
         assert (MATMUL.fp32_precision == "tf32") == bool(rights)
         assert (MATMUL.fp32_precision == word) == ((word == "tf32") == bool(rights))
     assert word == MATMUL.fp32_precision
@@ -50,13 +50,13 @@ def said():
     return matmul.fp32_precision, torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(), warn_only
 
 before = said()
-rights.apply(rights.flags_for(Contract()))
+rights.apply(rights.choose_flags(Contract()))
 assert said() == before, (said(), before)
 torch.use_deterministic_algorithms(True)
-flags = rights.flags_for(Contract(rights=("matmul",)))
+flags = rights.choose_flags(Contract(rights=("matmul",)))
 rights.apply(flags | {"deterministic": False})
 assert said()[:3] == ("tf32", "high", False), said()
-rights.apply(rights.flags_for(Contract()) | {"deterministic": True})
+rights.apply(rights.choose_flags(Contract()) | {"deterministic": True})
 assert said()[:3] == ("ieee", "highest", True), said()
 """
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from torch_cudal1.judge.wire.tensor_bits import same_bits
-from torch_cudal1.judge.worker.guard_pages import SIDES, Side, at_edge
+from torch_cudal1.judge.worker.guard_pages import SIDES, Side, copy_to_edge
 
 DEVICES = [
     "cpu",
@@ -52,8 +52,8 @@ ACCESSES: dict[str, tuple[str, Side, bool]] = {
 PROGRAM = """
 import ctypes
 import torch
-from torch_cudal1.judge.worker.guard_pages import at_edge
-tensor = at_edge(torch.ones(4096), {side!r})
+from torch_cudal1.judge.worker.guard_pages import copy_to_edge
+tensor = copy_to_edge(torch.ones(4096), {side!r})
 at = tensor.data_ptr()
 {access}
 """
@@ -64,7 +64,7 @@ at = tensor.data_ptr()
 @pytest.mark.parametrize("form", FORMS)
 def test_a_tensor_at_the_edge_is_the_same_tensor(form: str, side: Side, device: str) -> None:
     tensor = FORMS[form].to(device)
-    moved = at_edge(tensor, side)
+    moved = copy_to_edge(tensor, side)
     assert same_bits(moved, tensor)
     assert moved.stride() == tensor.stride()
     assert moved.data_ptr() % 16 == 0
@@ -74,7 +74,7 @@ def test_a_tensor_at_the_edge_is_the_same_tensor(form: str, side: Side, device: 
 
 def test_an_empty_tensor_has_no_edge() -> None:
     empty = torch.empty(0, 3)
-    assert at_edge(empty, "end") is empty
+    assert copy_to_edge(empty, "end") is empty
 
 
 @pytest.mark.parametrize("name", ACCESSES)
@@ -93,7 +93,7 @@ def test_the_memory_goes_with_the_tensor() -> None:
         return len(Path("/proc/self/maps").read_text().splitlines())
 
     before = mappings()
-    tensors = [at_edge(torch.ones(1000), "end") for _ in range(20)]
+    tensors = [copy_to_edge(torch.ones(1000), "end") for _ in range(20)]
     view = tensors[0][10:20]
     assert mappings() > before + 20
     del tensors
@@ -111,12 +111,12 @@ def test_memory_of_a_gpu_goes_with_the_tensor() -> None:
 
     def sees_memory_taken_and_given_back() -> bool:
         before = free()
-        tensors = [at_edge(torch.ones(1 << 24, device="cuda"), "end") for _ in range(4)]
+        tensors = [copy_to_edge(torch.ones(1 << 24, device="cuda"), "end") for _ in range(4)]
         taken = before - free()
         del tensors
         return taken >= 4 * (1 << 26) and before - free() < 1 << 26
 
-    at_edge(torch.ones(1, device="cuda"), "end")
+    copy_to_edge(torch.ones(1, device="cuda"), "end")
     # The driver counts the whole GPU, and another process may take or free memory in between.
     assert any(sees_memory_taken_and_given_back() for _ in range(20))
 
@@ -150,6 +150,6 @@ def test_operators_stay_within_their_tensors(name: str, dtype: torch.dtype, devi
     expected = operator(*inputs)
     for side in SIDES:
         problem = operator(
-            *[at_edge(tensor, side) for tensor in inputs]
+            *[copy_to_edge(tensor, side) for tensor in inputs]
         )  # a process that is still there says it
         torch.testing.assert_close(problem, expected, rtol=2e-2, atol=2e-2)

@@ -40,7 +40,7 @@ def make_runner_on_other_device(
     """A runner "elsewhere", the other device being the CPU as well, so that only the copies tell
     the two apart.
     """
-    monkeypatch.setattr(module_runner, "_next_gpu", lambda device: CPU)
+    monkeypatch.setattr(module_runner, "_find_next_gpu", lambda device: CPU)
     x = torch.randn(3)
     call = pack_arguments({"args": [x], "kwargs": {}}, [])
     form = CallSpec("ModelNew", pack_arguments({"args": [], "kwargs": {}}, None), (), call)

@@ -9,7 +9,7 @@ import torch
 
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
 from torch_cudal1.judge.wire.tensor_bits import same_bits
-from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors, refuse_lazy
+from torch_cudal1.judge.worker.raw_copy import RefusedOutput, refuse_lazy, save_raw_tensors
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def test_the_bytes_of_plain_tensors_arrive_unchanged(tmp_path: Path) -> None:
         torch.tensor(True),
         torch.randn(3, dtype=torch.bfloat16),
     ]
-    read_back = load_tensors(raw_tensors(tensors, path), path, CPU)
+    read_back = load_tensors(save_raw_tensors(tensors, path), path, CPU)
     for tensor, copy in zip(tensors, read_back, strict=True):
         assert (tensor is None) == (copy is None)
         assert (
@@ -35,11 +35,11 @@ def test_the_bytes_of_plain_tensors_arrive_unchanged(tmp_path: Path) -> None:
             or (same_bits(tensor, copy) and tensor.stride() == copy.stride())
         )
     conjugated = torch.randn(3, dtype=torch.complex64).conj()
-    (read_conjugated,) = load_tensors(raw_tensors([conjugated], path), path, CPU)
+    (read_conjugated,) = load_tensors(save_raw_tensors([conjugated], path), path, CPU)
     assert read_conjugated is not None
     assert torch.equal(read_conjugated, conjugated)
     layout = save_tensors([tensors[0]], path)
-    assert layout == raw_tensors([tensors[0]], path)
+    assert layout == save_raw_tensors([tensors[0]], path)
 
 
 def test_an_output_that_computes_late_is_refused_before_it_is_touched() -> None:
@@ -60,4 +60,4 @@ def test_an_output_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
     short = torch.ones(16)
     short.untyped_storage().resize_(8)
     with pytest.raises(RefusedOutput, match="its storage has 8"):
-        raw_tensors([short], tmp_path / "outputs")
+        save_raw_tensors([short], tmp_path / "outputs")

@@ -29,7 +29,7 @@ SLOT = "reference"
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
     with Child(make_limits(Settings(), CPU), Contract()) as running_child:
-        payloads = write_payloads(PROGRAM, running_child.new_file())
+        payloads = write_payloads(PROGRAM, running_child.reserve_file())
         running_child.call(
             "load",
             slot=SLOT,
@@ -57,7 +57,7 @@ def sent_verbs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def _run(child: Child, inputs: str) -> torch.Tensor | None:
-    path = child.new_file()
+    path = child.reserve_file()
     answer = child.call("run", slot=SLOT, inputs=inputs, path=str(path))
     return load_tensors(answer["layout"], path, CPU)[0]
 
@@ -103,7 +103,7 @@ def test_a_request_that_is_due_and_fails_is_named_and_nothing_after_it_is_served
     child: Child,
 ) -> None:
     child.put("fifth", INPUTS, base="no such set")
-    child.later("drop", names=["fourth"])
+    child.queue_request("drop", names=["fourth"])
     with pytest.raises(CandidateFailure) as error_info:
         _run(child, "fourth")
     assert (error_info.value.detector, "no such set" in error_info.value.found) == ("put", True)

@@ -141,7 +141,7 @@ def test_what_the_worker_reaches_is_not_the_judges(worker: str) -> None:
 def _serve_requests(child: Child) -> None:
     """One request of each kind, so that what is imported late is there."""
     inputs = [torch.randn(spec.shape) for spec in PROGRAM.inputs]
-    payloads = write_payloads(PROGRAM, child.new_file())
+    payloads = write_payloads(PROGRAM, child.reserve_file())
     program = {"program": PROGRAM.to_json(), "payloads": payloads}
     child.call("load", slot="candidate", schedule="eager", static=[], **program)
     child.put("first", inputs)
@@ -162,13 +162,13 @@ def _serve_requests(child: Child) -> None:
         ("look", {"sets": ["first"]}),
         ("spin", {"sets": ["first", "second"], "calls": 2, "start": 0, "keep": False}),
     ):
-        path = str(child.new_file())
+        path = str(child.reserve_file())
         child.call(verb, **{"slot": "candidate", "inputs": "first", "path": path, **fields})
 
 
 def list_loaded_modules(child: Child) -> list[str]:
     """Modules of the judge in a child, as a source sees them there."""
-    path = child.new_file()
+    path = child.reserve_file()
     answer = child.call("read_source", text=SPY, entry="Model", seed=0, path=str(path))
     assert load_tensors(answer["layout"], path, CPU)
     names: list[str] = unpack_arguments(answer["form"]["init"], ())["args"][0]

@@ -23,7 +23,7 @@ from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Entry
 from torch_cudal1.store.cache.entry_file import decode_entry
-from torch_cudal1.store.cache.files import files_under, read_file, write_file
+from torch_cudal1.store.cache.files import iter_files, read_file, write_file
 from torch_cudal1.store.cache.local_cache import LocalCache
 
 __all__ = ["RayPool", "run_on_cluster", "store_files"]
@@ -85,7 +85,10 @@ class RayPool:
         try:
             message = self._ray.get(
                 self._remote.remote(
-                    self._order.to_json(), _absolute(task.target), task.signature, self._seen
+                    self._order.to_json(),
+                    _resolve_target_path(task.target),
+                    task.signature,
+                    self._seen,
                 )
             )
         except self._ray.exceptions.RayError as error:
@@ -126,9 +129,7 @@ def run_on_cluster(
         root = Path(folder)
         answer = run_task(warmup_order.with_cache(root), task, ignore_progress)
         paths = [
-            path
-            for suffix in (".safetensors", ".json")
-            for path in files_under(root / "v1", suffix)
+            path for suffix in (".safetensors", ".json") for path in iter_files(root / "v1", suffix)
         ]
         return {
             "answer": answer.to_json(),
@@ -171,7 +172,7 @@ def _is_decided(data: bytes, path: Path) -> bool:
     return isinstance(new, Entry) and isinstance(old, Entry) and new.target == old.target
 
 
-def _absolute(target: str) -> str:
+def _resolve_target_path(target: str) -> str:
     """The target with its file's whole path: tasks run in another folder there."""
     source, colon, name = target.rpartition(":") if ":" in target else (target, "", "")
     path = Path(source).expanduser()

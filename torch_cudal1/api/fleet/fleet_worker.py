@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask, call_record_of
-from torch_cudal1.api.recording.replay import in_mode, list_recorded_calls
+from torch_cudal1.api.recording.replay import enter_recorded_modes, list_recorded_calls
 from torch_cudal1.api.targets import LoadedTarget, load, try_call
 from torch_cudal1.api.warmup import warm
 from torch_cudal1.core.errors import TargetError
@@ -72,7 +72,7 @@ def _run_recorded_call(
         ) from error
     if call.problem:
         raise TargetError(task.label, call.problem)
-    with in_mode(call):
+    with enter_recorded_modes(call):
         return WarmupAnswer(
             task, warm(call.loaded, settings, progress=progress, training=call.mode.grad)
         )
@@ -80,7 +80,7 @@ def _run_recorded_call(
 
 def main(descriptor: int) -> int:
     """Serve until stdin ends."""
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     # A terminal sends Ctrl-C to every process of the group. The parent handles it and ends its
     # workers in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -127,7 +127,7 @@ def _listen(lines: queue.Queue[str | None]) -> None:
     os._exit(1)
 
 
-def _end(number: int, frame: object) -> NoReturn:
+def _exit_on_signal(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 

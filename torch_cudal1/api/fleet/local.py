@@ -31,7 +31,7 @@ from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, Warmup
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.settings import process_environment, select_environment
 
-__all__ = ["LocalPool", "WorkerSlot", "cpu_slots", "gpu_slots"]
+__all__ = ["LocalPool", "WorkerSlot", "list_cpu_slots", "list_gpu_slots"]
 
 # Longer than the worker's own 10 s, in which it ends its judge processes.
 SHUTDOWN_GRACE_S = 15.0
@@ -51,7 +51,7 @@ class WorkerSlot:
     cores: tuple[int, ...]
 
 
-def gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
+def list_gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
     """A worker slot for each of `devices`.
 
     `devices` is "all", or torch's numbers such as "0,2"; `count` GPUs exist. Raises SettingError
@@ -77,7 +77,7 @@ def gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlo
     # The user's own CUDA_VISIBLE_DEVICES maps torch's numbers to GPUs, and may hold UUIDs.
     visible = select_environment({"CUDA_VISIBLE_DEVICES"}, ()).get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
-    shares = _shares(cores, len(chosen))
+    shares = _split_cores(cores, len(chosen))
     return tuple(
         WorkerSlot(
             f"the worker of GPU {number}", {"CUDA_VISIBLE_DEVICES": names[number].strip()}, share
@@ -86,12 +86,12 @@ def gpu_slots(devices: str, count: int, cores: Sequence[int]) -> tuple[WorkerSlo
     )
 
 
-def cpu_slots(count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
+def list_cpu_slots(count: int, cores: Sequence[int]) -> tuple[WorkerSlot, ...]:
     """`count` worker slots that share all cores."""
     return tuple(WorkerSlot(f"worker {number}", {}, tuple(cores)) for number in range(count))
 
 
-def _shares(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+def _split_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
     """Neighbouring cores in equal parts; with fewer cores than parts each worker has all."""
     if len(cores) < parts:
         return [tuple(cores)] * parts
@@ -196,7 +196,7 @@ class _Worker:
             print(json.dumps(value), file=self.process.stdin, flush=True)
         except (OSError, ValueError) as error:
             # ValueError: `close` has closed the pipe meanwhile.
-            raise self._death() from error
+            raise self._make_death_error() from error
 
     def _read(self) -> dict[str, Any]:
         assert self.answers is not None
@@ -207,10 +207,10 @@ class _Worker:
         except (OSError, ValueError):
             message = None
         if not isinstance(message, dict):
-            raise self._death()
+            raise self._make_death_error()
         return message
 
-    def _death(self) -> WorkerDiedError:
+    def _make_death_error(self) -> WorkerDiedError:
         """The error for a worker that died, with its exit code and last log lines. Ends the process."""
         process, log = self.process, self.log
         assert process is not None
@@ -224,7 +224,7 @@ class _Worker:
         # The last lines say why, such as an out-of-memory error; a log may be large.
         log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
         last_lines = log.read().decode(errors="replace").strip().splitlines()[-3:]
-        self._close()
+        self._close_files()
         return WorkerDiedError(
             self.slot.name, ": ".join([ending, *([" / ".join(last_lines)] if last_lines else [])])
         )
@@ -240,9 +240,9 @@ class _Worker:
         """Wait for its end, and make it end if that takes long."""
         if self.process is not None:
             _end_process(self.process, SHUTDOWN_GRACE_S)
-        self._close()
+        self._close_files()
 
-    def _close(self) -> None:
+    def _close_files(self) -> None:
         for file in (self.answers, self.log):
             if file is not None:
                 file.close()

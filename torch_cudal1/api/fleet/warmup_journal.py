@@ -25,7 +25,7 @@ from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.cache.entry_file import decode_entry
 from torch_cudal1.store.cache.files import read_file
 
-__all__ = ["WarmupJournal", "journal_for"]
+__all__ = ["WarmupJournal", "find_journal"]
 
 MAX_JOURNAL_BYTES = 1 << 30
 
@@ -56,7 +56,7 @@ class WarmupJournal:
             task: replace(answer, resumed=True)
             for task, answer in remembered.items()
             # A purge may have deleted entries since: such a task is done again.
-            if self._still_stored(answer)
+            if self._is_still_stored(answer)
         }
 
     def add(self, answer: WarmupAnswer) -> Refusal | None:
@@ -88,14 +88,14 @@ class WarmupJournal:
         data = read_file(self.path, MAX_JOURNAL_BYTES)
         return not isinstance(data, Refusal) and bool(data) and not data.endswith(b"\n")
 
-    def _still_stored(self, answer: WarmupAnswer) -> bool:
+    def _is_still_stored(self, answer: WarmupAnswer) -> bool:
         return all(
-            any(_is_readable(path) for root in self.caches for path in _files_of(root, key))
+            any(_is_readable(path) for root in self.caches for path in _find_entry_files(root, key))
             for key in answer.keys
         )
 
 
-def _files_of(root: Path, key: str) -> list[Path]:
+def _find_entry_files(root: Path, key: str) -> list[Path]:
     # A key from a journal's line goes into a path and a pattern, so only letters and digits may be
     # in it.
     return list(root.glob(f"v1/*/*/{key[:2]}/{key}.safetensors")) if key.isalnum() else []
@@ -106,7 +106,7 @@ def _is_readable(path: Path) -> bool:
     return not isinstance(data, Refusal) and not isinstance(decode_entry(data), Refusal)
 
 
-def journal_for(order: WarmupOrder, tasks: Sequence[WarmupTask]) -> WarmupJournal:
+def find_journal(order: WarmupOrder, tasks: Sequence[WarmupTask]) -> WarmupJournal:
     """The journal of these tasks under this order, with the versions that decisions depend on."""
     # Decisions of other versions are validated again, so their journal does not count.
     versions = [__version__, torch.__version__, triton_version()]

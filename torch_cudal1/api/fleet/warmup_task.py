@@ -19,7 +19,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.recording_file import CallRecord, Mode
 
-__all__ = ["WarmupAnswer", "WarmupOrder", "WarmupTask", "call_record_of", "signature_of"]
+__all__ = ["WarmupAnswer", "WarmupOrder", "WarmupTask", "call_record_of", "encode_signature"]
 
 # `record` and `on_mismatch` are about serving, and the latter may be a function, which has no JSON
 # form. `llm_key` is a secret, which no file may hold.
@@ -44,7 +44,7 @@ _NUMBERS = (
 @dataclass(frozen=True)
 class WarmupTask:
     """One thing to warm: a single TARGET, at its own inputs or at a recorded `signature` (see
-    `signature_of`; "" for its own).
+    `encode_signature`; "" for its own).
     """
 
     target: str
@@ -151,20 +151,20 @@ class WarmupAnswer:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WarmupAnswer:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        result = None if data["result"] is None else _result(data["result"])
+        result = None if data["result"] is None else _decode_result(data["result"])
         return cls(
             WarmupTask(data["target"], data["signature"]), result, data["unusable"], data["died"]
         )
 
 
-def signature_of(record: CallRecord) -> str:
+def encode_signature(record: CallRecord) -> str:
     """A recorded form of call as a task's signature: how often it came is not part of it."""
     # How often a form came changes with every recording; finished work must still be recognised.
     return canonical_json(asdict(replace(record, calls=1)))
 
 
 def call_record_of(signature: str) -> CallRecord:
-    """The inverse of `signature_of`. Raises ValueError, TypeError or LookupError for anything else."""
+    """The inverse of `encode_signature`. Raises ValueError, TypeError or LookupError for anything else."""
     fields = json.loads(signature)
     mode = Mode(
         fields["mode"]["grad"],
@@ -174,31 +174,31 @@ def call_record_of(signature: str) -> CallRecord:
     return CallRecord(**{**fields, "mode": mode})
 
 
-def _result(data: Mapping[str, Any]) -> WarmupResult:
+def _decode_result(data: Mapping[str, Any]) -> WarmupResult:
     explanation = data["explanation"]
     return WarmupResult(
-        **{**data, "explanation": None if explanation is None else _explanation(explanation)}
+        **{**data, "explanation": None if explanation is None else _decode_explanation(explanation)}
     )
 
 
-def _explanation(data: Mapping[str, Any]) -> Explanation:
+def _decode_explanation(data: Mapping[str, Any]) -> Explanation:
     end_to_end = data["end_to_end"]
     converted = {
         **data,
-        "regions": tuple(_region(region) for region in data["regions"]),
+        "regions": tuple(_decode_region(region) for region in data["regions"]),
         "left_out": tuple(data["left_out"]),
         "gate": tuple(data["gate"]),
-        "end_to_end": None if end_to_end is None else EndToEnd(**_with_intervals(end_to_end)),
+        "end_to_end": None if end_to_end is None else EndToEnd(**_decode_numbers(end_to_end)),
     }
     return Explanation(**converted)
 
 
-def _region(data: Mapping[str, Any]) -> RegionReport:
+def _decode_region(data: Mapping[str, Any]) -> RegionReport:
     lists = {name: tuple(data[name]) for name in ("techniques", "raced", "tried") if name in data}
-    return RegionReport(**{**_with_intervals(data), **lists})
+    return RegionReport(**{**_decode_numbers(data), **lists})
 
 
-def _with_intervals(data: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_numbers(data: Mapping[str, Any]) -> dict[str, Any]:
     # `plain` writes a number that JSON has no word for as "inf", "-inf" or "nan"
     numbers = {name: float(data[name]) for name in _NUMBERS if isinstance(data.get(name), str)}
     intervals = {

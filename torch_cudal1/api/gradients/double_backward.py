@@ -31,7 +31,7 @@ def allow_double_backward(call: Call, module: torch.nn.Module, guard: ModuleGuar
     them.
     """
     # Read at the forward's binding: the backward may run outside of the autocast block.
-    modes = _autocast_modes()
+    modes = _read_autocast_modes()
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = call(args, kwargs)
@@ -40,9 +40,11 @@ def allow_double_backward(call: Call, module: torch.nn.Module, guard: ModuleGuar
             # Gradients of another module than the one that ran would be wrong in silence.
             if not guard.holds():
                 raise RuntimeError(
-                    f"the module changed since its forward ({guard.why()}); differentiate before changing it"
+                    f"the module changed since its forward ({guard.explain_difference()}); differentiate before changing it"
                 )
-            return _in_modes(_copy_with_own_buffers(module)._call_impl, modes)(*args, **kwargs)
+            return _wrap_in_autocast(_copy_with_own_buffers(module)._call_impl, modes)(
+                *args, **kwargs
+            )
 
         _install_eager_backward(output, run_eager)
         return output
@@ -60,19 +62,19 @@ def allow_graph_double_backward(
     numbers, or where an input was written to since, a second derivative raises RuntimeError:
     another run could not repeat the first.
     """
-    modes = _autocast_modes()
+    modes = _read_autocast_modes()
 
     def run(*inputs: Any) -> Any:
         # A training forward may write to an input in place, and then a second run would start from
         # what the first one wrote. The version counter is what PyTorch's own saved tensors check.
-        versions = _versions(inputs)
+        versions = _list_version_counters(inputs)
         output = compiled(*inputs)
         # The graph itself wrote: its gradients stay as the compiler made them.
-        if _versions(inputs) != versions:
+        if _list_version_counters(inputs) != versions:
             return output
 
         def run_eager() -> Any:
-            if _versions(inputs) != versions:
+            if _list_version_counters(inputs) != versions:
                 raise RuntimeError(
                     "an input of the forward was written to since; differentiate before changing it"
                 )
@@ -80,7 +82,7 @@ def allow_graph_double_backward(
             # if CUDA runs already, as reading it would initialise CUDA.
             on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
             with preserve_random_state() as consumed_generators:
-                results = _in_modes(graph, modes)(*inputs)
+                results = _wrap_in_autocast(graph, modes)(*inputs)
             if on_gpu is not None and not torch.equal(on_gpu, torch.cuda.get_rng_state()):
                 torch.cuda.set_rng_state(on_gpu)
                 consumed_generators.append("the GPU's generator")
@@ -166,14 +168,14 @@ def _copy_with_own_buffers(module: torch.nn.Module) -> torch.nn.Module:
     return copy
 
 
-def _autocast_modes() -> list[tuple[str, bool, torch.dtype]]:
+def _read_autocast_modes() -> list[tuple[str, bool, torch.dtype]]:
     return [
         (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         for kind in ("cpu", "cuda")
     ]
 
 
-def _in_modes(
+def _wrap_in_autocast(
     call: Callable[..., Any], modes: Sequence[tuple[str, bool, torch.dtype]]
 ) -> Callable[..., Any]:
     """`call` in the autocast modes of the forward."""
@@ -187,7 +189,7 @@ def _in_modes(
     return run
 
 
-def _versions(inputs: Sequence[Any]) -> list[int]:
+def _list_version_counters(inputs: Sequence[Any]) -> list[int]:
     return [
         leaf._version
         for leaf in inputs

@@ -43,7 +43,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Entry, Region
 from torch_cudal1.store.cache.entry_file import decode_entry, encode_entry
-from torch_cudal1.store.cache.local_cache import stale_reason
+from torch_cudal1.store.cache.local_cache import explain_staleness
 from torch_cudal1.store.cache.quarantine import find_quarantine_reason
 from torch_cudal1.store.context import TuneContext
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     # The import brings the judge, which a warm look-up does without.
     from torch_cudal1.search.tune import Choice
 
-__all__ = ["Broadcast", "NoConsensus", "choices_from_broadcast", "has_ranks", "reach_consensus"]
+__all__ = ["Broadcast", "NoConsensus", "has_ranks", "reach_consensus", "read_broadcast_choices"]
 
 T = TypeVar("T")
 MAX_WAIT_AFTER_TIMEOUT_S = 1.0
@@ -121,7 +121,7 @@ def has_ranks(settings: Settings) -> bool:
     return settings.ranks_agree and _store() is not None
 
 
-def choices_from_broadcast(
+def read_broadcast_choices(
     broadcast: Broadcast, regions: Sequence[Region], context: TuneContext
 ) -> tuple[Choice, ...]:
     """The leader's entries as this rank's choices. KeyError for a region that the broadcast
@@ -337,7 +337,7 @@ class _Meeting:
                 # A baseline is PyTorch's own work, which runs on every machine.
                 continue
             if entry.target.family != self._context.target.family or (
-                stale := stale_reason(entry.target, self._context.target)
+                stale := explain_staleness(entry.target, self._context.target)
             ):
                 reason = stale or "validated on " + entry.target.family
                 return Refusal(f"rank {self.rank}: {reason}")

@@ -39,17 +39,19 @@ class StoreChannel:
     def has(self, names: Sequence[str]) -> bool:
         """Whether all of `names` are there."""
         return bool(
-            self._ask_with_timeout(lambda: self._store.check([self._name(name) for name in names]))
+            self._ask_with_timeout(
+                lambda: self._store.check([self._prefix_key(name) for name in names])
+            )
         )
 
     def get(self, name: str) -> str:
         """The text under `name`, which must be there."""
         # `get` blocks until the name exists, so it is used only for names that are there.
-        return self._ask_with_timeout(lambda: str(self._store.get(self._name(name)).decode()))
+        return self._ask_with_timeout(lambda: str(self._store.get(self._prefix_key(name)).decode()))
 
     def set(self, name: str, value: str) -> None:
         """Write `value` under `name`."""
-        self._ask_with_timeout(lambda: self._store.set(self._name(name), value))
+        self._ask_with_timeout(lambda: self._store.set(self._prefix_key(name), value))
 
     def set_once(self, name: str, value: str) -> str:
         """Set `value` unless another rank did so before; the value that counts, the same for every
@@ -58,19 +60,19 @@ class StoreChannel:
         return self._ask_with_timeout(
             # With "" expected, `compare_set` writes only where the name does not exist. The store
             # does it in one step, so all ranks read the same verdict.
-            lambda: str(self._store.compare_set(self._name(name), "", value).decode())
+            lambda: str(self._store.compare_set(self._prefix_key(name), "", value).decode())
         )
 
     def delete(self, name: str) -> None:
         """Delete `name` from the store."""
-        self._ask_with_timeout(lambda: self._store.delete_key(self._name(name)))
+        self._ask_with_timeout(lambda: self._store.delete_key(self._prefix_key(name)))
 
     def wait(self, names: Sequence[str], closed: str, timeout_s: float) -> bool:
         """Wait for all of `names`, at most `timeout_s`. The name `closed` ends the wait early.
 
         Returns whether all of `names` are there.
         """
-        deadline, pauses = time.monotonic() + timeout_s, _pauses()
+        deadline, pauses = time.monotonic() + timeout_s, _double_pauses()
         while (
             not (complete := self.has(names))
             and not self.has([closed])
@@ -92,7 +94,7 @@ class StoreChannel:
         silence_s, longest_s = limits_s
         started = changed = time.monotonic()
         # Only a change of the counter counts as a sign of life: clocks of two hosts need not agree.
-        last, pauses = "", _pauses()
+        last, pauses = "", _double_pauses()
         while not (self.has([name]) or self.has([closed])):
             now, count = time.monotonic(), self.get(beat) if self.has([beat]) else ""
             if count != last:
@@ -120,7 +122,7 @@ class StoreChannel:
                     number += 1
                     # Not through `_ask_with_timeout`: this is a thread of its own already, and may
                     # wait.
-                    self._store.set(self._name(name), str(number))
+                    self._store.set(self._prefix_key(name), str(number))
 
         thread = threading.Thread(target=beat, name="cudal1-rank-beat", daemon=True)
         thread.start()
@@ -132,7 +134,7 @@ class StoreChannel:
             # rank here.
             thread.join(timeout=1.0)
 
-    def _name(self, name: str) -> str:
+    def _prefix_key(self, name: str) -> str:
         return f"{self._base}/{name}"
 
     def _ask_with_timeout(self, question: Callable[[], T]) -> T:
@@ -157,7 +159,7 @@ class StoreChannel:
         return answer  # type: ignore[return-value]  # there is an answer where there is no error
 
 
-def _pauses() -> Iterator[float]:
+def _double_pauses() -> Iterator[float]:
     pause = 0.001
     while True:
         yield pause

@@ -35,15 +35,15 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.call_signature import FormError, describe
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.capture import find_lifted_parameters, is_dynamic
-from torch_cudal1.graph.graph_digest import graph_outline
+from torch_cudal1.graph.graph_digest import compute_graph_outline
 from torch_cudal1.ir.program import canonical_json
 from torch_cudal1.store.recording_file import LINE_LIMIT_BYTES, CallRecord, Mode, append_calls
 
 __all__ = [
     "Counter",
     "Tally",
+    "compute_module_identity",
     "count_graph",
-    "identity_of",
     "is_on",
     "keep_recording",
     "note_call",
@@ -118,7 +118,7 @@ class record:
             self._before = {form: counter.calls for form, counter in _counters.items()}
             self._written, self._ended = {}, threading.Event()
             _active.append(self)
-            self._go()
+            self._start_thread()
         return self
 
     def stop(self) -> None:
@@ -145,7 +145,7 @@ class record:
     ) -> None:
         self.stop()
 
-    def _go(self) -> None:
+    def _start_thread(self) -> None:
         # A daemon: a recording that was never stopped must not keep the process from ending.
         self._thread = threading.Thread(
             target=self._run, args=(self._ended,), name="cudal1-record", daemon=True
@@ -182,7 +182,7 @@ class record:
         if isinstance(stored, Refusal):
             telemetry.record("record", "not_stored", reason=stored.reason, lines=len(lines))
 
-    def _after_fork(self) -> None:
+    def _restart_after_fork(self) -> None:
         """In a forked child: count from here, and start a thread of its own."""
         # The parent writes what was counted before the fork. Written by the child too, it would
         # count twice.
@@ -191,7 +191,7 @@ class record:
             {},
         )
         self._ended = threading.Event()
-        self._go()
+        self._start_thread()
 
 
 def is_on() -> bool:
@@ -209,7 +209,7 @@ def keep_recording(path: Path | None) -> None:
         if path not in _kept_recordings:
             # A recording of the setting has no `with` block that would write the last lines.
             if not _kept_recordings:
-                atexit.register(_end)
+                atexit.register(_stop_all_recordings)
             _kept_recordings[path] = record(path).start()
 
 
@@ -225,13 +225,13 @@ def note_call(
     """The counter of calls of this form, in the present modes; None where there is no form, or no
     room for one more.
     """
-    mode = Mode(torch.is_grad_enabled(), module.training, _autocast())
+    mode = Mode(torch.is_grad_enabled(), module.training, _read_autocast_modes())
     try:
         # Shapes, dtypes, flags and numbers only: values of tensors and texts are never described.
         form = describe((args, kwargs))
     except FormError:
         return None
-    return _counter(
+    return _find_or_add_counter(
         CallRecord("module", type(module).__qualname__, identity, canonical_json(form), mode)
     )
 
@@ -246,8 +246,10 @@ def count_graph(
     weights are left out. A graph with dynamic shapes is counted by the shapes that come, at a few
     microseconds a call.
     """
-    weights, outline = find_lifted_parameters(graph), graph_outline(graph)
-    names = [_argument(node.name) for node in graph.graph.nodes if node.op == "placeholder"]
+    weights, outline = find_lifted_parameters(graph), compute_graph_outline(graph)
+    names = [
+        _strip_dynamo_prefix(node.name) for node in graph.graph.nodes if node.op == "placeholder"
+    ]
     tensor_names = {
         i: name
         for i, name in enumerate(names)
@@ -256,16 +258,18 @@ def count_graph(
     # Dynamo makes an input of a number that the module holds, which is no argument of the call.
     tensor_names = {i: name for i, name in tensor_names.items() if not name.startswith("self_")}
     # A graph does not know whether its module is in train or eval mode.
-    mode = Mode(torch.is_grad_enabled(), False, _autocast())
+    mode = Mode(torch.is_grad_enabled(), False, _read_autocast_modes())
 
-    def counter_of(items: Sequence[Any]) -> Counter | None:
+    def find_counter(items: Sequence[Any]) -> Counter | None:
         form = describe({name: items[i] for i, name in tensor_names.items()})
-        return _counter(CallRecord("graph", "graph", outline, canonical_json(form), mode))
+        return _find_or_add_counter(
+            CallRecord("graph", "graph", outline, canonical_json(form), mode)
+        )
 
     # A dynamic graph serves many shapes, so its form is not known until it is called.
     if is_dynamic(inputs):
-        return _count_by_shape(call, tuple(tensor_names), counter_of)
-    counter = counter_of(inputs)
+        return _count_by_shape(call, tuple(tensor_names), find_counter)
+    counter = find_counter(inputs)
     if counter is None:
         return call
 
@@ -295,7 +299,7 @@ def _count_by_shape(
     return count_call
 
 
-def identity_of(module: nn.Module) -> str:
+def compute_module_identity(module: nn.Module) -> str:
     """What makes two modules the same for a recording: class, and names, shapes and types of
     weights; no values.
     """
@@ -333,7 +337,7 @@ class Tally:
             if len(self._counters) >= MAX_FORMS:
                 telemetry.count("forms_not_recorded")
                 return
-            self._identity = self._identity or identity_of(module)
+            self._identity = self._identity or compute_module_identity(module)
             self._counters[key] = note_call(module, self._identity, args, kwargs)
         counter = self._counters[key]
         if counter is not None:
@@ -354,7 +358,7 @@ class Tally:
         self._quick, self._brought = {}, {}
 
 
-def _counter(form: CallRecord) -> Counter | None:
+def _find_or_add_counter(form: CallRecord) -> Counter | None:
     with _lock:
         counter = _counters.get(form)
         if counter is None:
@@ -366,25 +370,25 @@ def _counter(form: CallRecord) -> Counter | None:
         return counter
 
 
-def _argument(name: str) -> str:
+def _strip_dynamo_prefix(name: str) -> str:
     """Dynamo calls what stands for the local variable x "L_x_"."""
     inner = name.removeprefix("L_").removeprefix("l_")
     return inner.removesuffix("_") if inner != name else name
 
 
-def _autocast() -> tuple[tuple[str, str], ...]:
+def _read_autocast_modes() -> tuple[tuple[str, str], ...]:
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return tuple(
         (kind, str(torch.get_autocast_dtype(kind)).removeprefix("torch.")) for kind in kinds
     )
 
 
-def _end() -> None:
+def _stop_all_recordings() -> None:
     for recording in list(_active):
         recording.stop()
 
 
-def _before_fork() -> None:
+def _prepare_fork() -> None:
     """Take the lock and collect all counts, so that the parent writes what was counted so far.
 
     A lock that another thread holds at the fork would stay locked in the child for ever.
@@ -394,17 +398,19 @@ def _before_fork() -> None:
         watched.bring_counts()
 
 
-def _child() -> None:
+def _restart_in_child() -> None:
     # The parent's lock is held in the child by a thread that does not exist there.
     global _lock
     _lock = threading.RLock()
     for recording in _active:
-        recording._after_fork()
+        recording._restart_after_fork()
 
 
 @cache
 def _prepare_for_forks() -> None:
     """Once, when the first recording starts: importing this does nothing."""
     os.register_at_fork(
-        before=_before_fork, after_in_parent=lambda: _lock.release(), after_in_child=_child
+        before=_prepare_fork,
+        after_in_parent=lambda: _lock.release(),
+        after_in_child=_restart_in_child,
     )

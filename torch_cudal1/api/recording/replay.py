@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cudal1.api.recording.recorder import identity_of
+from torch_cudal1.api.recording.recorder import compute_module_identity
 from torch_cudal1.api.targets import LoadedTarget
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.call_signature import FormError, describe, make_inputs
 from torch_cudal1.core.errors import TargetError
-from torch_cudal1.device.target import device_of
+from torch_cudal1.device.target import find_device
 from torch_cudal1.store.recording_file import CallRecord, Mode, RecordingContents, read_calls
 
-__all__ = ["RecordedCall", "in_mode", "list_recorded_calls", "read_recording"]
+__all__ = ["RecordedCall", "enter_recorded_modes", "list_recorded_calls", "read_recording"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def list_recorded_calls(
 
 
 @contextmanager
-def in_mode(call: RecordedCall) -> Iterator[None]:
+def enter_recorded_modes(call: RecordedCall) -> Iterator[None]:
     """The modes of the recorded call, but for grad; the module is put back after."""
     module = call.loaded.module
     # Part by part: `train()` sets every submodule alike, and some may have been frozen in eval
@@ -111,12 +111,15 @@ def _call_of_module(loaded: LoadedTarget, record: CallRecord) -> RecordedCall | 
     """The call of a module's line; None if it is of another module."""
     for name, module in loaded.module.named_modules():
         # The name alone is not enough: two layers of one class have other weight shapes.
-        if type(module).__qualname__ == record.name and identity_of(module) == record.identity:
+        if (
+            type(module).__qualname__ == record.name
+            and compute_module_identity(module) == record.identity
+        ):
             # Only the target itself has example inputs; those of a submodule are not known.
             example: Any = (loaded.inputs, {}) if module is loaded.module else ((), {})
-            target = replace(loaded, name=_label(loaded, name, record), module=module)
+            target = replace(loaded, name=_format_label(loaded, name, record), module=module)
             try:
-                args, kwargs = make_inputs(json.loads(record.form), _device(loaded), example)
+                args, kwargs = make_inputs(json.loads(record.form), _find_device(loaded), example)
                 return RecordedCall(
                     replace(target, inputs=_name_arguments(module, args, kwargs)),
                     record.mode,
@@ -145,15 +148,17 @@ def _call_of_graph(loaded: LoadedTarget, record: CallRecord) -> RecordedCall | N
         if not _is_number(loaded.module, name, arguments, part)
     }
     if any(
-        name not in arguments or not _alike(part, arguments[name]) for name, part in form.items()
+        name not in arguments or not _could_match(part, arguments[name])
+        for name, part in form.items()
     ):
         return None
     # A graph does not know the mode, so the target's own is taken.
     mode = replace(record.mode, training=loaded.module.training)
-    target = replace(loaded, name=_label(loaded, "", record))
+    target = replace(loaded, name=_format_label(loaded, "", record))
     try:
         recorded_inputs = {
-            name: make_inputs(part, _device(loaded), arguments[name]) for name, part in form.items()
+            name: make_inputs(part, _find_device(loaded), arguments[name])
+            for name, part in form.items()
         }
     except FormError as error:
         return RecordedCall(
@@ -179,7 +184,7 @@ def _is_number(module: nn.Module, name: str, arguments: dict[str, Any], form: An
     )
 
 
-def _alike(form: Any, value: Any) -> bool:
+def _could_match(form: Any, value: Any) -> bool:
     """Whether a recorded form could be of the same argument as an example."""
     if not isinstance(value, torch.Tensor) or not isinstance(form, dict) or "t" not in form:
         return False
@@ -208,21 +213,21 @@ def _name_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     return by_name
 
 
-def _label(loaded: LoadedTarget, part: str, record: CallRecord) -> str:
-    return f"{loaded.name}{':' + part if part else ''} ({_short(json.loads(record.form))}, {record.calls} calls)"
+def _format_label(loaded: LoadedTarget, part: str, record: CallRecord) -> str:
+    return f"{loaded.name}{':' + part if part else ''} ({_format_shapes(json.loads(record.form))}, {record.calls} calls)"
 
 
-def _short(form: Any) -> str:
+def _format_shapes(form: Any) -> str:
     """Shapes of the tensors in a form, for people: "32x128, 32"."""
     ((kind, body),) = form.items()
     if kind == "t":
         return "x".join(map(str, body[1])) or "scalar"
     parts = body.values() if kind == "d" else body if kind in ("l", "u") else ()
-    return ", ".join(text for part in parts if (text := _short(part)))
+    return ", ".join(text for part in parts if (text := _format_shapes(part)))
 
 
-def _device(loaded: LoadedTarget) -> torch.device:
+def _find_device(loaded: LoadedTarget) -> torch.device:
     tensors = [*loaded.module.parameters(), *loaded.module.buffers()]
-    return device_of(
+    return find_device(
         [*tensors, *(item for item in loaded.inputs if isinstance(item, torch.Tensor))]
     )

@@ -13,8 +13,8 @@ import torch
 
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
-from torch_cudal1.device.target import device_of
-from torch_cudal1.graph.module_call import tensors_among
+from torch_cudal1.device.target import find_device
+from torch_cudal1.graph.module_call import list_call_tensors
 from torch_cudal1.runtime.guard import call_state, python_signature
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -41,7 +41,9 @@ def remember_pieces(
         module,
         args,
         kwargs,
-        make_context(device_of([*tensors_among(args, kwargs), *module.parameters()]), settings),
+        make_context(
+            find_device([*list_call_tensors(args, kwargs), *module.parameters()]), settings
+        ),
     )
 
 
@@ -51,7 +53,7 @@ def is_known(
     """Whether the cache has a decision for a call like this one, without capturing it."""
     # The same rules as a real look-up, Hub and read-only caches included.
     context = make_context(
-        device_of([*tensors_among(args, kwargs), *module.parameters()]), settings
+        find_device([*list_call_tensors(args, kwargs), *module.parameters()]), settings
     )
     return not isinstance(context.find_decision_record(_call_digest(module, args, kwargs)), Refusal)
 

@@ -20,7 +20,11 @@ from torch_cudal1.api.gpu_comparison import (
     compare,
     read_prices,
 )
-from torch_cudal1.api.recording.replay import in_mode, list_recorded_calls, read_recording
+from torch_cudal1.api.recording.replay import (
+    enter_recorded_modes,
+    list_recorded_calls,
+    read_recording,
+)
 from torch_cudal1.api.targets import LoadedTarget
 from torch_cudal1.cli.view import text
 from torch_cudal1.cli.view.terminal import Screen
@@ -108,7 +112,7 @@ def _loads_of_recording(loaded: LoadedTarget, recording: RecordingContents) -> l
         try:
             # Autocast, train mode and gradients change the graph, and with it the key that is
             # looked up.
-            with in_mode(call), torch.set_grad_enabled(call.mode.grad):
+            with enter_recorded_modes(call), torch.set_grad_enabled(call.mode.grad):
                 loads.append(
                     Load(
                         call.loaded.name,
@@ -134,7 +138,7 @@ def _read_decisions(settings: Settings) -> Iterator[Entry]:
     """Decisions under the contract in force, revoked ones left out. Unsigned evidence
     is used: nothing is run.
     """
-    for file in cache_for(settings).entries():
+    for file in cache_for(settings).iter_entries():
         # A revoked kernel's time is no time that a deployment will have.
         if isinstance(file, EntryFile) and not isinstance(file.standing, Forbidden):
             contract = file.entry.contract

@@ -43,7 +43,7 @@ from torch_cudal1.judge.sandbox.confinement_level import (
 )
 from torch_cudal1.judge.sandbox.limits import Limits, make_limits
 from torch_cudal1.store.cache.build_files import build_folder, count_builds
-from torch_cudal1.store.cache.files import files_under, size_of
+from torch_cudal1.store.cache.files import iter_files, size_of
 from torch_cudal1.store.trust.lists import read_publishers, read_revocations
 
 __all__ = ["HealthCheck", "examine", "run", "versions"]
@@ -221,7 +221,7 @@ def _nvcc() -> HealthCheck:
 def _cache(folder: Path) -> HealthCheck:
     kernels = build_folder(folder)
     # Kernels kept for later searches are files of the same kind, and no entries.
-    entries = [path for path in files_under(folder, ".safetensors") if kernels not in path.parents]
+    entries = [path for path in iter_files(folder, ".safetensors") if kernels not in path.parents]
     compiled = count_builds(folder)
     details = f"{folder}: {text.count_text(len(entries), 'entry', 'entries')}, {text.size(sum(map(size_of, entries)))}"
     if compiled.count:

@@ -47,7 +47,7 @@ _COLUMNS = (
 def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """One row an entry. Exit code 0, also for an empty cache."""
     # All caches, also read-only ones: the user wants to see what a look-up would find.
-    files = list(_cache(settings).entries())
+    files = list(_cache(settings).iter_entries())
     readable = [f for f in files if isinstance(f, EntryFile)]
     # Read once for all rows: each look reads a folder.
     quarantined = _read_quarantine(settings)
@@ -55,11 +55,11 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
         screen.table(_COLUMNS, [_list_row(f, quarantined) for f in readable])
     screen.line(
         f"{text.count_text(len(readable), 'entry', 'entries')} in {settings.cache_dir}"
-        + _broken_note(len(files) - len(readable))
+        + _format_broken_note(len(files) - len(readable))
     )
     # Such an entry may be slower than torch.compile, which could not compile when it was tuned.
     if alone := [f for f in readable if f.entry.without_inductor]:
-        screen.line(_without_inductor_note(len(alone)))
+        screen.line(_format_without_inductor_note(len(alone)))
     # Shown because they may take more room than the entries, and `purge` frees it.
     kernels = count_builds(settings.cache_dir)
     if kernels.count:
@@ -68,8 +68,8 @@ def list_entries(args: argparse.Namespace, settings: Settings, screen: Screen) -
         )
     content = {
         "cache_dir": settings.cache_dir,
-        "entries": [_entry_json(f, quarantined) for f in readable],
-        "broken": _broken_json(files),
+        "entries": [_encode_entry(f, quarantined) for f in readable],
+        "broken": _encode_broken(files),
     }
     screen.json(content | {"compiled": kernels})
     return 0
@@ -79,7 +79,7 @@ def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     """One entry with evidence and everything that was tried. Raises SettingError when `key` fits
     none or several regions.
     """
-    entries = _matching(settings, args.key)
+    entries = _find_matching(settings, args.key)
     keys = sorted({f.entry.region_key for f in entries})
     # Several entries of one region are shown together; a start that fits two regions names neither.
     if len(keys) != 1:
@@ -94,7 +94,7 @@ def show(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     quarantined = _read_quarantine(settings)
     for each in entries:
         _show_entry(each, quarantined, screen)
-    screen.json([_entry_details(f, quarantined) for f in entries])
+    screen.json([_encode_entry_details(f, quarantined) for f in entries])
     return 0
 
 
@@ -110,7 +110,7 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         progress("reading entries", None)
 
         broken = cache.verify()
-        readable = [f for f in cache.entries() if isinstance(f, EntryFile)]
+        readable = [f for f in cache.iter_entries() if isinstance(f, EntryFile)]
     entry_count, refused = len(readable), _list_refused(readable)
     if refused:
         screen.table(("refused file", "why"), [[str(path), why] for path, why in refused])
@@ -131,7 +131,7 @@ def verify(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         if f.entry.without_inductor
     ]
     if alone:
-        screen.line(_without_inductor_note(len(alone)))
+        screen.line(_format_without_inductor_note(len(alone)))
     screen.json(
         {
             "whole": entry_count,
@@ -180,7 +180,7 @@ def _list_row(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> list[
         entry.region_key[:12],
         entry.region_name or text.ABSENT,
         f"{entry.target.sku} ({entry.target.arch})",
-        entry.choice.label + _remarks(file, quarantined),
+        entry.choice.label + _format_remarks(file, quarantined),
         text.speedup(entry.speedup),
         entry.contract.precision,
         describe_voucher(file).partition(":")[0],
@@ -194,40 +194,38 @@ def _read_quarantine(settings: Settings) -> tuple[QuarantineRecord, ...]:
     return list_quarantined([cache.root, *cache.read_only])
 
 
-def _quarantine_reason(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> str:
-    """Why the entry's choice must not run, "" if it may."""
+def _find_quarantine(
+    file: EntryFile, quarantined: Sequence[QuarantineRecord]
+) -> QuarantineRecord | None:
+    """The record that says why the entry's choice must not run, if there is one."""
     entry = file.entry
     return next(
-        (
-            record.reason
-            for record in quarantined
-            if record.holds(entry.region_key, entry.choice.digest)
-        ),
-        "",
+        (r for r in quarantined if r.holds(entry.region_key, entry.choice.digest)),
+        None,
     )
 
 
-def _remarks(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> str:
+def _format_remarks(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> str:
     """What a reader must know of the choice beside its name."""
     # Both change what a reader may conclude from the speed-up in the same row.
     marks = (
-        ("quarantined", _quarantine_reason(file, quarantined)),
+        ("quarantined", _find_quarantine(file, quarantined)),
         ("tuned without Inductor", file.entry.without_inductor),
     )
     return "".join(f" ({name})" for name, applies in marks if applies)
 
 
-def _without_inductor_note(count: int) -> str:
+def _format_without_inductor_note(count: int) -> str:
     counted = text.count_text(count, "entry was", "entries were")
     return f"{counted} tuned without Inductor and never measured beside it: `cudal1 show KEY` says why, `cudal1 warmup` tries again"
 
 
 def _show_entry(file: EntryFile, quarantined: Sequence[QuarantineRecord], screen: Screen) -> None:
-    entry = file.entry
+    entry, record = file.entry, _find_quarantine(file, quarantined)
     facts = (
         ("region", f"{entry.region_name or 'unnamed'} {entry.region_key}"),
         ("runs", f"{entry.choice.label} (from {entry.choice.origin})"),
-        *([("quarantined", why)] if (why := _quarantine_reason(file, quarantined)) else []),
+        *([("quarantined", record.reason)] if record is not None else []),
         *([("tuned without Inductor", why)] if (why := entry.without_inductor) else []),
         ("speed-up", f"at least {text.speedup(entry.speedup)} over the best baseline"),
         (
@@ -293,33 +291,33 @@ def _cache(settings: Settings) -> LocalCache:
     return cache_for(settings)
 
 
-def _matching(settings: Settings, start: str) -> list[EntryFile]:
+def _find_matching(settings: Settings, start: str) -> list[EntryFile]:
     return [
         f
-        for f in _cache(settings).entries()
+        for f in _cache(settings).iter_entries()
         if isinstance(f, EntryFile) and f.entry.region_key.startswith(start)
     ]
 
 
-def _broken_note(count: int) -> str:
+def _format_broken_note(count: int) -> str:
     return (
         f"; {text.count_text(count, 'file')} cannot be read (see `cudal1 verify`)" if count else ""
     )
 
 
-def _broken_json(files: list[EntryFile | BrokenFile]) -> list[dict[str, Any]]:
+def _encode_broken(files: list[EntryFile | BrokenFile]) -> list[dict[str, Any]]:
     return [{"path": f.path, "reason": f.reason} for f in files if isinstance(f, BrokenFile)]
 
 
-def _entry_json(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> dict[str, Any]:
-    entry = file.entry
+def _encode_entry(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> dict[str, Any]:
+    entry, record = file.entry, _find_quarantine(file, quarantined)
     return {
         "key": entry.region_key,
         "region": entry.region_name,
         "target": entry.target,
         "contract": entry.contract,
         "runs": entry.choice.label,
-        "quarantined": _quarantine_reason(file, quarantined),
+        "quarantined": "" if record is None else record.reason,
         "without_inductor": entry.without_inductor,
         "vouched_by": file.standing.by if isinstance(file.standing, Vouched) else None,
         "standing": describe_voucher(file),
@@ -334,11 +332,13 @@ def _entry_json(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> dic
     }
 
 
-def _entry_details(file: EntryFile, quarantined: Sequence[QuarantineRecord]) -> dict[str, Any]:
+def _encode_entry_details(
+    file: EntryFile, quarantined: Sequence[QuarantineRecord]
+) -> dict[str, Any]:
     entry = file.entry
     details = {
         "evidence": entry.evidence,
         "tried": entry.tried,
         "program": entry.choice.program.to_json(),
     }
-    return _entry_json(file, quarantined) | details
+    return _encode_entry(file, quarantined) | details

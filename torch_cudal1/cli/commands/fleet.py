@@ -13,10 +13,15 @@ from pathlib import Path
 import torch
 
 from torch_cudal1.api.fleet.cluster import RayPool
-from torch_cudal1.api.fleet.local import LocalPool, cpu_slots, gpu_slots
+from torch_cudal1.api.fleet.local import LocalPool, list_cpu_slots, list_gpu_slots
 from torch_cudal1.api.fleet.pool import WorkerPool, run_tasks
-from torch_cudal1.api.fleet.warmup_journal import journal_for
-from torch_cudal1.api.fleet.warmup_task import WarmupAnswer, WarmupOrder, WarmupTask, signature_of
+from torch_cudal1.api.fleet.warmup_journal import find_journal
+from torch_cudal1.api.fleet.warmup_task import (
+    WarmupAnswer,
+    WarmupOrder,
+    WarmupTask,
+    encode_signature,
+)
 from torch_cudal1.api.recording.replay import list_recorded_calls, read_recording
 from torch_cudal1.api.targets import LoadedTarget, load
 from torch_cudal1.api.warmup import WarmupResult
@@ -67,10 +72,10 @@ def warm_with_pool(
         chosen,
     )
     unmatched: list[str] = []
-    tasks = _tasks(targets, args.recorded, unmatched)
-    outcome = run_tasks(tasks, _open_pool(args, order), journal_for(order, tasks), progress)
+    tasks = _make_tasks(targets, args.recorded, unmatched)
+    outcome = run_tasks(tasks, _open_pool(args, order), find_journal(order, tasks), progress)
     return FleetWarmup(
-        tuple(_result(answer) for answer in outcome.answers if not answer.unusable),
+        tuple(_read_result(answer) for answer in outcome.answers if not answer.unusable),
         # Both are targets that no second attempt changes.
         (*unmatched, *(answer.unusable for answer in outcome.answers if answer.unusable)),
         tuple(answer.task.target for answer in outcome.answers if answer.resumed),
@@ -78,7 +83,7 @@ def warm_with_pool(
     )
 
 
-def _tasks(
+def _make_tasks(
     targets: Sequence[str], recording: Path | None, unmatched: list[str]
 ) -> list[WarmupTask]:
     """A task a target, or one for each recorded form of its calls; targets that have none join
@@ -93,7 +98,7 @@ def _tasks(
             # Loaded here to match recorded lines with modules; workers load it again.
             (loaded,) = load(target)
             matches = [
-                WarmupTask(target, signature_of(line))
+                WarmupTask(target, encode_signature(line))
                 for line in lines
                 if _matches_target(loaded, line)
             ]
@@ -122,7 +127,7 @@ def _open_pool(args: argparse.Namespace, order: WarmupOrder) -> WorkerPool:
     if args.cluster is not None:
         return RayPool(order, args.cluster)
     if args.devices is not None:
-        return LocalPool(order, gpu_slots(args.devices, torch.cuda.device_count(), cores))
+        return LocalPool(order, list_gpu_slots(args.devices, torch.cuda.device_count(), cores))
     # Workers that share a GPU would time each other.
     if order.device == "cuda":
         raise SettingError(
@@ -130,10 +135,10 @@ def _open_pool(args: argparse.Namespace, order: WarmupOrder) -> WorkerPool:
             args.workers,
             "`--devices all` for the GPUs of this machine, or `--device cpu` beside it",
         )
-    return LocalPool(order, cpu_slots(args.workers, cores))
+    return LocalPool(order, list_cpu_slots(args.workers, cores))
 
 
-def _result(answer: WarmupAnswer) -> WarmupResult:
+def _read_result(answer: WarmupAnswer) -> WarmupResult:
     if answer.result is not None:
         return answer.result
     # A dead worker is a result with an error, so that the table has a row for every target.

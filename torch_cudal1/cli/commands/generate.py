@@ -40,7 +40,7 @@ from torch_cudal1.ingest.llm.evolve import (
     LocalWriter,
     Spent,
 )
-from torch_cudal1.ingest.llm.selectors import selector
+from torch_cudal1.ingest.llm.selectors import make_selector
 from torch_cudal1.ingest.llm.text_codec import TextCodec
 from torch_cudal1.ingest.published.adopt import Adoption, AdoptionOutcome
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         )
     place = make_context(torch.device(device.choose(args.device)), settings)
     # A wrong --llm or --selector is refused before the judge's processes start.
-    writer, plan = _writer(args, settings, place), _plan(args)
+    writer, plan = _make_writer(args, settings, place), _plan(args)
     # Known ways of cheating: what was found in one task is looked for in the next ones.
     cases = CaseBase.shipped(args.out / "cheats.jsonl")
     measurement_settings = MeasurementSettings(
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         JudgeEvaluator(measurement_settings, slots=args.lanes or _count_slots(place)) as judge,
     ):
         for task in tasks:
-            evaluator = CheckedEvaluator(judge, _checker(args, writer, cases), cases)
+            evaluator = CheckedEvaluator(judge, _make_checker(args, writer, cases), cases)
             rows.append(
                 _evolve_task(
                     task,
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
                 )
             )
             _show(screen, rows[-1])
-    _table(screen, rows)
+    _show_table(screen, rows)
     screen.json(rows)
     # A writer that was silent is a failure of the run, even if earlier programs were stored.
     if any(row["problem"] or row["stopped"].startswith(writer.name) for row in rows):
@@ -138,7 +138,9 @@ def tasks_of(target: str) -> Iterator[TrainingTask]:
         yield TrainingTask(str(file.with_suffix("")), content)
 
 
-def _writer(args: argparse.Namespace, settings: Settings, place: TuneContext) -> CompletionSource:
+def _make_writer(
+    args: argparse.Namespace, settings: Settings, place: TuneContext
+) -> CompletionSource:
     if args.llm.startswith(("http://", "https://")):
         prices = TokenPrices(args.price_prompt, args.price_completion)
         return Endpoint.from_settings(
@@ -175,7 +177,7 @@ def _writer(args: argparse.Namespace, settings: Settings, place: TuneContext) ->
 def _plan(args: argparse.Namespace) -> EvolutionPlan:
     budget = Budget(args.total_s, args.tokens, args.money)
     return EvolutionPlan(
-        args.rounds, args.samples, args.temperature, args.seed, selector(args.selector), budget
+        args.rounds, args.samples, args.temperature, args.seed, make_selector(args.selector), budget
     )
 
 
@@ -184,7 +186,7 @@ def _count_slots(place: TuneContext) -> int:
     return min(8, max(1, (os.cpu_count() or 2) // 2)) if place.device.type == "cuda" else 1
 
 
-def _checker(
+def _make_checker(
     args: argparse.Namespace, writer: CompletionSource, cases: CaseBase
 ) -> RuleChecker | ModelChecker:
     def ask(prompt: str) -> str:
@@ -215,8 +217,8 @@ def _evolve_task(
         adopted = _adopt_winners(task, evolved, job, progress)
     # A sandbox that cannot work ends the run; a target or an answer costs its own task only.
     except (TargetError, EndpointError) as error:
-        return _row(Evolved(task.id, 0, None, (), {}, Spent()), [], str(error))
-    return _row(evolved, adopted, "")
+        return _make_row(Evolved(task.id, 0, None, (), {}, Spent()), [], str(error))
+    return _make_row(evolved, adopted, "")
 
 
 def _adopt_winners(
@@ -263,7 +265,7 @@ def _adopt_winners(
     return adopted
 
 
-def _row(evolved: Evolved, adopted: list[AdoptionOutcome], problem: str) -> dict[str, Any]:
+def _make_row(evolved: Evolved, adopted: list[AdoptionOutcome], problem: str) -> dict[str, Any]:
     best = (
         {"score": evolved.winners[0].score, "program": evolved.winners[0].program}
         if evolved.winners
@@ -283,12 +285,12 @@ def _row(evolved: Evolved, adopted: list[AdoptionOutcome], problem: str) -> dict
 
 
 def _show(screen: Screen, row: dict[str, Any]) -> None:
-    screen.line(f"{row['task']}: {_best(row)}")
+    screen.line(f"{row['task']}: {_format_best(row)}")
     if problem := row["problem"] or row["stopped"]:
         screen.problem(f"{row['task']}: {problem}")
 
 
-def _table(screen: Screen, table_rows: list[dict[str, Any]]) -> None:
+def _show_table(screen: Screen, table_rows: list[dict[str, Any]]) -> None:
     columns = (
         "task",
         "rounds",
@@ -302,13 +304,15 @@ def _table(screen: Screen, table_rows: list[dict[str, Any]]) -> None:
     rows = []
     for row in table_rows:
         spent, programs = row["spent"], sum(row["outcomes"].values())
-        cached = text.speedup(row["adopted"][-1]["low"]) if row["stored"] else _why(row)
+        cached = (
+            text.speedup(row["adopted"][-1]["low"]) if row["stored"] else _explain_adoption(row)
+        )
         tokens = f"{'about ' * spent['estimated']}{spent['tokens']}"
         figures = [
             str(row["rounds"]),
             str(programs),
             str(row["outcomes"].get("ok", 0)),
-            _best(row),
+            _format_best(row),
             cached,
             tokens,
         ]
@@ -317,11 +321,11 @@ def _table(screen: Screen, table_rows: list[dict[str, Any]]) -> None:
     screen.table(columns, rows)
 
 
-def _best(row: dict[str, Any]) -> str:
+def _format_best(row: dict[str, Any]) -> str:
     return text.speedup(row["best"]["score"]) if row["best"] else "nothing with a score"
 
 
-def _why(row: dict[str, Any]) -> str:
+def _explain_adoption(row: dict[str, Any]) -> str:
     if not row["adopted"]:
         return text.ABSENT
     # The first attempt was the best program, so its reason is the interesting one.

@@ -98,7 +98,7 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
     outcomes = _import_all(tasks, place, job, out, screen)
     rows = [
         [
-            _outcome_text(result["outcome"]),
+            _format_outcome(result["outcome"]),
             result["name"],
             text.speedup(result["low"]),
             text.brief(result["reason"], 100),
@@ -110,7 +110,7 @@ def import_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
         screen.table(("outcome", "task", "at least", "reason"), rows)
     counts = Counter(result["outcome"] for result in outcomes)
     screen.line(
-        ", ".join(f"{counts[name]} {_outcome_text(name)}" for name in _ORDER if counts[name])
+        ", ".join(f"{counts[name]} {_format_outcome(name)}" for name in _ORDER if counts[name])
         or "nothing to import"
     )
     screen.json(outcomes)
@@ -128,7 +128,7 @@ def export_kernels(args: argparse.Namespace, settings: Settings, screen: Screen)
     regions: list[dict[str, Any]] = []
     failed: list[TargetError] = []
     with screen.progress() as progress:
-        for region, place in _regions(args, settings, progress, failed):
+        for region, place in _iter_regions(args, settings, progress, failed):
             export = _export_region(region, place)
             paths = _write_files(args.out, export) if isinstance(export, ExportedEntry) else []
             reason = export.reason if isinstance(export, Refusal) else ""
@@ -159,7 +159,7 @@ def _import_all(
     out: Path | None,
     screen: Screen,
 ) -> list[dict[str, Any]]:
-    terms = _terms(place)
+    terms = _describe_terms(place)
     earlier = (
         [
             result
@@ -170,7 +170,7 @@ def _import_all(
         if out
         else []
     )
-    finished = {_identity(result): result for result in earlier}
+    finished = {_identify_task(result): result for result in earlier}
     outcomes: list[dict[str, Any]] = []
 
     def step(activity: str, fraction: float | None) -> None:
@@ -182,10 +182,10 @@ def _import_all(
                 "schema": SCHEMA,
                 "package": __version__,
                 "where": task.where,
-                "sha256": _digests(task),
+                "sha256": _digest_sources(task),
                 "terms": terms,
             }
-            result = finished.get(_identity(head))
+            result = finished.get(_identify_task(head))
             if result is None:
                 result = {**head, **_import_task(task, adoption)}
                 # Written as soon as it is known: an interrupt loses the task under way and nothing
@@ -193,7 +193,7 @@ def _import_all(
                 results.append(out, result)
                 screen.line(
                     text.brief(
-                        f"{result['name']}: {_outcome_text(result['outcome'])}{': ' * bool(result['reason'])}{result['reason']}"
+                        f"{result['name']}: {_format_outcome(result['outcome'])}{': ' * bool(result['reason'])}{result['reason']}"
                     )
                 )
             outcomes.append(result)
@@ -243,7 +243,7 @@ def _select_tasks(
             yield task
 
 
-def _terms(place: TuneContext) -> dict[str, Any]:
+def _describe_terms(place: TuneContext) -> dict[str, Any]:
     """Under what a result was made: another machine, contract, threshold or cache makes it none."""
     rules = {
         # What decides between accepted and not faster enough.
@@ -255,12 +255,12 @@ def _terms(place: TuneContext) -> dict[str, Any]:
     return {"contract": plain(place.contract), "target": plain(place.target), **rules, **where}
 
 
-def _identity(result: Mapping[str, Any]) -> tuple[str, str]:
+def _identify_task(result: Mapping[str, Any]) -> tuple[str, str]:
     # By digest of both sources: after an edit of either the task is done again.
     return str(result["where"]), json.dumps(result["sha256"], sort_keys=True)
 
 
-def _digests(task: PublishedTask | UnreadableTask) -> dict[str, str]:
+def _digest_sources(task: PublishedTask | UnreadableTask) -> dict[str, str]:
     if isinstance(task, UnreadableTask):
         return {}
     return {"reference": sha256(task.reference), "candidate": sha256(task.candidate or "")}
@@ -270,11 +270,11 @@ def _name(task: PublishedTask | UnreadableTask) -> str:
     return task.name if isinstance(task, PublishedTask) else task.where
 
 
-def _outcome_text(outcome: str) -> str:
+def _format_outcome(outcome: str) -> str:
     return outcome.replace("_", " ")
 
 
-def _regions(
+def _iter_regions(
     args: argparse.Namespace,
     settings: Settings,
     progress: ProgressCallback,

@@ -83,7 +83,7 @@ def warmup(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         for r in results
     ]
     _write_page(
-        args, screen, "cudal1 warmup", stories + _stories_of_failures(failed, chosen), settings
+        args, screen, "cudal1 warmup", stories + _describe_failures(failed, chosen), settings
     )
     # Wrong usage (2) outranks a failure of the work (1).
     return _report_failures(screen, failed) or (
@@ -122,7 +122,7 @@ def _warm_serially(
     """All in this process."""
     chosen = device.choose(args.device)
     for i, name in enumerate(names):
-        part = _subtask_progress(progress, i, len(names), name if len(names) > 1 else "")
+        part = _scale_progress(progress, i, len(names), name if len(names) > 1 else "")
         try:
             options = {"training": args.training, "device": chosen, "recording": args.recorded}
             results += cudal1.warmup(name, settings=settings, progress=part, **options)
@@ -189,7 +189,7 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     explanations: list[Explanation] = []
     failed: list[TargetError] = []
     # A counter of the process, which other targets may have raised before.
-    missed_before = _misses()
+    missed_before = _count_misses()
     with screen.progress() as progress:
         for loaded in _load_each(args.target, chosen, progress, failed):
             try:
@@ -197,7 +197,7 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
             except TargetError as error:
                 # The inputs do not fit the module.
                 failed.append(error)
-    missed = _misses() - missed_before
+    missed = _count_misses() - missed_before
     for explanation in explanations:
         tables.show_explanation(screen, explanation)
     screen.json(
@@ -205,7 +205,7 @@ def explain(args: argparse.Namespace, settings: Settings, screen: Screen) -> int
     )
     stories = [page.Story(explanation=explanation) for explanation in explanations]
     _write_page(
-        args, screen, "cudal1 explain", stories + _stories_of_failures(failed, chosen), settings
+        args, screen, "cudal1 explain", stories + _describe_failures(failed, chosen), settings
     )
     # A target that cannot be loaded outranks a miss: its regions were never looked up.
     code = _report_failures(screen, failed)
@@ -259,7 +259,7 @@ def _expand_target(name: str, failed: MutableSequence[Any]) -> tuple[str, ...]:
         return ()
 
 
-def _subtask_progress(
+def _scale_progress(
     progress: ProgressCallback, index: int, count: int, name: str
 ) -> ProgressCallback:
     """Progress of one target as progress of all."""
@@ -273,7 +273,7 @@ def _subtask_progress(
     return report
 
 
-def _stories_of_failures(failed: Sequence[TargetError | str], chosen: str) -> list[page.Story]:
+def _describe_failures(failed: Sequence[TargetError | str], chosen: str) -> list[page.Story]:
     """What a page says of targets that led to no module: a reader who has only the page must not
     miss them.
     """
@@ -293,7 +293,7 @@ def _report_failures(screen: Screen, failed: Sequence[TargetError | str]) -> int
     return _USAGE if failed else 0
 
 
-def _misses() -> int:
+def _count_misses() -> int:
     # The report of the process: `explain` itself has no counter of its own.
     return cudal1.report().counters.get("resolve.miss", 0)
 

@@ -77,7 +77,7 @@ def _list_doomed(
     """Say what --yes would delete."""
     doomed = [
         file.path
-        for file in cache.entries()
+        for file in cache.iter_entries()
         # Broken files always go: no look-up can use them.
         if isinstance(file, BrokenFile) or selection.includes(file.entry.region_key)
     ]
@@ -122,7 +122,7 @@ def _require_known_keys(cache: LocalCache, starts: Sequence[str]) -> None:
     region_keys = {
         # A broken file still has its key as its name, so it can be purged by key.
         file.path.stem if isinstance(file, BrokenFile) else file.entry.region_key
-        for file in cache.entries()
+        for file in cache.iter_entries()
     }
     # A key may be in quarantine only, its entry deleted before.
     region_keys |= {record.region_key for record in list_quarantined([cache.root])}

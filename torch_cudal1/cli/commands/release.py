@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # timed.
     with screen.progress() as progress, SourceEvaluator(job, step, ahead=True) as evaluator:
         for line in chosen:
-            content = finished.get(_identity(line))
+            content = finished.get(_identify_line(line))
             if content is None:
                 content = {
                     **_evaluate_line(evaluator, line),
@@ -103,7 +103,7 @@ def read_release(path: Path) -> list[ReleaseLine]:
 
 def summary(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Rows of the table: each outcome, refusals by detector too; the shares are of all lines."""
-    counts = Counter(_row_name(content) for content in results)
+    counts = Counter(_name_row(content) for content in results)
     order = ("accepted", "not faster", "refused", "withdrawn", "reference unusable")
     names = sorted(
         counts,
@@ -118,19 +118,19 @@ def summary(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             str(counts[name]),
             # Shares are of all lines, withdrawn and unusable ones included: nothing is dropped.
             f"{counts[name] / len(results):.1%}",
-            _speeds(content for content in results if _row_name(content) == name),
+            _format_speeds(content for content in results if _name_row(content) == name),
         ]
         for name in names
     ]
     return [*rows, ["all", str(len(results)), "100.0%" if results else text.ABSENT, text.ABSENT]]
 
 
-def _row_name(content: Mapping[str, Any]) -> str:
+def _name_row(content: Mapping[str, Any]) -> str:
     name = str(content["outcome"]).replace("_", " ")
     return f"{name} by {content['detector']}" if name == "refused" else name
 
 
-def _speeds(results: Iterable[Mapping[str, Any]]) -> str:
+def _format_speeds(results: Iterable[Mapping[str, Any]]) -> str:
     speeds = [float(content["timing"]["speedup"]) for content in results if content["timing"]]
     if not speeds:
         return text.ABSENT
@@ -153,7 +153,7 @@ def _evaluate_line(evaluator: SourceEvaluator, line: ReleaseLine) -> dict[str, A
         )
 
 
-def _identity(line: ReleaseLine) -> tuple[int, str, str]:
+def _identify_line(line: ReleaseLine) -> tuple[int, str, str]:
     return line.number, sha256(line.reference), sha256(line.candidate or "")
 
 

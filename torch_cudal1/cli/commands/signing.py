@@ -30,8 +30,8 @@ from torch_cudal1.store.trust.lists import (
 from torch_cudal1.store.trust.signatures import (
     KEY_PREFIX,
     LIBRARY_MISSING,
+    create_key,
     load_signer,
-    new_key,
     parse_public,
     verify,
 )
@@ -55,7 +55,7 @@ def keys(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     used.
     """
     if args.action == "new":
-        return _new(args, settings, screen)
+        return _create_key(args, settings, screen)
     # `keys list NAME` looks like a filter and would be ignored.
     if args.name or args.out:
         raise SettingError("NAME", args.name or str(args.out), "nothing beside `keys list`")
@@ -117,7 +117,7 @@ def sign(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             "key": signer.public,
             "signed": signing.files,
             "unchanged": signing.unchanged,
-            "failed": _failures_json(signing.failed),
+            "failed": _encode_failures(signing.failed),
         }
     )
     return _FOUND_WRONG if signing.failed else 0
@@ -138,7 +138,7 @@ def revoke(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     records = [
         record
         for argument in args.what
-        for record in _records_of(argument, cache, read_publishers(settings.publishers))
+        for record in _find_records(argument, cache, read_publishers(settings.publishers))
     ]
     # All arguments were resolved before the first record is written: a wrong one changes nothing.
     for kind, digest, name in records:
@@ -199,14 +199,14 @@ def _show_list_problems(settings: Settings, screen: Screen) -> bool:
     return bool(problems_of_lists)
 
 
-def _new(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
+def _create_key(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     if not args.name:
         raise SettingError("NAME", None, "the publisher's name, such as 'platform-team'")
     # Not beside the cache, which is copied to other machines.
     path: Path = args.out or default_key_folder() / f"{args.name}.pem"
     cache = cache_for(settings)
     # The key is never written below a cache folder, which is copied to other machines.
-    public = new_key(args.name, path, keep_out_of=(cache.root, *cache.read_only))
+    public = create_key(args.name, path, keep_out_of=(cache.root, *cache.read_only))
     screen.line(
         # Printed as TOML for an editor: adding a publisher is a decision of a person, not of this
         # command.
@@ -216,7 +216,7 @@ def _new(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     return 0
 
 
-def _records_of(
+def _find_records(
     argument: str, cache: LocalCache, publishers: Publishers | Refusal
 ) -> Iterator[tuple[RevokedKind, str, str]]:
     """Kind, digest or key, and a note for people. Raises SettingError for what names nothing."""
@@ -235,7 +235,7 @@ def _records_of(
         return
     files = [
         file
-        for file in cache.entries()
+        for file in cache.iter_entries()
         if isinstance(file, EntryFile) and argument and file.entry.region_key.startswith(argument)
     ]
     if not files:
@@ -256,5 +256,5 @@ def _records_of(
             yield "program", file.entry.choice.program.digest, name
 
 
-def _failures_json(failed: Any) -> list[dict[str, Any]]:
+def _encode_failures(failed: Any) -> list[dict[str, Any]]:
     return [{"path": file.path, "reason": file.reason} for file in failed]

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch_cudal1.api import targets
 from torch_cudal1.api.recording.replay import (
     RecordedCall,
-    in_mode,
+    enter_recorded_modes,
     list_recorded_calls,
     read_recording,
 )
@@ -46,7 +46,13 @@ from torch_cudal1.store.bundle.lockfile import (
 from torch_cudal1.store.cache.inventory import CacheFile, Inventory, take_inventory
 from torch_cudal1.store.cache.local_cache import BrokenFile, EntryFile
 from torch_cudal1.store.context import cache_for
-from torch_cudal1.store.trust.trust_policy import Forbidden, Rules, SignedContent, Vouched, standing
+from torch_cudal1.store.trust.trust_policy import (
+    Forbidden,
+    Rules,
+    SignedContent,
+    Vouched,
+    decide_standing,
+)
 
 __all__ = ["coverage", "export", "import_", "lock"]
 
@@ -69,29 +75,31 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         return _check_lock(args.lock, settings, screen)
     with screen.progress() as progress:
         inventory = _read_inventory(settings, screen, progress)
-        targets = list(_regions_of(args.target, args, progress))
+        targets = list(_iter_regions(args.target, args, progress))
     # No targets: None selects every key.
     keys = {key for row in targets for key in row.keys} if targets else None
     # A lock of targets is of one precision: two entries of a region would not say which one is
     # used.
     contract = contract_for(settings)
     # Without targets everything in the cache is locked, under whatever contract it was made.
-    chosen = inventory.only(keys, args.family or None, contract if targets else None)
+    chosen = inventory.select(keys, args.family or None, contract if targets else None)
     families = (
         args.family
         or sorted({file.cache_path.family for file in chosen.entries})
         # An empty cache has no families, and a lock of nothing must be reported as missing.
-        or [_family_here(args)]
+        or [_find_own_family(args)]
     )
     rows = report_coverage(
         targets, [Deployment(family, contract) for family in families], chosen, cache_for(settings)
     )
     missing = [row for row in rows if not row.served]
-    screen.json({"lock": args.lock, "missing": missing, "written": not missing, **_summary(chosen)})
+    screen.json(
+        {"lock": args.lock, "missing": missing, "written": not missing, **_format_summary(chosen)}
+    )
     # A lock with holes would let a deployment start that searches, or runs baselines, in
     # production.
     if missing:
-        screen.table(_COLUMNS, [_row(row) for row in missing])
+        screen.table(_COLUMNS, [_make_row(row) for row in missing])
         screen.problem(
             f"{text.count_text(len(missing), 'region')} not decided, so no lock was written; run `cudal1 warmup` there first"
         )
@@ -112,7 +120,7 @@ def export(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     with screen.progress() as progress:
         inventory = _read_inventory(settings, screen, progress)
         pinned = read_lock(args.lock) if args.lock else None
-        chosen = inventory.only(_select_keys(args.key, inventory), args.family or None)
+        chosen = inventory.select(_select_keys(args.key, inventory), args.family or None)
         # After the choice of keys and families: what the lock names must all be among them.
         if pinned is not None:
             chosen = _select_locked(pinned, args.lock, chosen)
@@ -133,7 +141,7 @@ def export(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
             "bundle": args.bundle,
             "digest": manifest.digest,
             "files": manifest.members,
-            **_summary(chosen),
+            **_format_summary(chosen),
         }
     )
     return _FOUND_WRONG if inventory.broken else 0
@@ -179,14 +187,14 @@ def coverage(args: argparse.Namespace, settings: Settings, screen: Screen) -> in
         families = (
             args.family
             or sorted({file.cache_path.family for file in inventory.entries})
-            or [_family_here(args)]
+            or [_find_own_family(args)]
         )
         contract = contract_for(settings)
         deployments = [
             Deployment(family, contract, args.sku or "", args.torch or "") for family in families
         ]
         rows = report_coverage(targets, deployments, inventory, cache_for(settings))
-    screen.table(_COLUMNS, [_row(row) for row in rows])
+    screen.table(_COLUMNS, [_make_row(row) for row in rows])
     missing = sum(not row.served for row in rows)
     regions = sum(bool(row.key) for row in rows)
     screen.line(
@@ -204,7 +212,7 @@ def coverage(args: argparse.Namespace, settings: Settings, screen: Screen) -> in
 def _count_unsigned(root: Path, settings: Settings) -> int:
     entries = (
         entry
-        for entry in cache_for(settings).entries()
+        for entry in cache_for(settings).iter_entries()
         if isinstance(entry, EntryFile) and entry.path.is_relative_to(root)
     )
     return sum(not isinstance(entry.standing, Vouched) for entry in entries)
@@ -218,7 +226,7 @@ def _check_lock(path: Path, settings: Settings, screen: Screen) -> int:
     if deviations:
         screen.table(
             ("what", "on", "key", "region", "detail"),
-            [_difference_row(deviation) for deviation in deviations],
+            [_make_difference_row(deviation) for deviation in deviations],
         )
         screen.problem(
             f"{path} and the cache differ in {text.count_text(len(deviations), 'place')}"
@@ -244,9 +252,9 @@ def _read_inventory(settings: Settings, screen: Screen, progress: ProgressCallba
     contents, rules = take_inventory(cache_for(settings)), Rules.of(settings)
     # What was revoked is neither locked nor exported: it must not reach other machines.
     revoked = {
-        file: reason
+        file: forbidden.reason
         for file in (*contents.entries, *contents.records)
-        if (reason := _revocation_reason(file, rules))
+        if (forbidden := _find_revocation(file, rules))
     }
     # Revoked files are reported like broken ones: both are missing from what is locked or exported.
     out = (*contents.broken, *(BrokenFile(file.path, reason) for file, reason in revoked.items()))
@@ -259,12 +267,12 @@ def _read_inventory(settings: Settings, screen: Screen, progress: ProgressCallba
     return Inventory(entries, records, out)
 
 
-def _revocation_reason(file: CacheFile, rules: Rules) -> str:
-    """Why `file` must not be used anywhere; "" if no list says so. Whether a publisher vouches for it
-    is asked where it is used.
+def _find_revocation(file: CacheFile, rules: Rules) -> Forbidden | None:
+    """Why `file` must not be used anywhere, if a list says so. Whether a publisher vouches for it is
+    asked where it is used.
     """
     program = file.content.choice.program if isinstance(file.content, Entry) else None
-    stands = standing(
+    stands = decide_standing(
         # Signatures are left out: whether a publisher vouches for a file is a matter of the machine
         # that uses it. A revocation holds everywhere. "alias" is the name on disk of a decision
         # record.
@@ -272,10 +280,10 @@ def _revocation_reason(file: CacheFile, rules: Rules) -> str:
         "own",
         rules,
     )
-    return stands.reason if isinstance(stands, Forbidden) else ""
+    return stands if isinstance(stands, Forbidden) else None
 
 
-def _regions_of(
+def _iter_regions(
     names: Sequence[str], args: argparse.Namespace, progress: ProgressCallback
 ) -> Iterator[Requirement]:
     """The regions of each TARGET or of each recorded call of it, as `accelerate` would find them;
@@ -301,7 +309,7 @@ def _regions_of(
             label = f"{name} ({_describe_call(call)})"
             # Two recorded calls may have the same shapes and differ in a flag.
             met[label] += 1
-            with in_mode(call):
+            with enter_recorded_modes(call):
                 label += f" #{met[label]}" if met[label] > 1 else ""
                 yield _trace_requirements(
                     label, call.loaded.module, call.loaded.inputs, call.mode.grad
@@ -342,7 +350,7 @@ def _find_requirements(
     """Locks as they are, TARGETs traced."""
     for name in args.target:
         if not name.endswith(".lock"):
-            yield from _regions_of([name], args, progress)
+            yield from _iter_regions([name], args, progress)
             continue
         pinned = read_lock(Path(name))
         all_keys = tuple(dict.fromkeys(entry.key for entry in pinned.entries))
@@ -384,7 +392,7 @@ def _select_locked(pinned: Lock, path: Path, inventory: Inventory) -> Inventory:
     )
 
 
-def _family_here(args: argparse.Namespace) -> str:
+def _find_own_family(args: argparse.Namespace) -> str:
     return target_for(torch.device(device.choose(args.device))).family
 
 
@@ -395,7 +403,7 @@ def _count_text(inventory: Inventory) -> str:
     return f"{counts} for {', '.join(families) or 'no target'}"
 
 
-def _summary(inventory: Inventory) -> dict[str, object]:
+def _format_summary(inventory: Inventory) -> dict[str, object]:
     families = sorted({file.cache_path.family for file in inventory.entries})
     return {
         "entries": len(inventory.entries),
@@ -404,7 +412,7 @@ def _summary(inventory: Inventory) -> dict[str, object]:
     }
 
 
-def _difference_row(difference: LockDifference) -> list[str]:
+def _make_difference_row(difference: LockDifference) -> list[str]:
     return [
         difference.kind,
         difference.family,
@@ -414,7 +422,7 @@ def _difference_row(difference: LockDifference) -> list[str]:
     ]
 
 
-def _row(row: Coverage) -> list[str]:
+def _make_row(row: Coverage) -> list[str]:
     gain = text.speedup(row.at_least)
     return [
         row.source,

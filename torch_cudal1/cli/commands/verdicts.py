@@ -61,14 +61,14 @@ def evaluation_document(
     """Everything that is known about one candidate."""
     decision, baselines = evaluation.decision, evaluation.baselines
     rejected = decision if isinstance(decision, Rejected) else None
-    return _head(job, reference, evaluation.candidate.text) | {
+    return _make_head(job, reference, evaluation.candidate.text) | {
         "outcome": evaluation_outcome(evaluation),
         "reason": rejected.reason if rejected else "",
         "detector": rejected.detector if rejected else "",
         "numbers": plain(dict(rejected.numbers)) if rejected else {},
         "checks": [plain(check) for check in evaluation.verdict.checks],
         "error_ratio": plain(evaluation.verdict.worst_error_ratio),
-        "timing": _timing(evaluation.timing),
+        "timing": _encode_timing(evaluation.timing),
         "baselines": {
             "medians_us": dict(baselines.medians_us),
             "failures": dict(baselines.failures),
@@ -99,7 +99,7 @@ def unusable_document(
     error: ReferenceFailure, job: SourceEvaluationConfig, *, reference: str, candidate: str
 ) -> dict[str, Any]:
     """The document of a pair whose reference could not be used."""
-    return _empty(job, reference, candidate) | {
+    return _make_empty_document(job, reference, candidate) | {
         "outcome": "reference_unusable",
         "reason": error.found,
         "detector": "inputs",
@@ -108,7 +108,7 @@ def unusable_document(
 
 def withdrawn_document(job: SourceEvaluationConfig, *, reference: str) -> dict[str, Any]:
     """The document of a line that holds no candidate."""
-    return _empty(job, reference, "") | {
+    return _make_empty_document(job, reference, "") | {
         "outcome": "withdrawn",
         "reason": "no code",
     }
@@ -120,7 +120,7 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _head(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[str, Any]:
+def _make_head(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "package": __version__,
@@ -133,7 +133,9 @@ def _head(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[s
     }
 
 
-def _empty(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[str, Any]:
+def _make_empty_document(
+    job: SourceEvaluationConfig, reference: str, candidate: str
+) -> dict[str, Any]:
     # Every key is always there, so that a script needs no case for each outcome.
     absent: dict[str, Any] = {
         "numbers": {},
@@ -143,10 +145,14 @@ def _empty(job: SourceEvaluationConfig, reference: str, candidate: str) -> dict[
         "baselines": None,
     }
     absent |= {"confinement": None, "elapsed_s": {}}
-    return _head(job, reference, candidate) | {"outcome": "", "reason": "", "detector": ""} | absent
+    return (
+        _make_head(job, reference, candidate)
+        | {"outcome": "", "reason": "", "detector": ""}
+        | absent
+    )
 
 
-def _timing(timing: Timing | None) -> dict[str, Any] | None:
+def _encode_timing(timing: Timing | None) -> dict[str, Any] | None:
     if timing is None:
         return None
     fields: dict[str, Any] = {

@@ -79,10 +79,13 @@ def render(
         "explanations.html",
         title=title,
         intro=intro,
-        summary={"columns": _SUMMARY_COLUMNS, "rows": [_summary_row(story) for story in stories]},
+        summary={
+            "columns": _SUMMARY_COLUMNS,
+            "rows": [_make_summary_row(story) for story in stories],
+        },
         no_plots="" if can_plot else reason,
-        plots=_plots(stories) if can_plot else [],
-        modules=[_module(story) for story in stories],
+        plots=_draw_plots(stories) if can_plot else [],
+        modules=[_describe_module(story) for story in stories],
         candidate_columns=_CANDIDATE_COLUMNS,
         environment=environment,
     )
@@ -113,27 +116,27 @@ def winners(explanation: Explanation) -> str:
     return f"{baselines} runs: nothing beat it"
 
 
-def _summary_row(story: Story) -> _Row:
+def _make_summary_row(story: Story) -> _Row:
     times = story.explanation.end_to_end
     return [
-        _Cell(story.explanation.target, link=_anchor(story)),
+        _Cell(story.explanation.target, link=_make_anchor(story)),
         str(len(story.explanation.regions)),
-        _outcome(story),
-        _speed(times.vs_eager if times else None),
-        _speed(times.vs_inductor if times else None),
+        _describe_outcome(story),
+        _format_speed(times.vs_eager if times else None),
+        _format_speed(times.vs_inductor if times else None),
         text.error(story.worst_error),
         text.error(story.eager_error),
     ]
 
 
-def _outcome(story: Story) -> str | _Cell:
+def _describe_outcome(story: Story) -> str | _Cell:
     # Failed comes before skipped: a reader must see an error first.
     if story.problem:
         return _Cell("failed", mark="bad", remark=f": {text.brief(story.problem)}")
     return f"skipped: {story.skipped}" if story.skipped else winners(story.explanation)
 
 
-def _plots(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def _draw_plots(stories: Sequence[Story]) -> list[dict[str, Any]]:
     """The figures of the page; none where nothing was measured end to end."""
     # A bar needs a measurement; modules that failed or were skipped stay in the table.
     measured = [
@@ -175,25 +178,26 @@ def _plots(stories: Sequence[Story]) -> list[dict[str, Any]]:
     return figures
 
 
-def _module(story: Story) -> dict[str, Any]:
+def _describe_module(story: Story) -> dict[str, Any]:
     explanation = story.explanation
     return {
-        "anchor": _anchor(story),
+        "anchor": _make_anchor(story),
         "name": explanation.target,
         "description": story.description,
         "problem": story.problem,
-        "times": _times(explanation.end_to_end),
+        "times": _list_times(explanation.end_to_end),
         "undone": explanation.undone,
         "end_to_end_notes": explanation.gate,
         "regions": [
-            _region(region, undone=bool(explanation.undone)) for region in explanation.regions
+            _describe_region(region, undone=bool(explanation.undone))
+            for region in explanation.regions
         ],
         # Cut: a reason may hold a whole traceback of the compiler.
         "left_out": [text.brief(reason, 600) for reason in explanation.left_out],
     }
 
 
-def _times(times: EndToEnd | None) -> list[tuple[str, str]]:
+def _list_times(times: EndToEnd | None) -> list[tuple[str, str]]:
     if times is None:
         return []
     return [
@@ -203,13 +207,13 @@ def _times(times: EndToEnd | None) -> list[tuple[str, str]]:
     ]
 
 
-def _region(region: RegionReport, *, undone: bool) -> dict[str, Any]:
+def _describe_region(region: RegionReport, *, undone: bool) -> dict[str, Any]:
     state, verb = ("swapped", "runs") if region.swapped else ("baseline", "runs")
     # The region won its benchmark, and the whole call lost: it does not run.
     if undone:
         state, verb = "undone", "was best with"
     gain = (
-        f" {text.speedup(_interval(region))} over the best baseline"
+        f" {text.speedup(_format_interval(region))} over the best baseline"
         if region.swapped and region.speedup is not None
         else ""
     )
@@ -218,12 +222,12 @@ def _region(region: RegionReport, *, undone: bool) -> dict[str, Any]:
         "name": region.name or "whole graph",
         "outcome": f"{verb} {region.runs}{gain}",
         # What was not measured is left out rather than shown as 0.
-        "facts": [pair for pair in _facts(region) if pair[1] not in ("", text.ABSENT)],
-        "candidates": [_candidate_row(record) for record in (*region.raced, *region.tried)],
+        "facts": [pair for pair in _list_facts(region) if pair[1] not in ("", text.ABSENT)],
+        "candidates": [_make_candidate_row(record) for record in (*region.raced, *region.tried)],
     }
 
 
-def _facts(region: RegionReport) -> list[tuple[str, str]]:
+def _list_facts(region: RegionReport) -> list[tuple[str, str]]:
     baselines = ", ".join(f"{name} {text.latency(us)}" for name, us in region.baselines_us.items())
     return [
         ("why", region.reason),
@@ -244,19 +248,19 @@ def _facts(region: RegionReport) -> list[tuple[str, str]]:
     ]
 
 
-def _candidate_row(record: Mapping[str, Any]) -> _Row:
+def _make_candidate_row(record: Mapping[str, Any]) -> _Row:
     decision = str(record.get("decision", "unknown"))
     return [
         str(record.get("label", "unnamed")),
         _Cell(text.decision(decision), mark=_MARKS.get(decision, "")),
         str(record.get("reason") or text.ABSENT),
         str(record.get("detector") or text.ABSENT),
-        _Cell(_candidate_speedup(record), mark="num"),
+        _Cell(_format_candidate_speedup(record), mark="num"),
         text.ratio(record.get("error_ratio")),
     ]
 
 
-def _candidate_speedup(record: Mapping[str, Any]) -> str:
+def _format_candidate_speedup(record: Mapping[str, Any]) -> str:
     value, low, high = record.get("speedup"), record.get("low"), record.get("high")
     return text.speedup(
         # Records come from files, and `Interval` refuses ends that do not enclose the value.
@@ -264,14 +268,14 @@ def _candidate_speedup(record: Mapping[str, Any]) -> str:
     )
 
 
-def _interval(region: RegionReport) -> Interval | float | None:
+def _format_interval(region: RegionReport) -> Interval | float | None:
     # Baselines are timed without an interval.
     if region.speedup is None or region.low is None or region.high is None:
         return region.speedup
     return Interval(region.speedup, region.low, region.high)
 
 
-def _speed(value: Interval | None) -> str | _Cell:
+def _format_speed(value: Interval | None) -> str | _Cell:
     if value is None:
         return text.ABSENT
     # Coloured only where the whole interval lies on one side of 1x.
@@ -279,7 +283,7 @@ def _speed(value: Interval | None) -> str | _Cell:
     return _Cell(text.speedup(value), mark=f"num {mark}")
 
 
-def _anchor(story: Story) -> str:
+def _make_anchor(story: Story) -> str:
     """An id made only of letters, digits and "-": a name cannot break out of the attribute."""
     # Other characters become their code point, so two names never share an id.
     return "m-" + "".join(

@@ -106,7 +106,7 @@ def plot_speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
     """Bars from 1x (no change) to the measured speed-up with its 95 % interval, on a logarithmic
     axis. Needs matplotlib.
     """
-    figure, axes = _axes([row.name for row in rows])
+    figure, axes = _make_axes([row.name for row in rows])
     for shift, colour, values in (
         (-0.19, _FIRST, [row.vs_eager for row in rows]),
         (0.19, _SECOND, [row.vs_inductor for row in rows]),
@@ -133,17 +133,17 @@ def plot_speedups(rows: Sequence[SpeedupPair], *, label: str) -> str:
     # Logarithmic: 2x and 0.5x lie equally far from 1x.
     axes.set_xscale("log", base=2)
     axes.axvline(1, color=_INK, linewidth=1)
-    _finish(axes, _ticks(low, high), lambda v, _: f"{v:g}x")
+    _finish(axes, _choose_ticks(low, high), lambda v, _: f"{v:g}x")
     axes.set_xlim(low, high)
     axes.set_xlabel("speed-up (right of 1x is faster)", color=_MUTED)
-    return _svg(figure, label, "speed")
+    return _render_svg(figure, label, "speed")
 
 
 def plot_errors(rows: Sequence[ErrorPair], *, label: str) -> str:
     """Dots on a logarithmic axis: errors of eager and of the accelerated module against float64; an error of 0 is not
     drawn. Needs matplotlib.
     """
-    figure, axes = _axes([row.name for row in rows])
+    figure, axes = _make_axes([row.name for row in rows])
     # An error of 0 has no place on a logarithmic axis.
     values = [e for row in rows for e in (row.eager, row.accelerated) if e]
     axes.set_xscale("log")
@@ -160,7 +160,7 @@ def plot_errors(rows: Sequence[ErrorPair], *, label: str) -> str:
     axes.set_xlabel(
         "largest error against float64, scaled by the output (left is better)", color=_MUTED
     )
-    return _svg(figure, label, "error")
+    return _render_svg(figure, label, "error")
 
 
 def plot_curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str) -> str:
@@ -194,10 +194,10 @@ def plot_curves(lines: Sequence[Curve], *, label: str, x: str, y: str, salt: str
     for text in legend.get_texts():
         # matplotlib reads text between two "$" as mathematics, and raises for what is none.
         text.set_parse_math(False)
-    return _svg(figure, label, salt)
+    return _render_svg(figure, label, salt)
 
 
-def _axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
+def _make_axes(names: Sequence[str]) -> tuple[Figure, matplotlib.axes.Axes]:
     figure = Figure(figsize=(8.0, 0.9 + 0.42 * max(1, len(names))), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
@@ -230,7 +230,7 @@ def _finish(
         side.set_visible(False)
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def _choose_ticks(low: float, high: float) -> list[float]:
     """Round speed-ups between `low` and `high`, at most about ten, 1x always among them."""
     if high / low < 6:
         return [t for t in (0.25, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5) if low <= t <= high]
@@ -239,7 +239,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [2.0**p for p in powers if low <= 2.0**p <= high]
 
 
-def _svg(figure: Figure, label: str, salt: str) -> str:
+def _render_svg(figure: Figure, label: str, salt: str) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context(
         # Text stays text, for screen readers and for copying. A fixed salt makes equal pages equal

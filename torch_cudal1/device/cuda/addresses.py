@@ -91,16 +91,16 @@ def find_launch_addresses(loaded: LoadedLaunch) -> tuple[int, ...] | Refusal:
     """The context and the addresses of the functions that a launch calls. A Refusal where C code
     cannot ask PyTorch for its current stream.
     """
-    stream = _stream_function()
+    stream = _find_stream_function()
     if isinstance(stream, Refusal):
         return stream
     names = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
     library = loaded.driver.library
     # 0 tells the extension that this driver lacks the function: it then launches without a graph.
-    graphs = [_address_of(library, name) if hasattr(library, name) else 0 for name in _GRAPHS]
+    graphs = [_read_address(library, name) if hasattr(library, name) else 0 for name in _GRAPHS]
     return (
         loaded.context.value or 0,
-        *(_address_of(library, name) for name in names),
+        *(_read_address(library, name) for name in names),
         stream,
         *graphs,
     )
@@ -112,7 +112,7 @@ def find_replay_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
 
     Loads the kernels of `copy_kernels`, so it must not be called while a CUDA graph is captured.
     """
-    addresses = _addresses_on(
+    addresses = _find_addresses(
         device, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _REPLAY
     )
     if isinstance(addresses, Refusal):
@@ -122,10 +122,10 @@ def find_replay_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
 
 def find_timer_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
     """The same for a timer (csrc/timer.cpp)."""
-    return _addresses_on(device, ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _TIMER)
+    return _find_addresses(device, ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"), _TIMER)
 
 
-def _addresses_on(
+def _find_addresses(
     device: torch.device, before: Sequence[str], after: Sequence[str]
 ) -> tuple[int, ...] | Refusal:
     """(context, functions `before`, PyTorch's current stream, functions `after`), or why there are
@@ -134,7 +134,7 @@ def _addresses_on(
     usable, reason = driver_status()
     if not usable:
         return Refusal(reason)
-    stream = _stream_function()
+    stream = _find_stream_function()
     if isinstance(stream, Refusal):
         return stream
     driver = open_driver()
@@ -142,9 +142,9 @@ def _addresses_on(
     missing = [name for name in (*before, *after) if not hasattr(driver.library, name)]
     if missing:
         return Refusal(f"the CUDA driver lacks {', '.join(missing)}; update it")
-    context = driver.context(_index(device))
+    context = driver.retain_context(_index(device))
     first, last = (
-        [_address_of(driver.library, name) for name in names] for names in (before, after)
+        [_read_address(driver.library, name) for name in names] for names in (before, after)
     )
     return (context.value or 0, *first, stream, *last)
 
@@ -158,11 +158,11 @@ def raise_driver_error(call: str, result: int) -> NoReturn:
     open_driver().fail(call, result, LAUNCH_HINT)
 
 
-def _address_of(library: Any, name: str) -> int:
+def _read_address(library: Any, name: str) -> int:
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
-def _stream_function() -> int | Refusal:
+def _find_stream_function() -> int | Refusal:
     """The address of PyTorch's C function for its current stream, or why it is not there."""
     try:
         # NOLOAD: only the library that PyTorch itself runs on is of use. A second copy would have
@@ -172,7 +172,7 @@ def _stream_function() -> int | Refusal:
         return Refusal(f"{_STREAM_LIBRARY} is not loaded in this process: {error}")
     if not hasattr(torch_cuda, _STREAM_FUNCTION):
         return Refusal(f"{_STREAM_LIBRARY} of torch {torch.__version__} has no {_STREAM_FUNCTION}")
-    return _address_of(torch_cuda, _STREAM_FUNCTION)
+    return _read_address(torch_cuda, _STREAM_FUNCTION)
 
 
 def pack_launch(loaded: LoadedLaunch) -> tuple[Any, ...]:

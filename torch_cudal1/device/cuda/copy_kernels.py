@@ -83,7 +83,7 @@ def _load(driver: Driver, index: int) -> tuple[int, ...]:
     names = [f"cudal1_{operation}{width}" for operation in ("copy", "fill") for width in WIDTHS]
     module, functions = ctypes.c_void_p(), []
     try:
-        with driver.current(driver.context(index)):
+        with driver.make_current(driver.retain_context(index)):
             driver.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(ptx().encode()))
             for name in names:
                 function = ctypes.c_void_p()

@@ -101,21 +101,21 @@ class _Symbol:
 
 def inspect_cubin(data: bytes) -> Cubin:
     """Parse `data`. Raises ProgramError("cubin", ...) for anything that is not a well-formed cubin."""
-    _want(
+    _require(
         data[:7] == b"\x7fELF\x02\x01\x01",
         f"starts with {data[:7]!r}, expected a 64-bit little-endian ELF (PTX is not accepted)",
     )
-    sections = _sections(data)
-    symbols = _symbols(sections)
+    sections = _read_sections(data)
+    symbols = _read_symbols(sections)
     by_name: dict[str, _Section] = {}
     for section in sections:
         # Of two sections with one name this reader might check one and the driver load the other.
-        _want(
+        _require(
             section.name == "" or section.name not in by_name,
             f"two sections named {section.name!r}",
         )
         by_name[section.name] = section
-    module = _module_facts(by_name)
+    module = _read_module_facts(by_name)
     kernels = [
         (i, s)
         for i, s in enumerate(symbols)
@@ -123,11 +123,11 @@ def inspect_cubin(data: bytes) -> Cubin:
     ]
     names = [symbol.name for _, symbol in kernels]
     # The same for kernels: the driver looks a kernel up by its name.
-    _want(len(set(names)) == len(names), f"kernel names {names} repeat")
+    _require(len(set(names)) == len(names), f"kernel names {names} repeat")
     return Cubin(
-        sm=_architecture(data),
+        sm=_read_architecture(data),
         kernels=tuple(
-            _kernel(symbol.name, by_name, module.get(index, {})) for index, symbol in kernels
+            _read_kernel(symbol.name, by_name, module.get(index, {})) for index, symbol in kernels
         ),
         undefined_functions=tuple(
             s.name for s in symbols if s.section == 0 and s.name and s.kind in (_FUNC, _NOTYPE)
@@ -214,14 +214,14 @@ def _check_geometry(kernel: Kernel, launch: Launch) -> None:
         )
 
 
-def _want(holds: bool, problem: str) -> None:
+def _require(holds: bool, problem: str) -> None:
     if not holds:
         raise ProgramError("cubin", problem)
 
 
 def _unpack(layout: str, data: bytes, offset: int) -> tuple[Any, ...]:
     end = offset + struct.calcsize(layout)
-    _want(
+    _require(
         offset >= 0 and end <= len(data),
         f"needs bytes {offset} to {end} of {len(data)}: truncated or damaged",
     )
@@ -229,15 +229,15 @@ def _unpack(layout: str, data: bytes, offset: int) -> tuple[Any, ...]:
 
 
 def _name(table: bytes, offset: int) -> str:
-    _want(0 <= offset < max(len(table), 1), f"name at {offset} of a {len(table)}-byte table")
+    _require(0 <= offset < max(len(table), 1), f"name at {offset} of a {len(table)}-byte table")
     end = table.find(b"\0", offset, offset + _NAME_LIMIT)
-    _want(end >= 0 or not table, f"name at {offset} has no end")
+    _require(end >= 0 or not table, f"name at {offset} has no end")
     return table[offset:end].decode("ascii", "backslashreplace") if table else ""
 
 
-def _architecture(data: bytes) -> int:
+def _read_architecture(data: bytes) -> int:
     abi, (flags,) = data[7], _unpack("<I", data, 48)
-    _want(
+    _require(
         abi in (51, 65),
         f"ELF ABI {abi}, expected 51 or 65 (a CUDA toolkit newer than this reader?)",
     )
@@ -245,19 +245,19 @@ def _architecture(data: bytes) -> int:
     return int(flags & 0xFF if abi == 51 else flags >> 8 & 0xFF)
 
 
-def _sections(data: bytes) -> list[_Section]:
+def _read_sections(data: bytes) -> list[_Section]:
     (machine,) = _unpack("<H", data, 18)
-    _want(machine == _EM_CUDA, f"ELF machine {machine}, expected {_EM_CUDA} (CUDA)")
+    _require(machine == _EM_CUDA, f"ELF machine {machine}, expected {_EM_CUDA} (CUDA)")
     (start,) = _unpack("<Q", data, 40)
     size, count, names_at = _unpack("<HHH", data, 58)
-    _want(
+    _require(
         size == 64 and names_at < count,
         f"{count} section headers of {size} bytes, names in number {names_at}",
     )
     headers = [_unpack("<IIQQQQIIQQ", data, start + index * size) for index in range(count)]
     stored = sum(h[5] for h in headers if h[1] != _NOBITS)
     # Every section is copied. 65535 headers that all name the whole file would fill the memory.
-    _want(stored <= 4 * len(data), f"sections of {stored} bytes in {len(data)} bytes")
+    _require(stored <= 4 * len(data), f"sections of {stored} bytes in {len(data)} bytes")
     bodies = [b"" if h[1] in (0, _NOBITS) else _slice(data, h[4], h[5]) for h in headers]
     names = bodies[names_at]
     return [
@@ -268,15 +268,17 @@ def _sections(data: bytes) -> list[_Section]:
 
 def _slice(data: bytes, offset: int, size: int) -> bytes:
     # A Python slice that reaches beyond the end is silently shorter.
-    _want(offset + size <= len(data), f"a section of {size} bytes at {offset} in {len(data)} bytes")
+    _require(
+        offset + size <= len(data), f"a section of {size} bytes at {offset} in {len(data)} bytes"
+    )
     return data[offset : offset + size]
 
 
-def _symbols(sections: list[_Section]) -> list[_Symbol]:
+def _read_symbols(sections: list[_Section]) -> list[_Symbol]:
     tables = [section for section in sections if section.kind == _SYMTAB]
-    _want(len(tables) == 1, f"{len(tables)} symbol tables, expected 1")
+    _require(len(tables) == 1, f"{len(tables)} symbol tables, expected 1")
     table = tables[0]
-    _want(
+    _require(
         table.link < len(sections) and len(table.body) % 24 == 0,
         "symbol table without names or of odd size",
     )
@@ -300,7 +302,7 @@ def _keeps_state(section: _Section) -> bool:
     )
 
 
-def _records(body: bytes) -> Iterator[tuple[int, int, bytes]]:
+def _iter_records(body: bytes) -> Iterator[tuple[int, int, bytes]]:
     """(format, attribute, payload) of one .nv.info section."""
     at = 0
     while at < len(body):
@@ -312,40 +314,42 @@ def _records(body: bytes) -> Iterator[tuple[int, int, bytes]]:
         at += 4 + size
 
 
-def _module_facts(sections: Mapping[str, _Section]) -> dict[int, dict[int, int]]:
+def _read_module_facts(sections: Mapping[str, _Section]) -> dict[int, dict[int, int]]:
     """symbol index -> attribute -> value, from the module's own .nv.info (registers, stack)."""
     facts: dict[int, dict[int, int]] = {}
     section = sections.get(".nv.info")
-    for kind, attribute, payload in _records(section.body) if section else ():
+    for kind, attribute, payload in _iter_records(section.body) if section else ():
         if kind == 4 and len(payload) == 8:
             symbol, value = _unpack("<II", payload, 0)
             facts.setdefault(symbol, {})[attribute] = value
     return facts
 
 
-def _kernel(symbol: str, sections: Mapping[str, _Section], module: Mapping[int, int]) -> Kernel:
-    _want(f".nv.info.{symbol}" in sections, f"kernel {symbol!r} has no .nv.info section")
+def _read_kernel(
+    symbol: str, sections: Mapping[str, _Section], module: Mapping[int, int]
+) -> Kernel:
+    _require(f".nv.info.{symbol}" in sections, f"kernel {symbol!r} has no .nv.info section")
     params: dict[int, int] = {}
     threes: dict[int, _Three] = {}
     total = 0
-    for _, attribute, payload in _records(sections[f".nv.info.{symbol}"].body):
+    for _, attribute, payload in _iter_records(sections[f".nv.info.{symbol}"].body):
         if attribute == _KPARAM_INFO:
             _, ordinal, _, word = _unpack("<IHHI", payload, 0)
             # A second record of the same fact could contradict the first, and the driver might take
             # it.
-            _want(ordinal not in params, f"{symbol} describes parameter {ordinal} twice")
+            _require(ordinal not in params, f"{symbol} describes parameter {ordinal} twice")
             # The size in bytes; the bits below hold other facts of the parameter.
             params[ordinal] = word >> 18
         elif attribute == _PARAM_SIZE:
             (total,) = _unpack("<H", payload, 0)
         elif attribute in (_REQNTID, _MAX_THREADS, _CLUSTER):
-            _want(attribute not in threes, f"{symbol} states attribute {attribute:#x} twice")
+            _require(attribute not in threes, f"{symbol} states attribute {attribute:#x} twice")
             threes[attribute] = _unpack("<III", payload, 0)
-    _want(
+    _require(
         sorted(params) == list(range(len(params))),
         f"{symbol} describes parameters {sorted(params)}, expected 0, 1, ...",
     )
-    _want(
+    _require(
         # Alignment may add to the sizes, so the sum is not equal to the total.
         sum(params.values()) <= total and (total == 0 or bool(params)),
         f"{symbol}: {params} do not make up {total} bytes",

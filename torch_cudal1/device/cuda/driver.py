@@ -150,8 +150,8 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
         # Before the driver sees the image: it answers a wrong symbol or architecture with a number,
         # and does not compare the sizes of parameters at all.
         check_launch(inspect_cubin(image), launch, 10 * major + minor)
-        context = driver.context(index)
-        with driver.current(context):
+        context = driver.retain_context(index)
+        with driver.make_current(context):
             function = driver.function(index, image, launch)
     # A Program has many kernels: the symbol tells which of them was refused.
     except ProgramError as error:
@@ -182,7 +182,7 @@ def prepare_launch(
     def run(values: Sequence[Any]) -> None:
         frame = frames
         for slot, number, mask in frame.pointers:
-            slot.value = _address(values[number], number, mask, index, launch.symbol)
+            slot.value = _check_address(values[number], number, mask, index, launch.symbol)
         # The stream of the moment, at every call: the caller may have changed it, or be capturing
         # it.
         frame.config.stream = current_stream(place).cuda_stream
@@ -192,7 +192,7 @@ def prepare_launch(
             status = start(frame.config_pointer, function, frame.parameters, None)
         # A thread that has not used this device yet, or is on another one.
         else:
-            with driver.current(context):
+            with driver.make_current(context):
                 status = start(frame.config_pointer, function, frame.parameters, None)
         if status:
             driver.fail("cuLaunchKernelEx", status, f"kernel {launch.symbol!r}; {LAUNCH_HINT}")
@@ -200,7 +200,7 @@ def prepare_launch(
     return run
 
 
-def _address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> int:
+def _check_address(tensor: Any, number: int, mask: int, index: int, symbol: str) -> int:
     # A pointer to the host or to another GPU is an illegal access inside the kernel, after which
     # the whole process has lost its CUDA context. Here it is an exception.
     if tensor is None or tensor.get_device() != index:
@@ -228,7 +228,7 @@ class Frame(threading.local):
     """
 
     def __init__(self, launch: Launch) -> None:
-        slots = [_slot(arg) for arg in launch.args]
+        slots = [_make_slot(arg) for arg in launch.args]
         self.pointers = [
             (slot, arg.value.index, ALIGNMENT - 1 if arg.value.index in launch.aligned else 0)
             for slot, arg in zip(slots, launch.args, strict=True)
@@ -239,13 +239,13 @@ class Frame(threading.local):
         self.parameters = (ctypes.c_void_p * max(len(slots), 1))(
             *[ctypes.addressof(slot) for slot in slots]
         )
-        self.attributes = _attributes(launch)
-        self.config = _config(launch, self.attributes)
+        self.attributes = _make_attributes(launch)
+        self.config = _make_config(launch, self.attributes)
         self.config_pointer = ctypes.byref(self.config)
         self.current = ctypes.c_void_p()
 
 
-def _slot(arg: LaunchArg) -> Any:
+def _make_slot(arg: LaunchArg) -> Any:
     kind = _CTYPES[arg.kind]
     if isinstance(arg.value, Value) or arg.value is None:
         return kind(0)
@@ -256,7 +256,7 @@ def _slot(arg: LaunchArg) -> Any:
     return slot
 
 
-def _attributes(launch: Launch) -> Any:
+def _make_attributes(launch: Launch) -> Any:
     if launch.cluster == 1:
         return (_LaunchAttribute * 0)()
     pair = (_LaunchAttribute * 2)()
@@ -266,7 +266,7 @@ def _attributes(launch: Launch) -> Any:
     return pair
 
 
-def _config(launch: Launch, attributes: Any) -> _LaunchConfig:
+def _make_config(launch: Launch, attributes: Any) -> _LaunchConfig:
     x, y, z = launch.grid
     # The plan counts programs, the driver counts blocks. Their product has to fit gridDimX, and
     # ctypes would wrap it silently.
@@ -323,7 +323,7 @@ class Driver:
         self.library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
         raise DriverError(name, (text.value or b"result %d" % status).decode(), hint)
 
-    def context(self, index: int) -> ctypes.c_void_p:
+    def retain_context(self, index: int) -> ctypes.c_void_p:
         """The primary context of device `index`, which is PyTorch's; retained once and kept."""
         with self._lock:
             # Retained once for the life of the process: PyTorch keeps its primary context as long.
@@ -340,7 +340,7 @@ class Driver:
         return current.value == context.value
 
     @contextmanager
-    def current(self, context: ctypes.c_void_p) -> Iterator[None]:
+    def make_current(self, context: ctypes.c_void_p) -> Iterator[None]:
         """Make `context` this thread's current one, and put the former back."""
         self.call("cuCtxPushCurrent_v2", context)
         try:
@@ -354,7 +354,7 @@ class Driver:
         current.
         """
         function = ctypes.c_void_p()
-        module = self._module(index, image)
+        module = self._load_module(index, image)
         self.call(
             "cuModuleGetFunction",
             ctypes.byref(function),
@@ -382,7 +382,7 @@ class Driver:
             "cuFuncSetAttribute", function, ctypes.c_int(attribute), ctypes.c_int(value), hint=hint
         )
 
-    def _module(self, index: int, image: bytes) -> ctypes.c_void_p:
+    def _load_module(self, index: int, image: bytes) -> ctypes.c_void_p:
         # By content: Programs that hold the same machine code share one module, and no name in a
         # bundle can stand for other code.
         key = (index, hashlib.sha256(image).hexdigest())

@@ -97,12 +97,16 @@ def compile_cuda(
         ctypes.byref(program), source.encode(), name.encode(), 0, None, None
     )
     if status != _SUCCESS:
-        return Refusal(_text_of(library, status))
+        return Refusal(_describe_status(library, status))
     try:
         return _compile(
             library,
             program,
-            [f"--gpu-architecture={arch}", *options, *(f"-I{path}" for path in _headers())],
+            [
+                f"--gpu-architecture={arch}",
+                *options,
+                *(f"-I{path}" for path in _find_header_folders()),
+            ],
         )
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -114,13 +118,13 @@ def _compile(
     words = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     status = library.nvrtcCompileProgram(program, len(options), words)
     log = (
-        _bytes_of(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+        _read_buffer(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
         .rstrip(b"\0")
         .decode(errors="replace")
     )
     if status != _SUCCESS:
-        return Refusal(f"{_text_of(library, status)}: {log[:_LOG_LIMIT]}".rstrip(": \n"))
-    cubin = _bytes_of(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+        return Refusal(f"{_describe_status(library, status)}: {log[:_LOG_LIMIT]}".rstrip(": \n"))
+    cubin = _read_buffer(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
     if not cubin.startswith(b"\x7fELF"):
         return Refusal(
             "NVRTC gave no machine code; the architecture must be a real one (sm_*), not compute_*"
@@ -128,7 +132,7 @@ def _compile(
     return CompiledCuda(cubin, log[:_LOG_LIMIT])
 
 
-def _bytes_of(size_of: Any, fill: Any, program: ctypes.c_void_p) -> bytes:
+def _read_buffer(size_of: Any, fill: Any, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
     if size_of(program, ctypes.byref(size)) != _SUCCESS or not size.value:
         return b""
@@ -136,7 +140,7 @@ def _bytes_of(size_of: Any, fill: Any, program: ctypes.c_void_p) -> bytes:
     return buffer.raw if fill(program, buffer) == _SUCCESS else b""
 
 
-def _text_of(library: Any, status: int) -> str:
+def _describe_status(library: Any, status: int) -> str:
     # ctypes takes a result for an int, which would cut the pointer to 32 bits.
     library.nvrtcGetErrorString.restype = ctypes.c_char_p
     return (library.nvrtcGetErrorString(status) or b"result %d" % status).decode()
@@ -146,7 +150,7 @@ def _text_of(library: Any, status: int) -> str:
 def _library() -> tuple[Any, str]:
     """The opened library and its path, or None and what was tried."""
     failures: list[str] = []
-    for path in _candidates():
+    for path in _iter_candidates():
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
@@ -163,11 +167,11 @@ def _library() -> tuple[Any, str]:
     )
 
 
-def _candidates() -> Iterator[str]:
+def _iter_candidates() -> Iterator[str]:
     major = (torch.version.cuda or "").split(".")[0]
     libraries = [
         path
-        for folder in _folders()
+        for folder in _iter_folders()
         for path in sorted(folder.glob("libnvrtc.so.*"))
         if "alt" not in path.name
     ]
@@ -179,20 +183,20 @@ def _candidates() -> Iterator[str]:
     yield from (f"libnvrtc.so.{number}" for number in dict.fromkeys((major, "13", "12")) if number)
 
 
-def _folders() -> Iterator[Path]:
+def _iter_folders() -> Iterator[Path]:
     yield Path(torch.__file__).parent / "lib"
-    for root in _wheels():
+    for root in _find_wheel_folders():
         yield from sorted(root.glob("*/lib"))
 
 
-def _wheels() -> list[Path]:
+def _find_wheel_folders() -> list[Path]:
     spec = find_spec("nvidia")
     return (
         [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
     )
 
 
-def _headers() -> list[Path]:
+def _find_header_folders() -> list[Path]:
     """Folders with NVIDIA's device headers."""
     triton = find_spec("triton")
     triton_folders = (
@@ -204,6 +208,6 @@ def _headers() -> list[Path]:
         else []
     )
     folders = [
-        folder for root in _wheels() for folder in sorted(root.glob("*/include"))
+        folder for root in _find_wheel_folders() for folder in sorted(root.glob("*/include"))
     ] + triton_folders
     return [folder for folder in folders if (folder / "cuda_fp16.h").is_file()][:1]

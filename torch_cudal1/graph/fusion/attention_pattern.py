@@ -90,7 +90,7 @@ def _find_chain(last: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> set[i
     step between the products must compute something: otherwise any product of three matrices would
     match.
     """
-    lhs, rhs = _operands(uses.steps[last])
+    lhs, rhs = _read_factors(uses.steps[last])
     # The usual order, `softmax(q @ k.T) @ v`.
     if positions := _find_chain_of_operands(last, lhs, rhs, uses, specs):
         return positions
@@ -114,7 +114,7 @@ def _find_chain_of_operands(
     if len(firsts) != 1:
         return set()
     (first,) = firsts
-    query, key_t = _operands(uses.steps[first])
+    query, key_t = _read_factors(uses.steps[first])
     if (
         # Both widths count: queries stay in registers, and so does the accumulator of the values.
         specs[query].shape[-1] > _MAX_HEAD_ELEMENTS
@@ -125,7 +125,7 @@ def _find_chain_of_operands(
     if specs[query].dtype != specs[values].dtype:
         return set()
     # A use outside needs the scores in memory, and writing them is what a fused kernel saves.
-    if not all(uses.only_in(position, inside) for position in inside - {last}):
+    if not all(uses.is_used_only_in(position, inside) for position in inside - {last}):
         return set()
     # Before layout joins: only steps on scores can have operands of as many elements.
     between = inside - {first, last}
@@ -138,7 +138,7 @@ def _find_chain_of_operands(
 
 def _get_width(last: int, values: int, uses: Uses, specs: Mapping[int, TensorSpec]) -> int:
     """Elements of a value, which are its columns where the weights come first."""
-    return specs[values].shape[-1 if values == _operands(uses.steps[last])[1] else -2]
+    return specs[values].shape[-1 if values == _read_factors(uses.steps[last])[1] else -2]
 
 
 def _add_repeats(
@@ -167,7 +167,7 @@ def _is_repeat(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
     return specs[result].numel > specs[source].numel
 
 
-def _operands(step: Step) -> tuple[int, int]:
+def _read_factors(step: Step) -> tuple[int, int]:
     assert isinstance(step, Aten)
     lhs, rhs = step.args[:2]
     assert isinstance(lhs, Value)
@@ -208,7 +208,7 @@ def _goes_between(step: Step) -> bool:
 def _take_layout_before(value: int, uses: Uses, inside: set[int]) -> None:
     while (position := uses.maker.get(value)) is not None and _is_layout(uses.steps[position]):
         # A copy that another step reads is made anyway.
-        if not uses.only_in(position, inside):
+        if not uses.is_used_only_in(position, inside):
             return
         inside.add(position)
         value = next(iter(uses.steps[position].reads))
@@ -236,7 +236,7 @@ def _take_made_alike(
         ):
             continue
         step = uses.steps[position]
-        if _is_made_alike(step) and uses.only_in(position, inside):
+        if _is_made_alike(step) and uses.is_used_only_in(position, inside):
             inside.add(position)
             waiting += step.reads
 

@@ -67,7 +67,7 @@ def _copy_before(value: int, reader: int, uses: Uses, specs: Mapping[int, Tensor
     steps: set[int] = set()
     matrix = specs[value].shape[1:]
     # Another reader of the copy would keep it alive, and nothing would be saved.
-    while (position := uses.maker.get(value)) is not None and uses.only_in(
+    while (position := uses.maker.get(value)) is not None and uses.is_used_only_in(
         position, {*steps, reader}
     ):
         step = uses.steps[position]

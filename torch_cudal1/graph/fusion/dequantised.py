@@ -82,7 +82,7 @@ def find_dequantised_product(
             inside.add(position)
             waiting += uses.steps[position].reads
     # A weight that something else reads is written out in any case.
-    is_exclusive = all(uses.only_in(position, inside) for position in inside - {last})
+    is_exclusive = all(uses.is_used_only_in(position, inside) for position in inside - {last})
     # A single number is no packed weight.
     few_bits = any(specs[leaf].dtype in _PACKED and specs[leaf].numel > 1 for leaf in leaves)
     return tuple(sorted(inside)) if is_exclusive and few_bits and len(inside) > 2 else ()

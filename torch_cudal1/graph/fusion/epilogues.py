@@ -74,7 +74,7 @@ def joins_halves(
         few
         and bool(makers)
         # A half that another step reads would have to be written too.
-        and all(uses.only_in(maker, {position}) for maker in makers)
+        and all(uses.is_used_only_in(maker, {position}) for maker in makers)
         and any(map(fusible, readers))
     )
 
@@ -95,13 +95,15 @@ def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:
         return False
     (source,), (result,) = step.reads, step.writes
     # The stride of the innermost dim that has more than one element: 1 means rows.
-    last = next((stride for size, stride in zip(*_dims(specs[source]), strict=True) if size > 1), 1)
+    last = next(
+        (stride for size, stride in zip(*_reverse_dims(specs[source]), strict=True) if size > 1), 1
+    )
     return last == next(
-        (stride for size, stride in zip(*_dims(specs[result]), strict=True) if size > 1), 1
+        (stride for size, stride in zip(*_reverse_dims(specs[result]), strict=True) if size > 1), 1
     )
 
 
-def _dims(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _reverse_dims(spec: TensorSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes and strides, the last dimension first."""
     return spec.shape[::-1], spec.strides[::-1]
 

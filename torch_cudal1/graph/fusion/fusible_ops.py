@@ -17,7 +17,7 @@ from torch_cudal1.kernels import registry
 __all__ = [
     "EXPRESSED",
     "YIELD_ROWS",
-    "around_scans",
+    "find_layout_steps_of_scans",
     "has_own_kernel",
     "is_anchor",
     "is_fusible",
@@ -81,7 +81,7 @@ def may_follow(step: Step, row_op: str) -> bool:
     )
 
 
-def around_scans(steps: Sequence[Step]) -> frozenset[int]:
+def find_layout_steps_of_scans(steps: Sequence[Step]) -> frozenset[int]:
     """Positions of layout steps that a scan's kernel takes in: those that lead to it, flips and
     concatenations of its result.
     """
@@ -94,7 +94,7 @@ def around_scans(steps: Sequence[Step]) -> frozenset[int]:
             near.add(position)
             waiting.append(position)
     while waiting:
-        for before in _makers(steps[waiting.pop()], maker):
+        for before in _find_makers(steps[waiting.pop()], maker):
             if before not in near and _is(steps[before], _BEFORE):
                 near.add(before)
                 waiting.append(before)
@@ -146,7 +146,7 @@ def is_fusible(step: Step) -> bool:
     return is_row_op(step) or (pointwise_step and step.target in _POINTWISE_WITH_KERNEL)
 
 
-def _makers(step: Step, maker: Mapping[int, int]) -> list[int]:
+def _find_makers(step: Step, maker: Mapping[int, int]) -> list[int]:
     return [maker[index] for index in step.reads if index in maker]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch_cudal1.graph.fusion.epilogues import follows_product, joins_halves
 from torch_cudal1.graph.fusion.fusible_ops import (
     YIELD_ROWS,
-    around_scans,
+    find_layout_steps_of_scans,
     has_own_kernel,
     is_anchor,
     is_fusible,
@@ -46,7 +46,7 @@ def grow_groups(
         specs,
         products,
         # Layout is otherwise left to Inductor. A scan's kernel does flips itself.
-        layout=around_scans(uses.steps),
+        layout=find_layout_steps_of_scans(uses.steps),
         fixed_group_at={position: group for group in fixed_groups for position in group},
     )
     for position in range(len(uses.steps)):
@@ -225,4 +225,4 @@ def _is_read_only_by(positions: Sequence[int], reader_positions: Sequence[int], 
     `reader_positions` only.
     """
     inside = {*positions, *reader_positions}
-    return all(uses.only_in(position, inside) for position in positions)
+    return all(uses.is_used_only_in(position, inside) for position in positions)

@@ -42,8 +42,8 @@ __all__ = [
     "FusionGroup",
     "Partition",
     "partition",
+    "rebase_on_inputs",
     "splice",
-    "with_inputs",
 ]
 
 # Of one vector load. Kernels load 16 bytes at once and would fault on another address.
@@ -174,7 +174,9 @@ def _list_inputs(item: FusionGroup | int, program: Program) -> set[int]:
     return set(item.inputs) if isinstance(item, FusionGroup) else set(program.steps[item].reads)
 
 
-def with_inputs(program: Program, order: Sequence[int], inputs: tuple[TensorSpec, ...]) -> Program:
+def rebase_on_inputs(
+    program: Program, order: Sequence[int], inputs: tuple[TensorSpec, ...]
+) -> Program:
     """`program` taking `inputs` instead of its own: its input i is `inputs[order[i]]`; the others
     are not used.
     """

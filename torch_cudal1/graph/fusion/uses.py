@@ -20,7 +20,7 @@ class Uses:
     maker: Mapping[int, int]
     readers: Mapping[int, frozenset[int]]
 
-    def only_in(self, position: int, inside: Collection[int]) -> bool:
+    def is_used_only_in(self, position: int, inside: Collection[int]) -> bool:
         """Whether nothing outside reads what the step at `position` yields."""
         return all(
             # -1 is never inside, so a result of the whole is always read outside.

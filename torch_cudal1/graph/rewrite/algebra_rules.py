@@ -16,18 +16,18 @@ from torch_cudal1.graph.rewrite.alias import VIEWS
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
+    emit_nonfinite_mask,
+    emit_strided_copy,
     is_op,
     is_tensor,
-    not_finite,
+    iter_calls,
     replace,
     scalar,
     shape,
     strides,
     uses_once,
     val,
-    with_strides,
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
@@ -43,7 +43,7 @@ _SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
 _TO_WEIGHTS = 8  # steps between scores and what is done with them
 
 
-def _operands(node: fx.Node) -> tuple[Any, Any]:
+def _read_factors(node: fx.Node) -> tuple[Any, Any]:
     """The two factors of a matrix product."""
     return (node.args[1], node.args[2]) if is_op(node, *_SUMS) else (node.args[0], node.args[1])
 
@@ -74,14 +74,14 @@ def diag_matmul_finite(gm: fx.GraphModule) -> int:
 
 def _diagonal_products(gm: fx.GraphModule, *, exact: bool) -> int:
     sites = 0
-    for node in calls(gm, *_PRODUCTS, *_SUMS):
-        lhs, rhs = _operands(node)
+    for node in iter_calls(gm, *_PRODUCTS, *_SUMS):
+        lhs, rhs = _read_factors(node)
         # Complex NaN has two parts, and a product of bools is no arithmetic.
         if dtype(node).is_complex or dtype(node) == torch.bool:
             continue
         with gm.graph.inserting_before(node):
             # The left factor first: of two diagonal matrices one is enough.
-            if (vector := _diagonal_of(lhs)) is not None:
+            if (vector := _find_diagonal(lhs)) is not None:
                 scale = (
                     vector
                     if is_op(node, aten.mv.default)
@@ -94,12 +94,12 @@ def _diagonal_products(gm: fx.GraphModule, *, exact: bool) -> int:
                     over=-1 if is_op(node, aten.mv.default) else -2,
                     exact=exact,
                 )
-            elif (vector := _diagonal_of(rhs)) is not None:
+            elif (vector := _find_diagonal(rhs)) is not None:
                 scale = call(gm.graph, aten.unsqueeze.default, vector, -2)
                 product = _scale_by_diagonal(gm.graph, scale, lhs, over=-1, exact=exact)
             else:
                 continue
-            new = _laid_out(gm.graph, _add_bias(gm.graph, node, product), node)
+            new = _match_layout(gm.graph, _add_bias(gm.graph, node, product), node)
         if new is not None:
             replace(node, new)
             sites += 1
@@ -114,7 +114,9 @@ def _scale_by_diagonal(
     if not exact or not dtype(matrix).is_floating_point:
         return product
     # Counts up to 2^24 are exact in float32.
-    odd = call(graph, aten._to_copy.default, not_finite(graph, matrix), dtype=torch.float32)
+    odd = call(
+        graph, aten._to_copy.default, emit_nonfinite_mask(graph, matrix), dtype=torch.float32
+    )
     # Less its own, since the diagonal element is multiplied by v and not by 0.
     off_diagonal = call(
         graph, aten.sub.Tensor, call(graph, aten.sum.dim_IntList, odd, [over], True), odd
@@ -140,18 +142,18 @@ def _add_bias(graph: fx.Graph, node: fx.Node, product: fx.Node) -> fx.Node:
     return call(graph, aten.add.Tensor, product, bias, alpha=beta)
 
 
-def _laid_out(graph: fx.Graph, new: fx.Node, node: fx.Node) -> fx.Node | None:
+def _match_layout(graph: fx.Graph, new: fx.Node, node: fx.Node) -> fx.Node | None:
     # Promotion or broadcasting that the product does not have.
     if dtype(new) != dtype(node) or shape(new) != shape(node):
         return None
     return (
         new
         if strides(new) == strides(node)
-        else with_strides(graph, new, shape(node), strides(node))
+        else emit_strided_copy(graph, new, shape(node), strides(node))
     )
 
 
-def _diagonal_of(node: object) -> fx.Node | None:
+def _find_diagonal(node: object) -> fx.Node | None:
     """`v` if `node` is `diag_embed(v)`, maybe transposed (it is symmetric) or expanded over new
     leading dimensions.
     """
@@ -199,7 +201,7 @@ def scalar_folding(gm: fx.GraphModule) -> int:
     and infinity go the same way; a scale that is a step of attention stays, because it would hide
     the pattern from fused kernels.
     """
-    return sum(_fold_after(gm, node) or _fold_before(gm, node) for node in calls(gm))
+    return sum(_fold_after(gm, node) or _fold_before(gm, node) for node in iter_calls(gm))
 
 
 def tensor_scale_folding(gm: fx.GraphModule) -> int:
@@ -210,7 +212,7 @@ def tensor_scale_folding(gm: fx.GraphModule) -> int:
     sum.
     """
     sites = 0
-    for node in calls(gm, aten.mul.Tensor):
+    for node in iter_calls(gm, aten.mul.Tensor):
         for this, other in ((0, 1), (1, 0)):
             source, factor = node.args[this], node.args[other]
             if (
@@ -221,7 +223,7 @@ def tensor_scale_folding(gm: fx.GraphModule) -> int:
             ):
                 continue
             # A view between product and scale is common: a batched linear layer.
-            product = _through_views(source)
+            product = _follow_views(source)
             if (
                 dtype(node) != dtype(source)
                 or product is None
@@ -267,7 +269,7 @@ def _scale_of(node: object) -> tuple[fx.Node, float] | None:
     return source, number  # type: ignore[return-value]
 
 
-def _through_views(node: fx.Node) -> fx.Node | None:
+def _follow_views(node: fx.Node) -> fx.Node | None:
     """What `node` is a view of, if each on the way, it included, is used once."""
     while uses_once(node):
         if not is_op(node, *VIEWS):
@@ -278,21 +280,21 @@ def _through_views(node: fx.Node) -> fx.Node | None:
 
 def _fold_after(gm: fx.GraphModule, node: fx.Node) -> int:
     scaling = _scale_of(node)
-    product = _through_views(scaling[0]) if scaling else None
+    product = _follow_views(scaling[0]) if scaling else None
     if scaling is None or product is None or strides(scaling[0]) != strides(node):
         return 0
     source, number = scaling
     if is_op(product, aten.convolution.default):
         # The weight is scaled in its own dtype: a power of two is exact there, other numbers round.
-        if not _sane(number, dtype(product)) or not _scale_operand(
+        if not _is_safe_factor(number, dtype(product)) or not _scale_operand(
             gm.graph, product, number, share=4
         ):
             return 0
     # `mv` has no alpha.
-    elif not is_op(product, *_PRODUCTS[:2], *_SUMS) or _in_attention(node, product):
+    elif not is_op(product, *_PRODUCTS[:2], *_SUMS) or _leads_to_attention(node, product):
         return 0
     else:
-        new = _with_alpha(gm.graph, product, number, scale_bias=True)
+        new = _fold_into_alpha(gm.graph, product, number, scale_bias=True)
         if new is None:
             return 0
         # No view between: the scaled product takes the place of the scale itself.
@@ -306,14 +308,14 @@ def _fold_after(gm: fx.GraphModule, node: fx.Node) -> int:
 
 
 def _fold_before(gm: fx.GraphModule, node: fx.Node) -> int:
-    if not is_op(node, *_PRODUCTS[:2], *_SUMS) or _in_attention(node, node):
+    if not is_op(node, *_PRODUCTS[:2], *_SUMS) or _leads_to_attention(node, node):
         return 0
-    for operand in _operands(node):
-        scale = _through_views(operand)
+    for operand in _read_factors(node):
+        scale = _follow_views(operand)
         scaling = _scale_of(scale) if scale is not None else None
         if scaling is None or scale is None or strides(scaling[0]) != strides(scale):
             continue
-        new = _with_alpha(gm.graph, node, scaling[1], scale_bias=False)
+        new = _fold_into_alpha(gm.graph, node, scaling[1], scale_bias=False)
         if new is not None:
             replace(node, new)
             replace(scale, scaling[0])
@@ -321,7 +323,7 @@ def _fold_before(gm: fx.GraphModule, node: fx.Node) -> int:
     return 0
 
 
-def _with_alpha(
+def _fold_into_alpha(
     graph: fx.Graph, node: fx.Node, number: float, *, scale_bias: bool
 ) -> fx.Node | None:
     """The product with `number` in its `alpha`; its bias too if `scale_bias`. None if it is empty
@@ -332,10 +334,10 @@ def _with_alpha(
         # BLAS takes alpha in float32, which ends at 2^128.
         not 2.0**-100 < abs(alpha) < 2.0**100
         or not val(node).numel()
-        or not val(_operands(node)[0]).numel()
+        or not val(_read_factors(node)[0]).numel()
     ):
         return None
-    lhs, rhs = _operands(node)
+    lhs, rhs = _read_factors(node)
     with graph.inserting_before(node):
         if is_op(node, *_SUMS):
             bias = node.args[0]
@@ -403,13 +405,13 @@ def _move_scale_before(product: fx.Node, factor: fx.Node) -> bool:
     return True
 
 
-def _sane(number: float, kind: torch.dtype) -> bool:
+def _is_safe_factor(number: float, kind: torch.dtype) -> bool:
     # `frexp` gives 0.5 exactly for a power of two.
     exact = kind in (torch.float32, torch.float64) or math.frexp(number)[0] in (0.5, -0.5)
     return exact and 2.0**-16 <= abs(number) <= 2.0**16
 
 
-def _in_attention(node: fx.Node, product: fx.Node) -> bool:
+def _leads_to_attention(node: fx.Node, product: fx.Node) -> bool:
     """Whether `node`, made of `product`, is scores: a softmax follows, or after a batched product
     another one, through element-wise steps and views (scale, mask, relu).
 
@@ -447,7 +449,7 @@ def scalar_chain(gm: fx.GraphModule) -> int:
     `(x + c) - c` with a large c rounds on purpose.
     """
     sites = 0
-    for node in calls(gm):
+    for node in iter_calls(gm):
         outer = _scale_of(node)
         if outer is None or not uses_once(outer[0]):
             continue

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from torch_cudal1.graph.rewrite.match import is_op, is_tensor, shape, strides, val
 
-__all__ = ["VIEWS", "base", "escapes", "may_stand_for", "same_geometry"]
+__all__ = ["VIEWS", "find_base", "has_same_geometry", "may_stand_for", "reaches_output"]
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ VIEWS: tuple[OpOverload[..., Any], ...] = (
 )
 
 
-def base(node: fx.Node) -> fx.Node:
+def find_base(node: fx.Node) -> fx.Node:
     """The node whose storage `node` is a view of (itself if it is none)."""
     # Views of views: only the end of the chain owns the storage.
     while is_op(node, *VIEWS):
@@ -50,7 +50,7 @@ def base(node: fx.Node) -> fx.Node:
     return node
 
 
-def escapes(node: fx.Node) -> bool:
+def reaches_output(node: fx.Node) -> bool:
     """Whether the graph returns the node, a view of it, or a piece of it."""
     pending = [node]
     while pending:
@@ -72,21 +72,23 @@ def may_stand_for(old: fx.Node, node: fx.Node) -> bool:
     `node` reaches no output in its own storage, or `old` is itself fresh and reaches none.
     """
     # The caller sees strides and dtype, whatever the values are.
-    if not (is_tensor(old) and is_tensor(node)) or not _same_layout(old, node):
+    if not (is_tensor(old) and is_tensor(node)) or not _has_same_layout(old, node):
         return False
     # Inside the graph no node can tell storages apart, since nothing is written in place.
-    if not escapes(node):
+    if not reaches_output(node):
         return True
-    root = base(old)
-    return _is_fresh(root) and not escapes(root)
+    root = find_base(old)
+    return _is_fresh(root) and not reaches_output(root)
 
 
-def same_geometry(view: fx.Node, other: fx.Node) -> bool:
+def has_same_geometry(view: fx.Node, other: fx.Node) -> bool:
     """Whether two views of one storage are the same elements in the same order."""
-    return _same_layout(view, other) and val(view).storage_offset() == val(other).storage_offset()
+    return (
+        _has_same_layout(view, other) and val(view).storage_offset() == val(other).storage_offset()
+    )
 
 
-def _same_layout(view: fx.Node, other: fx.Node) -> bool:
+def _has_same_layout(view: fx.Node, other: fx.Node) -> bool:
     a, b = val(view), val(other)
     return (a.dtype, a.device, shape(view), strides(view)) == (
         b.dtype,

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.graph.rewrite.match import fake_mode, is_dead_when_unused, with_strides
+from torch_cudal1.graph.rewrite.match import emit_strided_copy, fake_mode, is_dead_when_unused
 from torch_cudal1.graph.rewrite.rule import Rule
 
 __all__ = ["MAX_ROUNDS", "RewriteResult", "rewrite"]
@@ -71,7 +71,7 @@ def rewrite(gm: fx.GraphModule, rules: Iterable[Rule], *, assume_finite: bool) -
                 work = _copy(good)
                 # It would fail again in the next round, at the same place.
                 active.remove(rule)
-            elif _text(work.graph) != _text(good.graph):
+            elif _describe_graph(work.graph) != _describe_graph(good.graph):
                 # A repair can restore exactly what the rule removed.
                 good, changed = _copy(work), True
                 sites[rule.name] += site_count
@@ -103,7 +103,7 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(gm, graph)
 
 
-def _text(graph: fx.Graph) -> list[str]:
+def _describe_graph(graph: fx.Graph) -> list[str]:
     """The graph without names: equal texts compute the same thing in the same order."""
     number = {node: f"%{position}" for position, node in enumerate(graph.nodes)}
     target = {
@@ -190,18 +190,18 @@ def _describe(values: tuple[list[Any], list[Any]]) -> list[_Spec]:
     for position, value in enumerate(inputs):
         if isinstance(value, torch.Tensor):
             # Two inputs may share memory, and the first names it.
-            first.setdefault(_storage(value), f"input {position}")
+            first.setdefault(_identify_storage(value), f"input {position}")
     specs: list[_Spec] = []
     for position, value in enumerate(outputs):
         if not isinstance(value, torch.Tensor):
             specs.append((value,))
             continue
-        owner = first.setdefault(_storage(value), f"output {position}")
+        owner = first.setdefault(_identify_storage(value), f"output {position}")
         specs.append((value.dtype, tuple(value.shape), tuple(value.stride()), value.device, owner))
     return specs
 
 
-def _storage(value: torch.Tensor) -> int:
+def _identify_storage(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
@@ -227,7 +227,7 @@ def _restore_strides(graph: fx.Graph, expected: Sequence[_Spec], actual: Sequenc
         ):
             return False
         with graph.inserting_before(output):
-            results[position] = with_strides(graph, results[position], want[1], want[2])
+            results[position] = emit_strided_copy(graph, results[position], want[1], want[2])
         if results[position] is None:
             return False
     output.args = (tuple(results) if many else results[0],)

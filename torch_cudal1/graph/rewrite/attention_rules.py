@@ -11,12 +11,12 @@ import torch.fx as fx
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
+    emit_strided_copy,
+    iter_calls,
     replace,
     shape,
     strides,
-    with_strides,
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
@@ -42,7 +42,7 @@ def attention_in_products(gm: fx.GraphModule) -> int:
     taken of whole rows.
     """
     sites = 0
-    for node in calls(gm, *_FUSED):
+    for node in iter_calls(gm, *_FUSED):
         bound_args = arguments(node)
         query, key, value = (bound_args[name] for name in ("query", "key", "value"))
         # A mask would be one more pass over the scores in memory.
@@ -66,11 +66,11 @@ def attention_in_products(gm: fx.GraphModule) -> int:
             continue
         for result in read:
             with gm.graph.inserting_before(result):
-                output = _in_products(gm.graph, query, key, value, bound_args["scale"])
+                output = _emit_products(gm.graph, query, key, value, bound_args["scale"])
                 placed = (
                     # Fused attention returns (B, T, H, D) memory seen as (B, H, T, D), and its
                     # readers rely on that.
-                    with_strides(gm.graph, output, shape(result), strides(result))
+                    emit_strided_copy(gm.graph, output, shape(result), strides(result))
                     if strides(output) != strides(result)
                     else output
                 )
@@ -95,7 +95,7 @@ def _is_result(user: fx.Node) -> bool:
     return bool(user.target is operator.getitem and user.args[1] == 0)
 
 
-def _in_products(
+def _emit_products(
     graph: fx.Graph, query: fx.Node, key: fx.Node, value: fx.Node, scale: float | None
 ) -> fx.Node:
     *outer, rows, depth = shape(query)

@@ -21,7 +21,7 @@ from torch_cudal1.graph.rewrite.alias import VIEWS
 from torch_cudal1.graph.rewrite.clamp_rules import clamp_limits
 from torch_cudal1.graph.rewrite.match import arguments, dtype, is_op, is_tensor, scalar, shape
 
-__all__ = ["Bounds", "bounds_of"]
+__all__ = ["Bounds", "compute_bounds"]
 
 aten = torch.ops.aten
 _LARGEST_EXACT = 2**53  # limits are kept as Python floats
@@ -46,7 +46,7 @@ class Bounds:
         return not self.nan and math.isfinite(self.low) and math.isfinite(self.high)
 
 
-def bounds_of(graph: fx.Graph) -> Mapping[fx.Node, Bounds]:
+def compute_bounds(graph: fx.Graph) -> Mapping[fx.Node, Bounds]:
     """The bounds of every node that holds a real tensor, in one forward pass."""
     bounds: dict[fx.Node, Bounds] = {}
     for node in graph.nodes:
@@ -56,20 +56,22 @@ def bounds_of(graph: fx.Graph) -> Mapping[fx.Node, Bounds]:
             and node.op in ("placeholder", "get_attr", "call_function")
         ):
             node_bounds = (
-                _call(node, bounds) if node.op == "call_function" else _unknown(dtype(node))
+                _call(node, bounds)
+                if node.op == "call_function"
+                else _make_widest_bounds(dtype(node))
             )
-            bounds[node] = _within_dtype(node_bounds, dtype(node))
+            bounds[node] = _clip_to_dtype(node_bounds, dtype(node))
     return bounds
 
 
-def _unknown(kind: torch.dtype) -> Bounds:
+def _make_widest_bounds(kind: torch.dtype) -> Bounds:
     if kind == torch.bool:
         # False and True.
         return Bounds(0, 1, False)
     return Bounds(-math.inf, math.inf, kind.is_floating_point)
 
 
-def _within_dtype(bounds: Bounds, kind: torch.dtype) -> Bounds:
+def _clip_to_dtype(bounds: Bounds, kind: torch.dtype) -> Bounds:
     if kind == torch.bool:
         return Bounds(max(bounds.low, 0), min(bounds.high, 1), False)
     # Integers have no NaN, whatever a rule could not rule out.
@@ -77,10 +79,10 @@ def _within_dtype(bounds: Bounds, kind: torch.dtype) -> Bounds:
 
 
 def _call(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
-    unknown = _unknown(dtype(node))
+    unknown = _make_widest_bounds(dtype(node))
     number = scalar(node)
     if number is not None:
-        return _number(number)
+        return _bound_number(number)
     if not dtype(node).is_floating_point and not is_op(node, *_COMPARISONS, *_MOVES, *_FACTORIES):
         return unknown  # integers wrap around
     if node.target is operator.getitem:
@@ -91,23 +93,25 @@ def _call(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
     return unknown
 
 
-def _number(number: float) -> Bounds:
+def _bound_number(number: float) -> Bounds:
     if math.isnan(number) or (isinstance(number, int) and abs(number) > _LARGEST_EXACT):
         # Larger integers are no exact Python floats.
         return Bounds(-math.inf, math.inf, True)
     return Bounds(float(number), float(number), False)
 
 
-def _of(arg: Any, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
+def _bound_argument(arg: Any, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
     if isinstance(arg, fx.Node):
         # Anything unknown is unbounded: a bound that is too wide is safe.
         return bounds.get(arg, Bounds(-math.inf, math.inf, True))
     return (
-        _number(arg) if isinstance(arg, (bool, int, float)) else Bounds(-math.inf, math.inf, True)
+        _bound_number(arg)
+        if isinstance(arg, (bool, int, float))
+        else Bounds(-math.inf, math.inf, True)
     )
 
 
-def _union(parts: list[Bounds]) -> Bounds:
+def _unite_bounds(parts: list[Bounds]) -> Bounds:
     return Bounds(min(p.low for p in parts), max(p.high for p in parts), any(p.nan for p in parts))
 
 
@@ -142,18 +146,18 @@ def _factory(node: fx.Node, _bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     if "full" in name:
         filled = arguments(node)["fill_value"]
         # The fill value may be complex or symbolic.
-        edge = _number(filled) if isinstance(filled, (bool, int, float)) else None
+        edge = _bound_number(filled) if isinstance(filled, (bool, int, float)) else None
         return (
             edge
             if edge is None or edge.nan
             else _round_outwards(edge.low, edge.high, dtype(node), exact=True)
         )
-    return _number(0.0 if "zeros" in name else 1.0)
+    return _bound_number(0.0 if "zeros" in name else 1.0)
 
 
 def _bound_view(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     return (
-        _of(node.args[0], bounds)
+        _bound_argument(node.args[0], bounds)
         if is_tensor(node.args[0]) and dtype(node.args[0]) == dtype(node)
         else None
     )
@@ -162,7 +166,7 @@ def _bound_view(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | Non
 def _cast(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     if dtype(node).itemsize < 2:  # 8-bit floats saturate or turn into NaN, each in its own way
         return None
-    x = _of(node.args[0], bounds)
+    x = _bound_argument(node.args[0], bounds)
     edge = _round_outwards(x.low, x.high, dtype(node), exact=True)
     return replace(edge, nan=x.nan)
 
@@ -170,30 +174,37 @@ def _cast(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
 def _bound_concatenation(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     pieces = node.args[0]
     return (
-        _union([_of(piece, bounds) for piece in pieces])
+        _unite_bounds([_bound_argument(piece, bounds) for piece in pieces])
         if isinstance(pieces, (list, tuple)) and pieces
         else None
     )
 
 
 def _bound_padding(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    return _union(
-        [_of(node.args[0], bounds), _of(node.args[2] if len(node.args) > 2 else 0, bounds)]
+    return _unite_bounds(
+        [
+            _bound_argument(node.args[0], bounds),
+            _bound_argument(node.args[2] if len(node.args) > 2 else 0, bounds),
+        ]
     )
 
 
 def _bound_selection(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     if is_op(node, aten.masked_fill.Scalar, aten.masked_fill.Tensor):
-        return _union([_of(node.args[0], bounds), _of(node.args[2], bounds)])
-    return _union([_of(node.args[1], bounds), _of(node.args[2], bounds)])
+        return _unite_bounds(
+            [_bound_argument(node.args[0], bounds), _bound_argument(node.args[2], bounds)]
+        )
+    return _unite_bounds(
+        [_bound_argument(node.args[1], bounds), _bound_argument(node.args[2], bounds)]
+    )
 
 
 def _triangle(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    return _union([_of(node.args[0], bounds), _number(0.0)])
+    return _unite_bounds([_bound_argument(node.args[0], bounds), _bound_number(0.0)])
 
 
 def _bound_clamp(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    limits, x = clamp_limits(node), _of(node.args[0], bounds)
+    limits, x = clamp_limits(node), _bound_argument(node.args[0], bounds)
     if limits is None:
         return None
     edge = _round_outwards(*limits, dtype(node), exact=True)
@@ -203,7 +214,7 @@ def _bound_clamp(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | No
 
 
 def _extreme(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
+    a, b = _bound_argument(node.args[0], bounds), _bound_argument(node.args[1], bounds)
     pick = min if is_op(node, aten.minimum.default) else max
     return Bounds(pick(a.low, b.low), pick(a.high, b.high), a.nan or b.nan)
 
@@ -214,7 +225,7 @@ def _make_fixed_rule(
     """An op with values in `[low, high]`, NaN for NaN (and with `needs_finite` for infinity)."""
 
     def rule(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
-        x = _of(node.args[0], bounds)
+        x = _bound_argument(node.args[0], bounds)
         return Bounds(low, high, x.nan or (needs_finite and not x.finite))
 
     return rule
@@ -228,17 +239,17 @@ def _softmax(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
         and (not shape(source) or shape(source)[dim] == 1)
     )
     low, high = (0.0, 1.0) if is_op(node, aten._softmax.default) else (-math.inf, 0.0)
-    return Bounds(high if alone else low, high, not _of(source, bounds).finite)
+    return Bounds(high if alone else low, high, not _bound_argument(source, bounds).finite)
 
 
 def _absolute(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    x = _of(node.args[0], bounds)
+    x = _bound_argument(node.args[0], bounds)
     low = 0.0 if x.low <= 0 <= x.high else min(abs(x.low), abs(x.high))
     return Bounds(low, max(abs(x.low), abs(x.high)), x.nan)
 
 
 def _bound_negation(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    x = _of(node.args[0], bounds)
+    x = _bound_argument(node.args[0], bounds)
     return Bounds(-x.high, -x.low, x.nan)
 
 
@@ -246,7 +257,7 @@ def _bound_signed_mean(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bound
     """Sums and means of values of one sign keep that sign. Their size is left open, because it
     depends on rounding.
     """
-    x = _of(node.args[0], bounds)
+    x = _bound_argument(node.args[0], bounds)
     if not is_tensor(node.args[0]) or 0 in shape(node.args[0]):  # the mean of nothing is NaN
         return None
     if x.point == 0:
@@ -260,7 +271,7 @@ def _bound_signed_mean(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bound
 
 
 def _sum(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
+    a, b = _bound_argument(node.args[0], bounds), _bound_argument(node.args[1], bounds)
     factor = arguments(node).get("alpha", 1)
     # Mixed dtypes promote, and the rounding of the other dtype is not followed here.
     if factor != 1 or (is_tensor(node.args[1]) and dtype(node.args[1]) != dtype(node)):
@@ -275,22 +286,26 @@ def _sum(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
     clash = (a.high == math.inf and b.low == -math.inf) or (
         a.low == -math.inf and b.high == math.inf
     )
-    edge = _round_outwards(*_ends([a.low, a.high], [b.low, b.high], operator.add), dtype(node))
+    edge = _round_outwards(
+        *_find_extremes([a.low, a.high], [b.low, b.high], operator.add), dtype(node)
+    )
     return replace(edge, nan=a.nan or b.nan or clash)
 
 
 def _product(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, b = _of(node.args[0], bounds), _of(node.args[1], bounds)
+    a, b = _bound_argument(node.args[0], bounds), _bound_argument(node.args[1], bounds)
     nan = a.nan or b.nan or _has_zero_times_infinity(a, b)
     if node.args[0] is node.args[1]:
         # A square is never negative, which corners of the interval would not show.
         return Bounds(0.0, math.inf, a.nan)
-    edge = _round_outwards(*_ends([a.low, a.high], [b.low, b.high], operator.mul), dtype(node))
+    edge = _round_outwards(
+        *_find_extremes([a.low, a.high], [b.low, b.high], operator.mul), dtype(node)
+    )
     return replace(edge, nan=nan)
 
 
 def _quotient(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds | None:
-    a, divisor = _of(node.args[0], bounds), scalar(node.args[1])
+    a, divisor = _bound_argument(node.args[0], bounds), scalar(node.args[1])
     # Division by 0 has results of both signs, and NaN.
     if divisor is None or not math.isfinite(divisor) or not divisor:
         return None
@@ -303,7 +318,7 @@ def _has_zero_times_infinity(a: Bounds, b: Bounds) -> bool:
     return any(x.low <= 0 <= x.high and math.inf in (-y.low, y.high) for x, y in ((a, b), (b, a)))
 
 
-def _ends(
+def _find_extremes(
     first: list[float], second: list[float], op: Callable[[Any, Any], Any]
 ) -> tuple[Any, Any]:
     """Exact extremes of `op` over the corners, as Fractions where finite; 0 * inf counts as 0, what
@@ -340,15 +355,15 @@ def _round_outwards(low: Any, high: Any, kind: torch.dtype, *, exact: bool = Fal
         if exact or near == value:
             limits.append(near)
         else:
-            limits.append(_outwards(float(value), kind, sign))
+            limits.append(_move_outwards(float(value), kind, sign))
     return Bounds(limits[0], limits[1], False)
 
 
 def _widen(low: float, high: float, kind: torch.dtype) -> Bounds:
-    return Bounds(_outwards(low, kind, -1.0), _outwards(high, kind, 1.0), False)
+    return Bounds(_move_outwards(low, kind, -1.0), _move_outwards(high, kind, 1.0), False)
 
 
-def _outwards(value: float, kind: torch.dtype, sign: float) -> float:
+def _move_outwards(value: float, kind: torch.dtype, sign: float) -> float:
     info = torch.finfo(kind)
     if not value or not math.isfinite(value):
         return value
@@ -371,10 +386,10 @@ _PIECES = (aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default,
 
 def _item(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds:
     source, which = node.args[0], node.args[1]
-    unknown = _unknown(dtype(node))
+    unknown = _make_widest_bounds(dtype(node))
     if not isinstance(source, fx.Node) or not source.args or not is_tensor(source.args[0]):
         return unknown
-    x = _of(source.args[0], bounds)
+    x = _bound_argument(source.args[0], bounds)
     if which == 0 and is_op(
         source,
         aten.max.dim,
@@ -410,7 +425,7 @@ def _bound_comparison(node: fx.Node, bounds: Mapping[fx.Node, Bounds]) -> Bounds
     """A comparison with NaN is False. So False is certain even where NaN is possible, and True is
     not.
     """
-    x, limit = _of(node.args[0], bounds), node.args[1]
+    x, limit = _bound_argument(node.args[0], bounds), node.args[1]
     source = node.args[0]
     if (
         not isinstance(limit, (int, float))

@@ -13,10 +13,10 @@ import torch.fx as fx
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
     is_op,
     is_tensor,
+    iter_calls,
     replace,
 )
 
@@ -60,7 +60,7 @@ def clamp_of_clamp(gm: fx.GraphModule) -> int:
     limits are exact in the dtype.
     """
     sites = 0
-    for node in calls(gm, *_CLAMPS):
+    for node in iter_calls(gm, *_CLAMPS):
         first = node.args[0]
         if not is_op(first, *_CLAMPS) or not is_tensor(first.args[0]):
             continue

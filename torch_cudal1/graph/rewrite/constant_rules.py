@@ -16,21 +16,21 @@ import torch.fx as fx
 from torch._ops import OpOverload
 
 from torch_cudal1.graph.rewrite.alias import may_stand_for
-from torch_cudal1.graph.rewrite.bounds import Bounds, bounds_of
+from torch_cudal1.graph.rewrite.bounds import Bounds, compute_bounds
 from torch_cudal1.graph.rewrite.clamp_rules import clamp_limits
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
+    emit_strided_copy,
     is_op,
     is_tensor,
+    iter_calls,
     replace,
     scalar,
     shape,
     strides,
     val,
-    with_strides,
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
@@ -62,9 +62,9 @@ def constant_value_finite(gm: fx.GraphModule) -> int:
 
 def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
     # Once for the pass: a folded node keeps its value, so the bounds stay right.
-    bounds = bounds_of(gm.graph)
+    bounds = compute_bounds(gm.graph)
     sites = 0
-    for node in calls(gm):
+    for node in iter_calls(gm):
         if (
             node not in bounds
             # They are constants already: folding one again would change nothing.
@@ -74,7 +74,7 @@ def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
             continue
         point = bounds[node].point if finite or not bounds[node].nan else None
         point = _evaluate(node, bounds, finite=finite) if point is None else point
-        # `with_strides` makes such a copy below, so folding it would repeat itself.
+        # `emit_strided_copy` makes such a copy below, so folding it would repeat itself.
         if point is None or _only_moves_a_constant(node):
             continue
         with gm.graph.inserting_before(node):
@@ -95,7 +95,7 @@ def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
             laid = (
                 new
                 if strides(new) == strides(node)
-                else with_strides(gm.graph, new, shape(node), strides(node))
+                else emit_strided_copy(gm.graph, new, shape(node), strides(node))
             )
         if laid is not None:
             replace(node, laid)
@@ -104,7 +104,7 @@ def _fold(gm: fx.GraphModule, *, finite: bool) -> int:
 
 
 def _only_moves_a_constant(node: fx.Node) -> bool:
-    """Whether folding would only restate a copy that `with_strides` made."""
+    """Whether folding would only restate a copy that `emit_strided_copy` made."""
     return is_op(
         node, aten.clone.default, aten.permute.default, aten.as_strided.default
     ) and _is_laid_out_constant(node)
@@ -159,10 +159,10 @@ def bound_that_never_bites(gm: fx.GraphModule) -> int:
     Valid when the interval of the argument lies inside the limits; NaN passes both ways, so for
     every input.
     """
-    bounds = bounds_of(gm.graph)
+    bounds = compute_bounds(gm.graph)
     sites = 0
-    for node in calls(gm):
-        limits = _limits(node)
+    for node in iter_calls(gm):
+        limits = _read_limits(node)
         source = node.args[0] if limits else None
         if (
             limits is None
@@ -179,7 +179,7 @@ def bound_that_never_bites(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _limits(node: fx.Node) -> tuple[float, float] | None:
+def _read_limits(node: fx.Node) -> tuple[float, float] | None:
     if is_op(node, aten.minimum.default, aten.maximum.default):
         number = scalar(node.args[1])
         if number is None or math.isnan(number):
@@ -202,13 +202,13 @@ def norm_of_one(gm: fx.GraphModule) -> int:
     Valid for eps > 0 and when mean and deviation are not asked for (they are saved for backward).
     """
     sites = 0
-    for node in calls(gm, aten.native_layer_norm.default, aten.native_group_norm.default):
+    for node in iter_calls(gm, aten.native_layer_norm.default, aten.native_group_norm.default):
         items = list(node.users)
         if len(items) != 1 or items[0].target is not operator.getitem or items[0].args[1] != 0:
             continue
         bound, item = arguments(node), items[0]
         # With eps 0 the norm of a single element is 0 / 0.
-        if bound["eps"] <= 0 or not val(item).numel() or _elements_per_mean(node) != 1:
+        if bound["eps"] <= 0 or not val(item).numel() or _count_elements_per_mean(node) != 1:
             continue
         with gm.graph.inserting_before(item):
             new = call(
@@ -234,7 +234,7 @@ def norm_of_one(gm: fx.GraphModule) -> int:
             laid = (
                 new
                 if strides(new) == strides(item)
-                else with_strides(gm.graph, new, shape(item), strides(item))
+                else emit_strided_copy(gm.graph, new, shape(item), strides(item))
             )
         if laid is not None:
             replace(item, laid)
@@ -242,7 +242,7 @@ def norm_of_one(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _elements_per_mean(node: fx.Node) -> int:
+def _count_elements_per_mean(node: fx.Node) -> int:
     bound = arguments(node)
     if is_op(node, aten.native_layer_norm.default):
         return math.prod(bound["normalized_shape"])

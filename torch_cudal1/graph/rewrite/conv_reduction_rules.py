@@ -15,20 +15,28 @@ from dataclasses import dataclass
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.match import arguments, call, calls, dtype, is_op, replace, shape
+from torch_cudal1.graph.rewrite.match import (
+    arguments,
+    call,
+    dtype,
+    is_op,
+    iter_calls,
+    replace,
+    shape,
+)
 from torch_cudal1.graph.rewrite.pushed_reductions import (
     FLOATS,
     REDUCTIONS,
     Kind,
-    bounds,
     choose,
+    emit_bounds,
     emit_reduction,
+    estimate_work,
     finish,
     parse,
     rebuild,
     split_signs,
     trace,
-    work,
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
@@ -72,20 +80,20 @@ class _Conv:
         """
         return 1 if self.transposed else 0
 
-    def cost(self, batch: int, channels: int, sizes: Sequence[int]) -> float:
+    def estimate_cost(self, batch: int, channels: int, sizes: Sequence[int]) -> float:
         """Work of a convolution like this one with other sizes: `batch` images, `channels` out,
         positions `sizes`.
         """
         places = math.prod(shape(self.x)[2:]) if self.transposed else math.prod(sizes)
         weight = shape(self.weight)
         flops = 2.0 * batch * channels * weight[1 - self.out_axis] * math.prod(self.kernel) * places
-        return work(
+        return estimate_work(
             flops,
             math.prod(shape(self.x)) + math.prod(weight) + 2 * batch * channels * math.prod(sizes),
         )
 
 
-def _conv(node: fx.Node) -> _Conv | None:
+def _match_conv(node: fx.Node) -> _Conv | None:
     if not is_op(node, aten.convolution.default):
         return None
     bound = arguments(node)
@@ -105,13 +113,17 @@ def _conv(node: fx.Node) -> _Conv | None:
 
 
 def _pays_positions(node: fx.Node, dims: tuple[int, ...]) -> bool:
-    conv = _conv(node)
+    conv = _match_conv(node)
     # Dims 0 and 1 are batch and channels.
     spatial = [dim - 2 for dim in dims if dim >= 2]
-    if conv is None or not spatial or any(_windows(conv, axis) is None for axis in spatial):
+    if (
+        conv is None
+        or not spatial
+        or any(_find_tap_windows(conv, axis) is None for axis in spatial)
+    ):
         return False
     sizes = [1 if axis in spatial else size for axis, size in enumerate(conv.out[2:])]
-    before = conv.cost(conv.out[0], conv.out[1], conv.out[2:])
+    before = conv.estimate_cost(conv.out[0], conv.out[1], conv.out[2:])
     # Every tap of the first reduced dim reads the input 3 times (sum, least, greatest); padding
     # copies it.
     passes = 3 * conv.kernel[spatial[0]] + 2
@@ -121,27 +133,27 @@ def _pays_positions(node: fx.Node, dims: tuple[int, ...]) -> bool:
         else math.prod(s for a, s in enumerate(shape(conv.x)[2:]) if a not in spatial)
     )
     flops = 4.0 * conv.out[0] * math.prod(shape(conv.weight)) * positions
-    return before >= _GAIN * work(
+    return before >= _GAIN * estimate_work(
         flops, passes * math.prod(shape(conv.x)) + 3 * math.prod(shape(conv.weight))
     )
 
 
 def _pays_channels(node: fx.Node, dims: tuple[int, ...]) -> bool:
-    conv = _conv(node)
+    conv = _match_conv(node)
     # A single channel is its own sum.
     if conv is None or 1 not in dims or conv.out[1] < 2:
         return False
-    before = conv.cost(conv.out[0], conv.out[1], conv.out[2:])
+    before = conv.estimate_cost(conv.out[0], conv.out[1], conv.out[2:])
     return before >= _GAIN * (
         # Priced as _THIN channels, though it has two.
-        conv.cost(conv.out[0], min(_THIN, conv.out[1]), conv.out[2:])
+        conv.estimate_cost(conv.out[0], min(_THIN, conv.out[1]), conv.out[2:])
         + 2 * math.prod(shape(conv.weight))
     )
 
 
 def _push(gm: fx.GraphModule, positions: bool) -> int:
     sites = 0
-    for node in calls(gm, *REDUCTIONS):
+    for node in iter_calls(gm, *REDUCTIONS):
         reduction = parse(node)
         path = (
             trace(
@@ -150,11 +162,11 @@ def _push(gm: fx.GraphModule, positions: bool) -> int:
             if reduction
             else None
         )
-        conv = _conv(path.root) if path else None
+        conv = _match_conv(path.root) if path else None
         if reduction is None or path is None or conv is None:
             continue
         with gm.graph.inserting_before(node):
-            value = (_over_positions if positions else _over_channels)(
+            value = (_reduce_over_positions if positions else _reduce_over_channels)(
                 gm.graph, conv, path.dims, reduction.kind
             )
             new = finish(gm.graph, reduction, rebuild(gm.graph, path, value, reduction.kind))
@@ -184,13 +196,15 @@ def _push_positions(gm: fx.GraphModule) -> int:
     return _push(gm, True)
 
 
-def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind) -> fx.Node:
+def _reduce_over_positions(
+    graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind
+) -> fx.Node:
     axes = [dim - 2 for dim in dims if dim >= 2]
     rest = [axis for axis in range(conv.rank) if axis not in axes]
     total, low, high = conv.x, conv.x, conv.x
     # One dim after another: sums, minima and maxima over positions separate.
     for axis in axes:
-        total, low, high = _tap_sums(graph, conv, axis, kind, (total, low, high))
+        total, low, high = _reduce_taps(graph, conv, axis, kind, (total, low, high))
     # Reduced dims right after the channels, where `_fold_taps` merges them.
     order = [0, 1, *(axis + 2 for axis in axes), *(axis + 2 for axis in rest)]
     # Along the batch: one product computes the sums and their twins.
@@ -198,7 +212,7 @@ def _over_positions(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kin
     both = _fold_taps(graph, both, order, len(axes))
     first = conv.out_axis
     weight = _fold_taps(graph, conv.weight, [first, 1 - first, *order[2:]], len(axes))
-    value = _rest_product(graph, conv, both, weight, rest)
+    value = _emit_remaining_product(graph, conv, both, weight, rest)
     # The batch was doubled: sums first, twins second.
     halves = [
         call(graph, aten.slice.Tensor, value, 0, i * conv.out[0], (i + 1) * conv.out[0])
@@ -237,7 +251,7 @@ def _fold_taps(graph: fx.Graph, value: fx.Node, order: Sequence[int], taps: int)
     )
 
 
-def _rest_product(
+def _emit_remaining_product(
     graph: fx.Graph, conv: _Conv, x: fx.Node, weight: fx.Node, rest: Sequence[int]
 ) -> fx.Node:
     """x (2N, CT, rest...) with weight (O, CT, rest...): an mm, or a convolution over the dims that
@@ -265,7 +279,7 @@ def _rest_product(
     )
 
 
-def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
+def _find_tap_windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
     """Per tap of a transposed convolution the inputs [from, to) whose copy is kept; None if a tap
     has none. Plain ones: [].
     """
@@ -288,7 +302,7 @@ def _windows(conv: _Conv, axis: int) -> list[tuple[int, int]] | None:
     return windows
 
 
-def _tap_sums(
+def _reduce_taps(
     graph: fx.Graph, conv: _Conv, axis: int, kind: Kind, parts: tuple[fx.Node, fx.Node, fx.Node]
 ) -> tuple[fx.Node, fx.Node, fx.Node]:
     """(sum or mean, least, greatest) of the inputs each tap of `axis` meets: that dim becomes one
@@ -297,14 +311,14 @@ def _tap_sums(
     total, low, high = parts
     if not conv.transposed:
         # At the first dim all three are the input itself, so one view serves them.
-        views = {part: _tap_view(graph, conv, axis, part) for part in dict.fromkeys(parts)}
+        views = {part: _view_taps(graph, conv, axis, part) for part in dict.fromkeys(parts)}
         return (
             emit_reduction(graph, kind, views[total], [-1]),
-            *bounds(graph, views[low], views[high], [-1]),
+            *emit_bounds(graph, views[low], views[high], [-1]),
         )
-    windows = _windows(conv, axis) or []
+    windows = _find_tap_windows(conv, axis) or []
     sums_by_window = {
-        window: _window_sums(graph, conv, axis, kind, parts, window)
+        window: _reduce_window(graph, conv, axis, kind, parts, window)
         for window in dict.fromkeys(windows)
     }
     # Without cropping all taps meet all inputs.
@@ -324,7 +338,7 @@ def _tap_sums(
     return all_taps[0], all_taps[1], all_taps[2]
 
 
-def _tap_view(graph: fx.Graph, conv: _Conv, axis: int, part: fx.Node) -> fx.Node:
+def _view_taps(graph: fx.Graph, conv: _Conv, axis: int, part: fx.Node) -> fx.Node:
     """A view whose dim `axis` counts taps and whose last dim runs over the positions of the output
     (padding read as zeros).
     """
@@ -345,7 +359,7 @@ def _tap_view(graph: fx.Graph, conv: _Conv, axis: int, part: fx.Node) -> fx.Node
     )
 
 
-def _window_sums(
+def _reduce_window(
     graph: fx.Graph,
     conv: _Conv,
     axis: int,
@@ -361,7 +375,7 @@ def _window_sums(
     value = emit_reduction(graph, kind, total, [dim], keepdim=True)
     if kind == "mean":  # of the output, which has another number of positions than the window
         value = call(graph, aten.mul.Tensor, value, (window[1] - window[0]) / conv.out[dim])
-    return value, *bounds(graph, low, high, [dim], keepdim=True)
+    return value, *emit_bounds(graph, low, high, [dim], keepdim=True)
 
 
 def _push_channels(gm: fx.GraphModule) -> int:
@@ -377,10 +391,12 @@ def _push_channels(gm: fx.GraphModule) -> int:
     return _push(gm, False)
 
 
-def _over_channels(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind) -> fx.Node:
+def _reduce_over_channels(graph: fx.Graph, conv: _Conv, dims: Sequence[int], kind: Kind) -> fx.Node:
     axis = conv.out_axis
     total = emit_reduction(graph, kind, conv.weight, [axis], keepdim=True)
-    twin = split_signs(graph, total, *bounds(graph, conv.weight, conv.weight, [axis], keepdim=True))
+    twin = split_signs(
+        graph, total, *emit_bounds(graph, conv.weight, conv.weight, [axis], keepdim=True)
+    )
     # Two output channels instead of all: the sum and its twin.
     weight = call(graph, aten.cat.default, [total, twin], axis)
     value = call(

@@ -10,15 +10,15 @@ import operator
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.alias import VIEWS, may_stand_for, same_geometry
+from torch_cudal1.graph.rewrite.alias import VIEWS, has_same_geometry, may_stand_for
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
     is_op,
     is_output,
     is_tensor,
+    iter_calls,
     replace,
     shape,
     strides,
@@ -39,7 +39,7 @@ def redundant_view(gm: fx.GraphModule) -> int:
     the graph expects that node.
     """
     sites = 0
-    for node in calls(gm, *VIEWS):
+    for node in iter_calls(gm, *VIEWS):
         if is_output(node):
             continue
         replacement, earlier = None, node
@@ -47,7 +47,7 @@ def redundant_view(gm: fx.GraphModule) -> int:
             earlier = earlier.args[0]  # type: ignore[assignment]
             replacement = (
                 # The earliest equal tensor, so that the whole chain goes at once.
-                earlier if is_tensor(earlier) and same_geometry(node, earlier) else replacement
+                earlier if is_tensor(earlier) and has_same_geometry(node, earlier) else replacement
             )
         if replacement is not None:
             replace(node, replacement)
@@ -62,7 +62,9 @@ def redundant_copy(gm: fx.GraphModule) -> int:
     fresh. (Eval-mode dropout is captured as such a clone.)
     """
     sites = 0
-    for node in calls(gm, aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default):
+    for node in iter_calls(
+        gm, aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default
+    ):
         source = node.args[0]
         # A constant is shared by all calls: the copy keeps a caller from writing to it.
         if isinstance(source, fx.Node) and source.op != "get_attr" and may_stand_for(source, node):
@@ -80,7 +82,7 @@ def cast_chain(gm: fx.GraphModule) -> int:
     undefined in different ways.
     """
     sites = 0
-    for node in calls(gm, aten._to_copy.default):
+    for node in iter_calls(gm, aten._to_copy.default):
         first = node.args[0]
         if not is_op(first, aten._to_copy.default) or not (
             _is_plain_cast(node) and _is_plain_cast(first)
@@ -135,10 +137,10 @@ def _is_lossless_cast(narrow: torch.dtype, wide: torch.dtype) -> bool:
 def dropout_off(gm: fx.GraphModule) -> int:
     """`native_dropout(x, p, train=False)` -> `(x, ones)`."""
     sites = 0
-    for node in calls(gm, aten.native_dropout.default):
+    for node in iter_calls(gm, aten.native_dropout.default):
         source = node.args[0]
         # A `train` of None means training.
-        if node.args[2] is not False or not _users_only_items(node):
+        if node.args[2] is not False or not _is_read_only_by_items(node):
             continue
         for item in list(node.users):
             if item.args[1] == 0 and is_tensor(source) and may_stand_for(source, item):
@@ -163,7 +165,7 @@ def dropout_off(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _users_only_items(node: fx.Node) -> bool:
+def _is_read_only_by_items(node: fx.Node) -> bool:
     """Whether a tuple is only ever taken apart."""
     return all(
         user.op == "call_function" and user.target is operator.getitem for user in node.users

@@ -18,13 +18,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_cudal1.graph.rewrite.match import (
     arguments,
-    calls,
     dtype,
+    emit_strided_copy,
+    iter_calls,
     replace,
     shape,
     strides,
     val,
-    with_strides,
 )
 from torch_cudal1.graph.rewrite.pushed_reductions import FLOATS
 from torch_cudal1.graph.rewrite.rule import Rule
@@ -43,7 +43,7 @@ def encoder_layer(gm: fx.GraphModule) -> int:
     (`_mix_heads`). Rounding: that of other kernels.
     """
     sites = 0
-    for node in calls(gm, aten._transformer_encoder_layer_fwd.default):
+    for node in iter_calls(gm, aten._transformer_encoder_layer_fwd.default):
         layer_args = arguments(node)
         src, width = layer_args["src"], layer_args["embed_dim"]
         # Mixed dtypes run in the operator under rules of its own.
@@ -60,11 +60,11 @@ def encoder_layer(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(node):
             # Traced from Python, so that the layer reads like the module that it replaces.
-            new = _trace_into(gm.graph, _plain_layer, layer_args)
+            new = _trace_into(gm.graph, _compute_layer, layer_args)
             laid = (
                 new
                 if strides(new) == strides(node)
-                else with_strides(gm.graph, new, shape(node), strides(node))
+                else emit_strided_copy(gm.graph, new, shape(node), strides(node))
             )
         if laid is not None:
             replace(node, laid)
@@ -94,7 +94,7 @@ def _trace_into(
     return result
 
 
-def _plain_layer(layer_args: Mapping[str, Any]) -> torch.Tensor:
+def _compute_layer(layer_args: Mapping[str, Any]) -> torch.Tensor:
     """What `_transformer_encoder_layer_fwd` computes of its arguments, on rows (B T, E)."""
     src = layer_args["src"]
     x: torch.Tensor = src.reshape(src.shape[0] * src.shape[1], src.shape[2])

@@ -17,10 +17,10 @@ from torch_cudal1.graph.rewrite.gemm_rules import GEMM_RULES
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
     is_op,
     is_tensor,
+    iter_calls,
     replace,
     shape,
     strides,
@@ -59,7 +59,7 @@ class _Norm:
     result: fx.Node
 
 
-def _norm(node: fx.Node) -> _Norm | None:
+def _match_norm(node: fx.Node) -> _Norm | None:
     """`node` as an inference batch norm of one float32 or float64 dtype whose statistics outputs
     are unread.
     """
@@ -94,7 +94,7 @@ def _scale_and_shift(graph: fx.Graph, norm: _Norm, bias: fx.Node | None) -> tupl
     return scale, shift if norm.bias is None else call(graph, aten.add.Tensor, shift, norm.bias)
 
 
-def _along(graph: fx.Graph, vector: fx.Node, axis: int, rank: int) -> fx.Node:
+def _view_along_axis(graph: fx.Graph, vector: fx.Node, axis: int, rank: int) -> fx.Node:
     return call(graph, aten.view.default, vector, [-1 if dim == axis else 1 for dim in range(rank)])
 
 
@@ -108,8 +108,8 @@ def _conv_then_norm(gm: fx.GraphModule) -> int:
     signs, the folded weight gives NaN. Infinite and NaN activations come out alike.
     """
     sites = 0
-    for node in calls(gm, *_NORMS):
-        norm = _norm(node)
+    for node in iter_calls(gm, *_NORMS):
+        norm = _match_norm(node)
         if norm is None or not is_op(norm.x, aten.convolution.default) or not uses_once(norm.x):
             continue
         bound = arguments(norm.x)
@@ -127,7 +127,7 @@ def _conv_then_norm(gm: fx.GraphModule) -> int:
         with gm.graph.inserting_before(node):
             scale, shift = _scale_and_shift(gm.graph, norm, bias)
             # A transposed convolution keeps its output channels in dim 1 of the weight.
-            wide = _along(gm.graph, scale, 1 if transposed else 0, len(shape(weight)))
+            wide = _view_along_axis(gm.graph, scale, 1 if transposed else 0, len(shape(weight)))
             folded = call(gm.graph, aten.mul.Tensor, weight, wide)
             new = call(gm.graph, aten.convolution.default, x, folded, shift, *norm.x.args[3:])
         replace(norm.result, new)
@@ -144,8 +144,8 @@ def _linear_then_norm(gm: fx.GraphModule) -> int:
     the product used once. Only for finite parameters, as above.
     """
     sites = 0
-    for node in calls(gm, *_NORMS):
-        norm = _norm(node)
+    for node in iter_calls(gm, *_NORMS):
+        norm = _match_norm(node)
         if (
             norm is None
             or not is_op(norm.x, aten.addmm.default, aten.mm.default)
@@ -185,8 +185,8 @@ def _norm_then_conv(gm: fx.GraphModule) -> int:
     differ. Only for finite parameters, as above.
     """
     sites = 0
-    for node in calls(gm, *_NORMS):
-        norm = _norm(node)
+    for node in iter_calls(gm, *_NORMS):
+        norm = _match_norm(node)
         if norm is None or not uses_once(norm.result):
             continue
         conv = next(iter(norm.result.users))
@@ -207,8 +207,12 @@ def _norm_then_conv(gm: fx.GraphModule) -> int:
         with gm.graph.inserting_before(conv):
             scale, shift = _scale_and_shift(gm.graph, norm, None)
             rank = len(shape(weight))
-            folded = call(gm.graph, aten.mul.Tensor, weight, _along(gm.graph, scale, 1, rank))
-            moved = call(gm.graph, aten.mul.Tensor, weight, _along(gm.graph, shift, 1, rank))
+            folded = call(
+                gm.graph, aten.mul.Tensor, weight, _view_along_axis(gm.graph, scale, 1, rank)
+            )
+            moved = call(
+                gm.graph, aten.mul.Tensor, weight, _view_along_axis(gm.graph, shift, 1, rank)
+            )
             offset = call(gm.graph, aten.sum.dim_IntList, moved, list(range(1, rank)))
             if bias is not None:
                 offset = call(gm.graph, aten.add.Tensor, offset, bias)
@@ -254,7 +258,7 @@ def _copy_of_broadcast(gm: fx.GraphModule) -> int:
     (products, views, the output) keep the copy.
     """
     sites = 0
-    for node in calls(gm, aten.clone.default, aten.repeat.default):
+    for node in iter_calls(gm, aten.clone.default, aten.repeat.default):
         with gm.graph.inserting_before(node):
             source = _broadcast_source(gm.graph, node)
         if source is None:

@@ -19,10 +19,10 @@ from torch_cudal1.graph.rewrite.layout import takes_strides
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
     fake_mode,
     is_op,
+    iter_calls,
     replace,
     shape,
     strides,
@@ -70,8 +70,8 @@ class _Gemm:
         return val(self.node).device
 
 
-def _gemms(gm: fx.GraphModule) -> Iterable[_Gemm]:
-    for node in calls(gm, aten.mm.default, aten.addmm.default):
+def _iter_gemms(gm: fx.GraphModule) -> Iterable[_Gemm]:
+    for node in iter_calls(gm, aten.mm.default, aten.addmm.default):
         bound = arguments(node)
         bias = bound["self"] if "mat1" in bound else None
         lhs, rhs = bound.get("mat1", bound["self"]), bound["mat2"]
@@ -125,24 +125,24 @@ class _Early:
         return call(self.graph, node.target, self.get(source), *node.args[1:], **node.kwargs)
 
 
-def _same_value(node: fx.Node) -> Hashable:
+def _make_value_key(node: fx.Node) -> Hashable:
     """Equal for nodes that are the same view of the same value (capture makes one view per use)."""
     # Capture makes one view of x for each product that reads it.
     if is_op(node, *_VIEWS) and isinstance(node.args[0], fx.Node):
         rest = tuple(tuple(a) if isinstance(a, list) else a for a in node.args[1:])
         target: Any = node.target
-        return target, _same_value(node.args[0]), rest
+        return target, _make_value_key(node.args[0]), rest
     return node
 
 
-def _groups(gemms: Iterable[tuple[Hashable, _Gemm]]) -> list[list[_Gemm]]:
+def _group_by_key(gemms: Iterable[tuple[Hashable, _Gemm]]) -> list[list[_Gemm]]:
     gemms_by_key: dict[Hashable, list[_Gemm]] = {}
     for key, gemm in gemms:
         gemms_by_key.setdefault(key, []).append(gemm)
     return [group for group in gemms_by_key.values() if len(group) > 1]
 
 
-def _movable(gm: fx.GraphModule, group: list[_Gemm]) -> tuple[_Early, list[_Gemm]]:
+def _select_movable(gm: fx.GraphModule, group: list[_Gemm]) -> tuple[_Early, list[_Gemm]]:
     # The first sibling is where the merged product must stand.
     early = _Early(gm.graph, group[0].node)
     return early, [g for g in group if all(early.can(part) for part in (g.left, g.right, g.bias))]
@@ -163,8 +163,10 @@ def _merge_siblings(gm: fx.GraphModule) -> int:
     take that (`_takes_strides`).
     """
     sites = 0
-    for group in _groups(((_same_value(g.left), g.bias is None), g) for g in _gemms(gm)):
-        early, group = _movable(gm, group)
+    for group in _group_by_key(
+        ((_make_value_key(g.left), g.bias is None), g) for g in _iter_gemms(gm)
+    ):
+        early, group = _select_movable(gm, group)
         rows, width = shape(group[0].left)[0], sum(g.sizes[2] for g in group)
         # The reads saved must be twice what copying the weights costs.
         if len(group) < 2 or rows * (len(group) - 1) < 4 * width:
@@ -276,19 +278,19 @@ def _batch_small(gm: fx.GraphModule) -> int:
     sites = 0
     small = (
         g
-        for g in _gemms(gm)
+        for g in _iter_gemms(gm)
         # Two flops for each multiply and add.
         if g.bias is None and 2 * g.sizes[0] * g.sizes[1] * g.sizes[2] <= _SMALL_FLOPS
     )
-    for group in _groups(((g.sizes, dtype(g.node), g.device), g) for g in small):
-        early, group = _movable(gm, group)
+    for group in _group_by_key(((g.sizes, dtype(g.node), g.device), g) for g in small):
+        early, group = _select_movable(gm, group)
         # Three launches replace as many as there are products, so fewer would not pay.
         if len(group) < 4:
             continue
         with gm.graph.inserting_before(group[0].node):
             lefts = [early.get(g.left) for g in group]
             # One weight for many pieces: a tall product needs no copy of it.
-            if len({_same_value(g.right) for g in group}) == 1:
+            if len({_make_value_key(g.right) for g in group}) == 1:
                 tall = call(
                     gm.graph,
                     aten.mm.default,
@@ -317,7 +319,7 @@ def _reassociate(gm: fx.GraphModule) -> int:
     meets a sum on one side (one sign) and single products on the other (perhaps both signs: NaN).
     """
     sites = 0
-    for node in calls(gm, aten.mm.default, aten.mv.default):
+    for node in iter_calls(gm, aten.mm.default, aten.mv.default):
         lhs, rhs = node.args
         if dtype(node) not in FLOATS:
             continue

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.alias import escapes, may_stand_for
+from torch_cudal1.graph.rewrite.alias import may_stand_for, reaches_output
 from torch_cudal1.graph.rewrite.clamp_rules import clamp_of_clamp
 from torch_cudal1.graph.rewrite.copy_rules import (
     cast_chain,
@@ -26,11 +26,11 @@ from torch_cudal1.graph.rewrite.copy_rules import (
 )
 from torch_cudal1.graph.rewrite.match import (
     call,
-    calls,
     dtype,
     is_dead_when_unused,
     is_op,
     is_tensor,
+    iter_calls,
     replace,
     scalar,
     shape,
@@ -83,7 +83,7 @@ def add_zero(gm: fx.GraphModule) -> int:
 
 def _replace_by_operand(gm: fx.GraphModule, find_operand: Callable[[fx.Node], Any]) -> int:
     sites = 0
-    for node in calls(gm):
+    for node in iter_calls(gm):
         source = find_operand(node)
         if isinstance(source, fx.Node) and may_stand_for(source, node):
             replace(node, source)
@@ -187,7 +187,7 @@ def idempotent_call(gm: fx.GraphModule) -> int:
 def trivial_cat(gm: fx.GraphModule) -> int:
     """`cat([x])` -> `x`, and pieces of length 0 go."""
     sites = 0
-    for node in calls(gm, aten.cat.default):
+    for node in iter_calls(gm, aten.cat.default):
         # `cat` also skips the legacy empty tensor of shape (0,).
         pieces = [piece for piece in node.args[0] if not is_tensor(piece) or val(piece).numel()]  # type: ignore[union-attr]
         if len(pieces) == 1 and is_tensor(pieces[0]) and may_stand_for(pieces[0], node):
@@ -207,7 +207,7 @@ def reduction_of_one(gm: fx.GraphModule) -> int:
     Valid when the dtype stays.
     """
     sites = 0
-    for node in calls(gm, *_REDUCTIONS, aten.max.dim, aten.min.dim):
+    for node in iter_calls(gm, *_REDUCTIONS, aten.max.dim, aten.min.dim):
         values = _get_only_first_item(node) if is_op(node, aten.max.dim, aten.min.dim) else node
         source, dims = node.args[0], node.args[1] if len(node.args) > 1 else None
         if (
@@ -237,7 +237,7 @@ def _match_reduced(graph: fx.Graph, new: fx.Node, values: fx.Node, *, add: bool)
         # `0 + x` makes +0.0 of -0.0, as the sum does.
         new = call(graph, aten.add.Tensor, new, 0)
     # A reduction's result is fresh memory, and an output has to stay that.
-    if strides(new) != strides(values) or (escapes(values) and not add):
+    if strides(new) != strides(values) or (reaches_output(values) and not add):
         new = call(graph, aten.clone.default, new, memory_format=torch.contiguous_format)
     return new
 
@@ -270,10 +270,10 @@ def common_subexpression(gm: fx.GraphModule) -> int:
             or not _is_repeatable(node)
         ):
             continue
-        key = (node.op, node.target, _hashable(node.args), _hashable(node.kwargs))
+        key = (node.op, node.target, _make_hashable(node.args), _make_hashable(node.kwargs))
         # The first call stands before all its equals, so their readers may use it.
         first = first_of_key.setdefault(key, node)
-        if first is node or (escapes(first) and escapes(node)):
+        if first is node or (reaches_output(first) and reaches_output(node)):
             continue
         replace(node, first)
         sites += 1
@@ -287,14 +287,14 @@ def _is_repeatable(node: fx.Node) -> bool:
     return not node.is_impure(impure_random=True)
 
 
-def _hashable(arg: Any) -> Any:
+def _make_hashable(arg: Any) -> Any:
     """Hashable, and different for 1, 1.0 and True, for 0.0 and -0.0; equal for NaN and NaN."""
     if isinstance(arg, fx.Node):
         return arg
     if isinstance(arg, (list, tuple)):
-        return tuple(_hashable(item) for item in arg)
+        return tuple(_make_hashable(item) for item in arg)
     if isinstance(arg, dict):
-        return tuple((name, _hashable(item)) for name, item in sorted(arg.items()))
+        return tuple((name, _make_hashable(item)) for name, item in sorted(arg.items()))
     # `1 == True == 1.0` in Python, and NaN is not equal to itself.
     return type(arg), repr(arg)
 

@@ -100,7 +100,7 @@ class Cut:
         """Calls that `emit` makes at most."""
         return 2 + len(self.ones) + sum(index is not None for index in self.indices)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def apply_to(self, tensor: torch.Tensor) -> torch.Tensor:
         """The view, of a tensor with the shape that was cut; its strides may be others, pieces of a
         dim always exist.
         """
@@ -187,13 +187,13 @@ def permute(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
     dims = list(order)
     # Two permutations in a row are one, and fewer views let other rules see the pattern.
     while is_op(node, aten.permute.default, aten.transpose.int, aten.t.default):
-        before = _permutation_of(node)
+        before = _read_permutation(node)
         dims = [before[dim] for dim in dims]
         node = node.args[0]  # type: ignore[assignment]
     return node if dims == sorted(dims) else call(graph, aten.permute.default, node, dims)
 
 
-def _permutation_of(node: fx.Node) -> list[int]:
+def _read_permutation(node: fx.Node) -> list[int]:
     """For each dim of a permutation's result the dim of its operand."""
     dims = list(range(len(shape(node))))
     if is_op(node, aten.permute.default):

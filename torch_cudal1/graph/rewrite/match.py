@@ -17,22 +17,22 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 __all__ = [
     "arguments",
     "call",
-    "calls",
     "dtype",
+    "emit_nonfinite_mask",
+    "emit_strided_copy",
     "fake_mode",
+    "has_only_users",
     "is_dead_when_unused",
     "is_op",
     "is_output",
     "is_tensor",
-    "not_finite",
+    "iter_calls",
     "replace",
     "scalar",
     "shape",
     "strides",
-    "users_only",
     "uses_once",
     "val",
-    "with_strides",
 ]
 
 aten = torch.ops.aten
@@ -48,7 +48,7 @@ def is_op(node: object, *overloads: OpOverload[..., Any]) -> TypeGuard[fx.Node]:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in overloads
 
 
-def calls(gm: fx.GraphModule, *overloads: OpOverload[..., Any]) -> Iterator[fx.Node]:
+def iter_calls(gm: fx.GraphModule, *overloads: OpOverload[..., Any]) -> Iterator[fx.Node]:
     """Live calls of `overloads` (of any op if none is given), in order. The graph may be edited
     between two of them.
     """
@@ -128,11 +128,11 @@ def scalar(arg: object) -> int | float | bool | None:
             else None
         )
     if isinstance(arg, fx.Node) and arg.op == "get_attr":
-        return _constant(arg)
+        return _read_constant(arg)
     return None
 
 
-def _constant(node: fx.Node) -> int | float | bool | None:
+def _read_constant(node: fx.Node) -> int | float | bool | None:
     owner = node.graph.owning_module
     value = getattr(owner, str(node.target), None)
     if isinstance(value, FakeTensor):
@@ -155,7 +155,7 @@ def uses_once(node: fx.Node) -> bool:
     return len(node.users) == 1
 
 
-def users_only(node: fx.Node, *overloads: OpOverload[..., Any]) -> bool:
+def has_only_users(node: fx.Node, *overloads: OpOverload[..., Any]) -> bool:
     """Whether every user is a call of one of `overloads` (so it is no graph output)."""
     return all(is_op(user, *overloads) for user in node.users)
 
@@ -210,7 +210,7 @@ def is_dead_when_unused(node: fx.Node) -> bool:
     return not node.is_impure(impure_random=True)
 
 
-def with_strides(
+def emit_strided_copy(
     graph: fx.Graph, node: fx.Node, wanted_shape: Sequence[int], wanted_strides: Sequence[int]
 ) -> fx.Node | None:
     """A fresh copy of `node` with the `wanted_strides` strides, as functional calls; None unless
@@ -245,7 +245,7 @@ def with_strides(
     return call(graph, aten.as_strided.default, copied, list(wanted_shape), list(wanted_strides), 0)
 
 
-def not_finite(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def emit_nonfinite_mask(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A mask of the elements that are NaN or infinite.
 
     By comparison, not as `0 * x != 0`: Inductor takes a product with the number 0 for 0, whatever x

@@ -16,23 +16,23 @@ from dataclasses import dataclass
 import torch
 import torch.fx as fx
 
-from torch_cudal1.graph.rewrite.alias import VIEWS, base, escapes
+from torch_cudal1.graph.rewrite.alias import VIEWS, find_base, reaches_output
 from torch_cudal1.graph.rewrite.layout import Cut, emit, find_cut, permute, takes_strides
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
+    emit_strided_copy,
     fake_mode,
     is_op,
     is_output,
     is_tensor,
+    iter_calls,
     replace,
     shape,
     strides,
     uses_once,
     val,
-    with_strides,
 )
 from torch_cudal1.graph.rewrite.pushed_reductions import FLOATS
 from torch_cudal1.graph.rewrite.rule import Rule
@@ -57,7 +57,7 @@ def one_factor_for_all(gm: fx.GraphModule) -> int:
     which `rows_in_order` then takes away.
     """
     sites = 0
-    for node in calls(gm, aten.bmm.default):
+    for node in iter_calls(gm, aten.bmm.default):
         lhs, rhs = node.args
         if (
             not (is_tensor(lhs) and is_tensor(rhs))
@@ -93,7 +93,7 @@ def _is_turned(lhs: fx.Node, product: fx.Node) -> bool:
     """Whether the rows lie one after another once batches and rows change places, and the product
     may follow them.
     """
-    return val(lhs).transpose(0, 1).is_contiguous() and not escapes(product)
+    return val(lhs).transpose(0, 1).is_contiguous() and not reaches_output(product)
 
 
 def bias_in_matmul(gm: fx.GraphModule) -> int:
@@ -104,13 +104,13 @@ def bias_in_matmul(gm: fx.GraphModule) -> int:
     nothing else uses. Rounding: once instead of twice.
     """
     sites = 0
-    for node in calls(gm, aten.add.Tensor):
+    for node in iter_calls(gm, aten.add.Tensor):
         bound_args = arguments(node)
         for operand, bias in (
             (bound_args["self"], bound_args["other"]),
             (bound_args["other"], bound_args["self"]),
         ):
-            product = _product_below(operand)
+            product = _find_product(operand)
             if (
                 product is None
                 or bound_args["alpha"] != 1
@@ -140,7 +140,7 @@ def bias_in_matmul(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _product_below(node: object) -> fx.Node | None:
+def _find_product(node: object) -> fx.Node | None:
     """The product that `node` is, or reshapes with the last dim as it was, if nothing else reads
     it.
     """
@@ -155,7 +155,7 @@ def _is_bias_of(bias: object, product: fx.Node) -> bool:
     if (
         not is_tensor(bias)
         # `x @ w + (x @ w)[0]`: the bias would be needed before the product that it is a view of.
-        or base(bias) is product
+        or find_base(bias) is product
         or dtype(bias) != dtype(product)
         or dtype(bias) not in FLOATS
     ):
@@ -198,7 +198,7 @@ def rows_in_order(gm: fx.GraphModule) -> int:
     and where what reads the result can read it in x's order.
     """
     sites = 0
-    for node in calls(gm, aten.mm.default, aten.addmm.default):
+    for node in iter_calls(gm, aten.mm.default, aten.addmm.default):
         bound_args = arguments(node)
         lhs = bound_args.get("mat1", bound_args["self"])
         bias_is_vector = "mat1" not in bound_args or len(shape(bound_args["self"])) < 2
@@ -236,13 +236,13 @@ def rows_in_order(gm: fx.GraphModule) -> int:
 
 
 def _find_moved_rows(lhs: fx.Node) -> _Rows | None:
-    copy = base(lhs)
+    copy = find_base(lhs)
     if (
         not is_op(copy, aten.clone.default)
         or not is_tensor(copy.args[0])
         or 0 in shape(copy)
         # Another reader keeps the copy, and then nothing is saved.
-        or not _only_multiplied(copy)
+        or not _is_only_multiplied(copy)
     ):
         return None
     reads_all = val(lhs).numel() == val(copy).numel()
@@ -270,13 +270,13 @@ def _find_moved_rows(lhs: fx.Node) -> _Rows | None:
     return _Rows(source, shape(source)[:lead], order)
 
 
-def _only_multiplied(node: fx.Node) -> bool:
+def _is_only_multiplied(node: fx.Node) -> bool:
     """Whether products read a copy and its views as left operands, and nothing else reads them.
     Otherwise the copy would stay, and the rule would gain nothing.
     """
     products = aten.mm.default, aten.addmm.default
     return all(
-        (is_op(user, *VIEWS) and _only_multiplied(user))
+        (is_op(user, *VIEWS) and _is_only_multiplied(user))
         or (
             is_op(user, *products)
             and user.args[-2] is node
@@ -321,23 +321,25 @@ def heads_in_one_view(gm: fx.GraphModule) -> int:
     order (`rows_in_order`).
     """
     sites = 0
-    for node in calls(gm, *_ATTENTION):
+    for node in iter_calls(gm, *_ATTENTION):
         # Query, key and value may be one tensor.
         for operand in dict.fromkeys(node.args[:3]):
-            root = base(operand) if is_tensor(operand) else None
+            root = find_base(operand) if is_tensor(operand) else None
             if not is_tensor(operand) or not is_tensor(root) or not val(root).is_contiguous():
                 continue
-            cut = find_cut(shape(root), val(operand), _offset(val(operand)) - _offset(val(root)))
+            cut = find_cut(
+                shape(root), val(operand), _read_offset(val(operand)) - _read_offset(val(root))
+            )
             # Strictly fewer views, or the rule would replace its own result forever.
-            if cut is not None and cut.steps < _views_between(operand, root):
+            if cut is not None and cut.steps < _count_views_between(operand, root):
                 with gm.graph.inserting_before(node):
                     node.replace_input_with(operand, emit(gm.graph, root, cut))
                 sites += 1
     return sites
 
 
-def _views_between(node: fx.Node, root: fx.Node) -> int:
-    return 0 if node is root else 1 + _views_between(node.args[0], root)  # type: ignore[arg-type]
+def _count_views_between(node: fx.Node, root: fx.Node) -> int:
+    return 0 if node is root else 1 + _count_views_between(node.args[0], root)  # type: ignore[arg-type]
 
 
 def attention_without_copy(gm: fx.GraphModule) -> int:
@@ -350,36 +352,36 @@ def attention_without_copy(gm: fx.GraphModule) -> int:
     paths.
     """
     sites = 0
-    for copy in calls(gm, aten.clone.default):
-        cuts = _cuts_below(copy)
+    for copy in iter_calls(gm, aten.clone.default):
+        cuts = _find_cuts(copy)
         if not cuts:
             continue
-        moved = {node: cut.of(val(base(copy.args[0]))) for node, cut in cuts.items()}  # type: ignore[arg-type]
+        moved = {node: cut.apply_to(val(find_base(copy.args[0]))) for node, cut in cuts.items()}  # type: ignore[arg-type]
         # PyTorch's kernels refuse operands that are less aligned than those they were chosen for.
-        if not all(_as_aligned(moved[node], val(node)) for node in cuts):
+        if not all(_is_as_aligned(moved[node], val(node)) for node in cuts):
             continue
-        results = dict(_results(gm.graph, moved))
+        results = dict(_iter_results(gm.graph, moved))
         # Some results change their strides with those of the operands.
-        again = [node for node, result in results.items() if _lies_elsewhere(result, val(node))]
+        again = [node for node, result in results.items() if _has_other_strides(result, val(node))]
         dense = all(torch.empty_like(val(node)).stride() == strides(node) for node in again)
         # Copying as much as was saved gains nothing.
         if not dense or sum(val(node).numel() for node in again) >= val(copy).numel():
             continue
         for node, cut in cuts.items():
             with gm.graph.inserting_before(node):
-                replace(node, emit(gm.graph, base(copy.args[0]), cut))  # type: ignore[arg-type]
+                replace(node, emit(gm.graph, find_base(copy.args[0]), cut))  # type: ignore[arg-type]
         for node in again:
             _keep_strides(gm.graph, node, results[node])
         sites += 1
     return sites
 
 
-def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
+def _find_cuts(copy: fx.Node) -> dict[fx.Node, Cut]:
     """The views of a copy that attention reads, each as a cut of the tensor that was copied. Empty
     if another node reads the copy, or if a view is no such cut.
     """
     source = copy.args[0]
-    root = base(source) if is_tensor(source) else copy
+    root = find_base(source) if is_tensor(source) else copy
     if (
         not is_tensor(source)
         or root.op != "call_function"
@@ -388,12 +390,12 @@ def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
         return {}
     cuts: dict[fx.Node, Cut] = {}
     for node in _find_attention_readers(copy):
-        of_copy = find_cut(shape(copy), val(node), _offset(val(node)))
-        view = None if of_copy is None else of_copy.of(val(source))
+        of_copy = find_cut(shape(copy), val(node), _read_offset(val(node)))
+        view = None if of_copy is None else of_copy.apply_to(val(source))
         of_root = (
             None
             if view is None
-            else find_cut(shape(root), view, _offset(view) - _offset(val(root)))
+            else find_cut(shape(root), view, _read_offset(view) - _read_offset(val(root)))
         )
         if of_root is None:
             return {}
@@ -401,7 +403,7 @@ def _cuts_below(copy: fx.Node) -> dict[fx.Node, Cut]:
     return cuts
 
 
-def _offset(tensor: torch.Tensor) -> int:
+def _read_offset(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset())
 
 
@@ -425,14 +427,14 @@ def _find_attention_readers(copy: fx.Node) -> list[fx.Node]:
     return readers
 
 
-def _as_aligned(new: torch.Tensor, old: torch.Tensor) -> bool:
+def _is_as_aligned(new: torch.Tensor, old: torch.Tensor) -> bool:
     """Whether the rows of `new` are at least as aligned as those of `old`, and their elements as
     close.
     """
 
     def places(tensor: torch.Tensor) -> list[int]:
         return [
-            _offset(tensor),
+            _read_offset(tensor),
             *(tensor.stride(dim) for dim in range(tensor.dim() - 1) if tensor.shape[dim] > 1),
         ]
 
@@ -442,7 +444,7 @@ def _as_aligned(new: torch.Tensor, old: torch.Tensor) -> bool:
     return neighbours and all(place % even == 0 for place in places(new))
 
 
-def _results(
+def _iter_results(
     graph: fx.Graph, moved: Mapping[fx.Node, torch.Tensor]
 ) -> Iterator[tuple[fx.Node, torch.Tensor]]:
     """The results of attention that something reads, with the strides they have once the `moved`
@@ -463,7 +465,7 @@ def _results(
                 yield item, after[item.args[1]]
 
 
-def _lies_elsewhere(new: torch.Tensor, old: torch.Tensor) -> bool:
+def _has_other_strides(new: torch.Tensor, old: torch.Tensor) -> bool:
     """Whether strides differ, other than those of dims of size 1."""
     return any(new.stride(dim) != old.stride(dim) for dim in range(old.dim()) if old.shape[dim] > 1)
 
@@ -473,7 +475,7 @@ def _keep_strides(graph: fx.Graph, node: fx.Node, result: torch.Tensor) -> None:
     users, wanted_strides = list(node.users), strides(node)
     node.meta["val"] = result
     with graph.inserting_before(node.next):
-        laid = with_strides(graph, node, shape(node), wanted_strides)
+        laid = emit_strided_copy(graph, node, shape(node), wanted_strides)
     assert laid is not None  # dense: asked for before
     for user in users:
         user.replace_input_with(node, laid)

@@ -42,15 +42,15 @@ __all__ = [
     "Kind",
     "Path",
     "Reduction",
-    "bounds",
     "choose",
+    "emit_bounds",
     "emit_reduction",
+    "estimate_work",
     "finish",
     "parse",
     "rebuild",
     "split_signs",
     "trace",
-    "work",
 ]
 
 aten = torch.ops.aten
@@ -88,7 +88,7 @@ class Path:
     stops: tuple[tuple[int, ...], ...] = ()
 
 
-def work(flops: float, elements: float) -> float:
+def estimate_work(flops: float, elements: float) -> float:
     """A rough cost in "elements moved", for comparing two forms of one computation."""
     # Relative cost alone matters, so one unit for arithmetic and memory will do.
     return flops / FP32_FLOPS_PER_ELEMENT + elements
@@ -145,7 +145,7 @@ def trace(
     # Asked before going further up: the nearest root leaves the fewest steps to rebuild.
     if accepts(node, dims):
         return Path(node, dims)
-    for position, inner in _inner(node, dims):
+    for position, inner in _find_inner_operands(node, dims):
         reduction_path = trace(node.args[position], inner, accepts)
         if reduction_path is not None:
             return replace(
@@ -156,7 +156,7 @@ def trace(
     return None
 
 
-def _inner(node: fx.Node, dims: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+def _find_inner_operands(node: fx.Node, dims: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
     """Arguments of `node` the reduction may pass to, each with the dims as that argument counts."""
     if is_op(node, aten.unsqueeze.default):
         rank = len(shape(node))
@@ -168,7 +168,7 @@ def _inner(node: fx.Node, dims: tuple[int, ...]) -> list[tuple[int, tuple[int, .
         # A factor of 0 or infinity turns some values into NaN, and after the sum it would be
         # others.
         is_constant = factor is not None and factor != 0 and math.isfinite(factor)
-        return [(0, dims)] if is_constant and _same_form(node, node.args[0]) else []
+        return [(0, dims)] if is_constant and _has_same_form(node, node.args[0]) else []
     if is_op(node, *_ADDS) and arguments(node)["alpha"] == 1:
         # The right operand of a subtraction has its sign changed, which the steps do not model.
         places = (0, 1) if is_op(node, aten.add.Tensor) else (0,)
@@ -176,16 +176,16 @@ def _inner(node: fx.Node, dims: tuple[int, ...]) -> list[tuple[int, tuple[int, .
             (p, dims)
             for p in places
             # A broadcast operand would be counted once instead of for each element.
-            if _same_form(node, node.args[p]) and _addable(node, node.args[1 - p])
+            if _has_same_form(node, node.args[p]) and _is_addable(node, node.args[1 - p])
         ]
     return []
 
 
-def _same_form(node: fx.Node, part: object) -> bool:
+def _has_same_form(node: fx.Node, part: object) -> bool:
     return is_tensor(part) and shape(part) == shape(node) and dtype(part) == dtype(node)
 
 
-def _addable(node: fx.Node, other: object) -> bool:
+def _is_addable(node: fx.Node, other: object) -> bool:
     if isinstance(other, (int, float)):
         return True
     return is_tensor(other) and dtype(other) == dtype(node)
@@ -245,7 +245,7 @@ def finish(graph: fx.Graph, reduction: Reduction, value: fx.Node) -> fx.Node:
     )
 
 
-def bounds(
+def emit_bounds(
     graph: fx.Graph, low: fx.Node, high: fx.Node, dims: Sequence[int], *, keepdim: bool = False
 ) -> tuple[fx.Node, fx.Node]:
     """Least of `low` and greatest of `high` over `dims`. (Two calls: `aminmax` over a dim is 12

@@ -16,9 +16,9 @@ from torch_cudal1.graph.rewrite.conv_reduction_rules import CONV_REDUCTION_RULES
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
     is_op,
+    iter_calls,
     replace,
     shape,
     uses_once,
@@ -28,15 +28,15 @@ from torch_cudal1.graph.rewrite.pushed_reductions import (
     REDUCTIONS,
     Kind,
     Path,
-    bounds,
     choose,
+    emit_bounds,
     emit_reduction,
+    estimate_work,
     finish,
     parse,
     rebuild,
     split_signs,
     trace,
-    work,
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
@@ -70,7 +70,7 @@ class _Product:
         return batch, shape(self.left)[-2], shape(self.left)[-1], shape(self.right)[-1]
 
 
-def _product(node: fx.Node) -> _Product | None:
+def _match_product(node: fx.Node) -> _Product | None:
     """`node` as a product (or a view of one that keeps N last, and of a bmm M before it) whose
     parts have one floating dtype.
     """
@@ -116,21 +116,21 @@ def _sums_rows(product: _Product, dims: Sequence[int]) -> bool:
 
 
 def _pays(node: fx.Node, dims: tuple[int, ...]) -> bool:
-    product = _product(node)
+    product = _match_product(node)
     if product is None or not dims:
         return False
     b, m, k, n = product.sizes
     # The result is written by the product and read by the reduction, hence twice.
-    before = work(2.0 * b * m * k * n, b * (m * k + k * n + 2 * m * n))
+    before = estimate_work(2.0 * b * m * k * n, b * (m * k + k * n + 2 * m * n))
     if len(product.seen) - 1 in dims:
-        return before >= _GAIN * work(4.0 * b * m * k, b * (3 * k * n + m * k + 6 * m))
+        return before >= _GAIN * estimate_work(4.0 * b * m * k, b * (3 * k * n + m * k + 6 * m))
     if not _sums_rows(product, dims):
         return False
     # Rows that are left once the reduced ones are summed.
     remaining = 1 if product.batched else m
     for dim in () if product.batched else dims:
         remaining //= product.seen[dim]
-    return before >= _GAIN * work(
+    return before >= _GAIN * estimate_work(
         4.0 * b * remaining * k * n, b * (3 * m * k + k * n + 4 * remaining * n)
     )
 
@@ -150,20 +150,20 @@ def _push_linear(gm: fx.GraphModule) -> int:
     its weight's sum (`_pays`).
     """
     sites = 0
-    for node in calls(gm, *REDUCTIONS):
+    for node in iter_calls(gm, *REDUCTIONS):
         reduction = parse(node)
         path = trace(reduction.source, reduction.dims, _pays) if reduction else None
-        product = _product(path.root) if path else None
+        product = _match_product(path.root) if path else None
         if reduction is None or path is None or product is None:
             continue
         with gm.graph.inserting_before(node):
             # Before the reduction, while bias and vector can still cancel element by element.
             product, path = _absorb_operand(gm.graph, product, path)
             last = len(product.seen) - 1 in path.dims
-            value = (_over_columns if last else _over_rows)(
+            value = (_reduce_over_columns if last else _reduce_over_rows)(
                 gm.graph, product, path.dims, reduction.kind
             )
-            value = _with_bias(gm.graph, product, value, path.dims, reduction.kind)
+            value = _add_bias(gm.graph, product, value, path.dims, reduction.kind)
             new = finish(gm.graph, reduction, rebuild(gm.graph, path, value, reduction.kind))
         replace(node, new)
         sites += 1
@@ -189,14 +189,18 @@ def _absorb_operand(graph: fx.Graph, product: _Product, path: Path) -> tuple[_Pr
     )
 
 
-def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
+def _reduce_over_columns(
+    graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind
+) -> fx.Node:
     """The product without bias, reduced over its last dim and any others; reduced dims kept as 1."""
     total = emit_reduction(graph, kind, product.right, [-1])
     # The twin tells where all summands have one sign.
-    low, high = bounds(graph, product.right, product.right, [-1])
+    low, high = emit_bounds(graph, product.right, product.right, [-1])
     twin = split_signs(graph, total, low, high)
     if dtype(product.left) in (torch.float32, torch.float64):
-        value = choose(graph, *(_dot_rows(graph, product.left, vector) for vector in (total, twin)))
+        value = choose(
+            graph, *(_emit_row_dots(graph, product.left, vector) for vector in (total, twin))
+        )
     else:  # a half product must be summed in float32, which the GEMM does by itself
         # One product for both vectors: the left factor is read once.
         pair = call(graph, aten.stack.default, [total, twin], -2)
@@ -209,7 +213,7 @@ def _over_columns(graph: fx.Graph, product: _Product, dims: Sequence[int], kind:
     )
 
 
-def _dot_rows(graph: fx.Graph, rows: fx.Node, vector: fx.Node) -> fx.Node:
+def _emit_row_dots(graph: fx.Graph, rows: fx.Node, vector: fx.Node) -> fx.Node:
     """`rows @ vector` as a sum of products: summed pairwise it errs 2 to 3 times less than a
     one-column GEMM, and it fuses.
     """
@@ -217,7 +221,9 @@ def _dot_rows(graph: fx.Graph, rows: fx.Node, vector: fx.Node) -> fx.Node:
     return call(graph, aten.sum.dim_IntList, products, [-1])
 
 
-def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind) -> fx.Node:
+def _reduce_over_rows(
+    graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Kind
+) -> fx.Node:
     """The product without bias, reduced over rows (and batch dims, if any) but not columns; reduced
     dims kept as 1.
     """
@@ -238,7 +244,7 @@ def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Ki
         )
     total = emit_reduction(graph, kind, rows, inside)
     # Of the summed factor, which is the left one here.
-    low, high = bounds(graph, rows, rows, inside)
+    low, high = emit_bounds(graph, rows, rows, inside)
     twin = split_signs(graph, total, low, high)
     if product.batched:
         both = call(
@@ -261,7 +267,7 @@ def _over_rows(graph: fx.Graph, product: _Product, dims: Sequence[int], kind: Ki
     )
 
 
-def _with_bias(
+def _add_bias(
     graph: fx.Graph, product: _Product, value: fx.Node, dims: Sequence[int], kind: Kind
 ) -> fx.Node:
     if product.bias is None:
@@ -289,7 +295,9 @@ def _diagonal(gm: fx.GraphModule) -> int:
     as a GEMM does.
     """
     sites = 0
-    for node in calls(gm, aten.diagonal.default, aten.diagonal_copy.default, aten.trace.default):
+    for node in iter_calls(
+        gm, aten.diagonal.default, aten.diagonal_copy.default, aten.trace.default
+    ):
         source = node.args[0]
         if (
             not is_op(source, aten.mm.default, aten.bmm.default)
@@ -305,7 +313,7 @@ def _diagonal(gm: fx.GraphModule) -> int:
         ) != (rank - 2, rank - 1):
             continue
         with gm.graph.inserting_before(node):
-            products = _diagonal_products(gm.graph, source)
+            products = _emit_diagonal_products(gm.graph, source)
             # A trace sums over the diagonal as well.
             dims = [0, 1] if is_op(node, aten.trace.default) else [-1]
             new = call(gm.graph, aten.sum.dim_IntList, products, dims)
@@ -316,7 +324,7 @@ def _diagonal(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _diagonal_products(graph: fx.Graph, product: fx.Node) -> fx.Node:
+def _emit_diagonal_products(graph: fx.Graph, product: fx.Node) -> fx.Node:
     """a_ik * b_ki for each i both matrices have, shape (..., I, K); float32 for half types."""
     lhs, rhs = product.args
     # A product that is not square has a diagonal as long as its shorter side.

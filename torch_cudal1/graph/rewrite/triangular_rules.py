@@ -15,11 +15,11 @@ import torch.fx as fx
 from torch_cudal1.graph.rewrite.match import (
     arguments,
     call,
-    calls,
     dtype,
+    emit_nonfinite_mask,
     is_op,
     is_tensor,
-    not_finite,
+    iter_calls,
     replace,
     shape,
     strides,
@@ -50,11 +50,11 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
     Rounding: shorter sums.
     """
     sites = 0
-    for node in calls(gm, aten.mm.default):
+    for node in iter_calls(gm, aten.mm.default):
         lhs, rhs = node.args
         if not (is_tensor(lhs) and is_tensor(rhs)) or not dtype(node).is_floating_point:
             continue
-        a, b, mask = _triangle(lhs), _triangle(rhs), _mask(node)
+        a, b, mask = _find_triangle(lhs), _find_triangle(rhs), _mask(node)
         (rows, inner), columns = shape(lhs), shape(rhs)[1]
         if (
             # Smaller products are bound by launches, and panels add some.
@@ -68,9 +68,9 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
             # A triangular left factor or a mask alone: panels of rows. A triangular right factor
             # alone: columns.
             if a or not b:
-                new = _by_rows(gm.graph, lhs, rhs, structure=a, mask=mask)
+                new = _multiply_by_rows(gm.graph, lhs, rhs, structure=a, mask=mask)
             else:
-                new = _by_columns(gm.graph, lhs, rhs, structure=b, mask=mask)
+                new = _multiply_by_columns(gm.graph, lhs, rhs, structure=b, mask=mask)
             # `cat` makes rows, and the product may have had another layout.
             if strides(new) != strides(node):
                 new = call(gm.graph, aten.clone.default, new, memory_format=torch.contiguous_format)
@@ -79,10 +79,10 @@ def triangular_matmul(gm: fx.GraphModule) -> int:
     return sites
 
 
-def _triangle(node: fx.Node) -> _Kind | None:
+def _find_triangle(node: fx.Node) -> _Kind | None:
     """Which triangle of `node` may be non-zero, if the other is zero by construction."""
     if is_op(node, aten.t.default):
-        inner = _triangle(node.args[0]) if is_tensor(node.args[0]) else None
+        inner = _find_triangle(node.args[0]) if is_tensor(node.args[0]) else None
         return {"lower": "upper", "upper": "lower", None: None}[inner]
     # A positive diagonal keeps elements above the main one.
     if is_op(node, aten.tril.default) and arguments(node)["diagonal"] <= 0:
@@ -93,13 +93,13 @@ def _triangle(node: fx.Node) -> _Kind | None:
 def _mask(node: fx.Node) -> _Kind | None:
     """Which triangle of the result is all that its users keep."""
     kinds = {
-        _triangle(user) if is_op(user, aten.tril.default, aten.triu.default) else None
+        _find_triangle(user) if is_op(user, aten.tril.default, aten.triu.default) else None
         for user in node.users
     }
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _panels(size: int) -> list[tuple[int, int]]:
+def _split_panels(size: int) -> list[tuple[int, int]]:
     count = next(count for least, count in _PANELS if size >= least)
     # Rounded up, so that the last panel is the shorter one.
     step = -(-size // count)
@@ -111,46 +111,46 @@ def _find_needed_range(kind: _Kind | None, start: int, stop: int, size: int) -> 
     return {"lower": (0, stop), "upper": (start, size), None: (0, size)}[kind]
 
 
-def _by_rows(
+def _multiply_by_rows(
     graph: fx.Graph, lhs: fx.Node, rhs: fx.Node, *, structure: _Kind | None, mask: _Kind | None
 ) -> fx.Node:
     size = shape(lhs)[0]
     parts = []
-    for start, stop in _panels(size):
+    for start, stop in _split_panels(size):
         inner, columns = (
             _find_needed_range(structure, start, stop, size),
             _find_needed_range(mask, start, stop, size),
         )
-        rhs_columns = _cut(graph, rhs, 1, columns)
-        rows = _cut(graph, _cut(graph, lhs, 0, (start, stop)), 1, inner)
-        product = call(graph, aten.mm.default, rows, _cut(graph, rhs_columns, 0, inner))
+        rhs_columns = _slice_span(graph, rhs, 1, columns)
+        rows = _slice_span(graph, _slice_span(graph, lhs, 0, (start, stop)), 1, inner)
+        product = call(graph, aten.mm.default, rows, _slice_span(graph, rhs_columns, 0, inner))
         # Skipped rows of B still decide where eager has NaN.
         product = _add_skipped(graph, product, rhs_columns, inner, dim=0)
         parts.append(_pad(graph, product, columns, size, dim=1))
     return call(graph, aten.cat.default, parts, 0)
 
 
-def _by_columns(
+def _multiply_by_columns(
     graph: fx.Graph, lhs: fx.Node, rhs: fx.Node, *, structure: _Kind, mask: _Kind | None
 ) -> fx.Node:
     size = shape(lhs)[0]
     # Columns of a lower triangle reach down where its rows reach left.
     turned: dict[_Kind | None, _Kind | None] = {"lower": "upper", "upper": "lower", None: None}
     parts = []
-    for start, stop in _panels(size):
+    for start, stop in _split_panels(size):
         inner, rows = (
             _find_needed_range(turned[structure], start, stop, size),
             _find_needed_range(turned[mask], start, stop, size),
         )
-        lhs_rows = _cut(graph, lhs, 0, rows)
-        columns = _cut(graph, _cut(graph, rhs, 1, (start, stop)), 0, inner)
-        product = call(graph, aten.mm.default, _cut(graph, lhs_rows, 1, inner), columns)
+        lhs_rows = _slice_span(graph, lhs, 0, rows)
+        columns = _slice_span(graph, _slice_span(graph, rhs, 1, (start, stop)), 0, inner)
+        product = call(graph, aten.mm.default, _slice_span(graph, lhs_rows, 1, inner), columns)
         product = _add_skipped(graph, product, lhs_rows, inner, dim=1)
         parts.append(_pad(graph, product, rows, size, dim=0))
     return call(graph, aten.cat.default, parts, 1)
 
 
-def _cut(graph: fx.Graph, node: fx.Node, dim: int, span: tuple[int, int]) -> fx.Node:
+def _slice_span(graph: fx.Graph, node: fx.Node, dim: int, span: tuple[int, int]) -> fx.Node:
     return (
         node if span == (0, shape(node)[dim]) else call(graph, aten.slice.Tensor, node, dim, *span)
     )
@@ -165,13 +165,13 @@ def _add_skipped(
     size = shape(dense)[dim]
     for span in ((0, inner[0]), (inner[1], size)):
         if span[0] < span[1]:
-            part = _cut(graph, dense, dim, span)
+            part = _slice_span(graph, dense, dim, span)
             zeros = call(
                 graph,
                 aten.masked_fill.Scalar,
                 call(graph, aten.zeros_like.default, part),
                 # `0 * x` would be folded to 0 by Inductor, NaN and all (torch 2.13).
-                not_finite(graph, part),
+                emit_nonfinite_mask(graph, part),
                 math.nan,
             )
             product = call(

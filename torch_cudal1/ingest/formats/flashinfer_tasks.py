@@ -26,7 +26,7 @@ from torch_cudal1.ingest.formats.flashinfer import (
 )
 from torch_cudal1.ingest.formats.task import PublishedTask, UnreadableTask
 
-__all__ = ["FlashInferFolder", "candidate_text", "reference_text"]
+__all__ = ["FlashInferFolder", "write_candidate", "write_reference"]
 
 _HEAD = """
 
@@ -116,21 +116,22 @@ class FlashInferFolder:
             for workload in workloads.values() or [
                 Workload({}, {name: {"type": "random"} for name in definition.inputs}, "constant")
             ]:
-                yield _task(where, definition, solution, workload, folder.traces)
+                yield _make_task(where, definition, solution, workload, folder.traces)
 
 
-def reference_text(definition: Definition, workload: Workload) -> str:
+def write_reference(definition: Definition, workload: Workload) -> str:
     """A KernelBench-style reference. Raises ValueError for a workload whose inputs cannot be made
     from the text alone.
     """
     inputs = ", ".join(
-        _input(name, shape, definition, workload) for name, shape in definition.inputs.items()
+        _format_input(name, shape, definition, workload)
+        for name, shape in definition.inputs.items()
     )
     head = _HEAD.format(names=tuple(definition.outputs))
     return definition.reference + head + _REFERENCE.format(inputs=inputs)
 
 
-def candidate_text(definition: Definition, solution: Solution, workload: Workload) -> str:
+def write_candidate(definition: Definition, solution: Solution, workload: Workload) -> str:
     """A `ModelNew` around a solution of one Python file. Raises ValueError for an axis without a
     size.
     """
@@ -139,7 +140,7 @@ def candidate_text(definition: Definition, solution: Solution, workload: Workloa
     if not solution.into_outputs:
         return content + head + _RETURNS.format(function=solution.entry_name)
     outputs = [
-        f"({_sizes(shape, definition, workload)!r}, _torch.{shape.dtype})"
+        f"({_read_sizes(shape, definition, workload)!r}, _torch.{shape.dtype})"
         for shape in definition.outputs.values()
     ]
     return content + head + _FILLS.format(function=solution.entry_name, outputs=", ".join(outputs))
@@ -198,7 +199,7 @@ class _Folder:
             return None
 
 
-def _task(
+def _make_task(
     where: str,
     definition: Definition,
     solution: Solution,
@@ -207,10 +208,10 @@ def _task(
 ) -> PublishedTask | UnreadableTask:
     name = f"{solution.name} on {workload.uuid}"
     try:
-        reference = reference_text(definition, workload)
+        reference = write_reference(definition, workload)
         foreign = _check_language(solution)
         # An empty text and not None, which would say that its authors withdrew it.
-        candidate = "" if foreign else candidate_text(definition, solution, workload)
+        candidate = "" if foreign else write_candidate(definition, solution, workload)
     except ValueError as error:
         return UnreadableTask(f"{name}: {error}", where)
     evaluations = [
@@ -241,7 +242,7 @@ def _check_language(solution: Solution) -> Refusal | None:
     return None
 
 
-def _sizes(shape: Shape, definition: Definition, workload: Workload) -> tuple[int, ...]:
+def _read_sizes(shape: Shape, definition: Definition, workload: Workload) -> tuple[int, ...]:
     return tuple(_size(axis, definition, workload) for axis in shape.axes or ())
 
 
@@ -252,7 +253,7 @@ def _size(axis: str, definition: Definition, workload: Workload) -> int:
     return workload.axes[axis] if fixed is None else fixed
 
 
-def _input(name: str, shape: Shape, definition: Definition, workload: Workload) -> str:
+def _format_input(name: str, shape: Shape, definition: Definition, workload: Workload) -> str:
     """An expression that makes an input."""
     spec: Mapping[str, Any] = workload.inputs.get(name) or {"type": "random"}
     if spec["type"] == "scalar":
@@ -273,7 +274,7 @@ def _input(name: str, shape: Shape, definition: Definition, workload: Workload) 
         )
     if shape.axes is None:
         raise ValueError(f"input {name!r} is a number, and the workload gives none")
-    sizes = _sizes(shape, definition, workload)
+    sizes = _read_sizes(shape, definition, workload)
     # Made in float32 and cast: `randn` does not make 8-bit types.
     if shape.dtype in _FLOATING:
         return f"_torch.randn({sizes!r}).to(_torch.{shape.dtype})"

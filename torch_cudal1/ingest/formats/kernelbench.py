@@ -58,7 +58,7 @@ def _read_folder(path: Path, references: Path | None) -> Iterator[PublishedTask 
         own_reference = (
             isinstance(task, UnreadableTask)
             and references is None
-            and set(NAMES) <= _top_level_names(file)
+            and set(NAMES) <= _list_top_level_names(file)
         )
         # KernelBench's own task files lie beside candidates; a task without a candidate is nothing
         # to import, and no error either.
@@ -122,7 +122,7 @@ class _ReferenceFiles:
 def _read_pair(
     file: Path, name: str, reference_files: _ReferenceFiles
 ) -> PublishedTask | UnreadableTask:
-    if _CANDIDATE not in (names := _top_level_names(file)):
+    if _CANDIDATE not in (names := _list_top_level_names(file)):
         return UnreadableTask(
             f"it defines no {_CANDIDATE} at its top level, or is no Python", str(file)
         )
@@ -145,7 +145,7 @@ def _read_pair(
         return UnreadableTask(f"{type(error).__name__}: {error}", str(file))
 
 
-def _top_level_names(file: Path) -> set[str]:
+def _list_top_level_names(file: Path) -> set[str]:
     """Names bound at the top of a file; none for one that cannot be read or is not Python."""
     try:
         # Syntax only: nothing of a published source runs in this process.

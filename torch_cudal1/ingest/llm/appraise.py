@@ -97,7 +97,8 @@ class Appraiser:
         due = {}
         for task, programs in decoded.items():
             due[task] = [
-                program for _, program, *_ in self.memory.due(tasks[task], list(programs.values()))
+                program
+                for _, program, *_ in self.memory.select_due(tasks[task], list(programs.values()))
             ]
         # Several samples of a batch may hold the same program. It is measured once, for the last of
         # them; the others are answered from memory below.

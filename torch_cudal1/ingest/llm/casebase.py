@@ -24,7 +24,7 @@ from pathlib import Path
 from torch_cudal1.ingest.llm.database import StoredSample
 from torch_cudal1.judge.checks.static.source_syntax import parse_source
 
-__all__ = ["CaseBase", "CheatCase", "Match", "likeness", "shipped_index_path"]
+__all__ = ["CaseBase", "CheatCase", "Match", "find_shipped_index", "measure_likeness"]
 
 _GRAM = 4
 # Names of APIs, which say what code does whatever its author calls things. All other names count as
@@ -89,13 +89,13 @@ class CheatCase:
     @cached_property
     def grams(self) -> Counter[tuple[str, ...]]:
         """The cheat's runs of tokens, which likeness counts."""
-        return _grams(self.cheat)
+        return _count_grams(self.cheat)
 
     @cached_property
     def trick(self) -> Counter[tuple[str, ...]]:
         """What the cheat has and its honest twin has not."""
         # Counter subtraction keeps positive counts only: code that both have is not the trick.
-        return self.grams - _grams(self.twin)
+        return self.grams - _count_grams(self.twin)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CaseBase:
     @classmethod
     def shipped(cls, grown: Path | None = None) -> CaseBase:
         """The cases of this package."""
-        return cls(_read_index(shipped_index_path()), grown)
+        return cls(_read_index(find_shipped_index()), grown)
 
     @classmethod
     def of_folder(cls, folder: Path, grown: Path | None = None) -> CaseBase:
@@ -142,9 +142,10 @@ class CaseBase:
 
     def nearest(self, source: str, count: int = 3) -> list[Match]:
         """The cases whose cheat is most like a program, the likest first. Pure."""
-        grams = _grams(source)
+        grams = _count_grams(source)
         matches = [
-            Match(case, likeness(grams, case.grams), _share_of(case.trick, grams)) for case in self
+            Match(case, measure_likeness(grams, case.grams), _share_of(case.trick, grams))
+            for case in self
         ]
         # The name second, so that equal likeness gives the same prompt on every machine.
         return sorted(matches, key=lambda match: (-match.likeness, match.case.name))[:count]
@@ -155,7 +156,7 @@ class CaseBase:
         """
         source = sample.source or sample.measured.program
         # A text without a single run of tokens would be like no program.
-        if not _grams(source) or any(case.cheat == source for case in self):
+        if not _count_grams(source) or any(case.cheat == source for case in self):
             return None
         # A digest in the name: several cheats of one task are several cases.
         name = f"{sample.measured.task}-{hashlib.sha256(source.encode(errors='replace')).hexdigest()[:8]}"
@@ -176,14 +177,14 @@ class CaseBase:
         )
 
 
-def shipped_index_path() -> Path:
+def find_shipped_index() -> Path:
     """The index that comes with the package; `python -m torch_cudal1.ingest.llm.casebase FOLDER`
     writes it anew.
     """
     return Path(__file__).parent / "data" / "cases.jsonl"
 
 
-def likeness(first: Counter[tuple[str, ...]], second: Counter[tuple[str, ...]]) -> float:
+def measure_likeness(first: Counter[tuple[str, ...]], second: Counter[tuple[str, ...]]) -> float:
     """Share of runs of tokens that both have (Jaccard, with multiplicity): 0 nothing in common, 1
     the same code.
     """
@@ -197,12 +198,12 @@ def _share_of(part: Counter[tuple[str, ...]], grams: Counter[tuple[str, ...]]) -
     return (part & grams).total() / part.total() if part else 0.0
 
 
-def _grams(source: str) -> Counter[tuple[str, ...]]:
-    tokens = list(_tokens(source))
+def _count_grams(source: str) -> Counter[tuple[str, ...]]:
+    tokens = list(_iter_tokens(source))
     return Counter(tuple(tokens[i : i + _GRAM]) for i in range(len(tokens) - _GRAM + 1))
 
 
-def _tokens(source: str) -> Iterator[str]:
+def _iter_tokens(source: str) -> Iterator[str]:
     """Keywords, operators and telling names as they are, other names and literals as their kind.
     Stops where it is no Python.
     """
@@ -242,7 +243,7 @@ def _read_folder(folder: Path) -> Iterator[CheatCase]:
             if isinstance(target, ast.Name)
         }
         # A folder of cases also holds modules without a case, such as `__init__.py`.
-        if "CHEAT" in texts and "CASE" in {target.id for target in _targets(tree)}:
+        if "CHEAT" in texts and "CASE" in {target.id for target in _iter_targets(tree)}:
             mechanism = " ".join((ast.get_docstring(tree) or "").split())
             yield CheatCase(
                 f"{path.parent.name}/{path.stem}",
@@ -253,7 +254,7 @@ def _read_folder(folder: Path) -> Iterator[CheatCase]:
             )
 
 
-def _targets(tree: ast.Module) -> Iterator[ast.Name]:
+def _iter_targets(tree: ast.Module) -> Iterator[ast.Name]:
     for node in tree.body:
         if isinstance(node, ast.Assign):
             yield from (target for target in node.targets if isinstance(target, ast.Name))
@@ -286,7 +287,7 @@ def _write_case(case: CheatCase) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the shipped index from a folder of cases."""
-    CaseBase.of_folder(Path(arguments[0])).save(shipped_index_path())
+    CaseBase.of_folder(Path(arguments[0])).save(find_shipped_index())
 
 
 if __name__ == "__main__":

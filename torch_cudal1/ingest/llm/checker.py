@@ -20,7 +20,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.ingest.llm.casebase import CaseBase
 from torch_cudal1.ingest.llm.database import StoredSample
 from torch_cudal1.ingest.llm.records import Evaluator
-from torch_cudal1.judge.checks.static.triage import findings
+from torch_cudal1.judge.checks.static.triage import find_suspicious_text
 from torch_cudal1.judge.evaluate.decide import is_surprising
 from torch_cudal1.judge.pool.measured import Decoded, Measured, TrainingTask
 
@@ -125,7 +125,9 @@ class RuleChecker:
                 why = f"it holds {match.trick:.0%} of what makes {case.name} a cheat: {case.mechanism}"
                 return Opinion(True, why[:400], "similarity")
         met = [
-            finding for finding in findings(program.source) if not finding.text.startswith("torch.")
+            finding
+            for finding in find_suspicious_text(program.source)
+            if not finding.text.startswith("torch.")
         ]
         rules = {finding.rule for finding in met}
         damning = (rules & _DAMNING) | {rule for pair in _PAIRS if pair <= rules for rule in pair}
@@ -190,7 +192,7 @@ class CheckedEvaluator:
     """A `records.Evaluator` around another, which checks programs whose score jumps. A program that
     the checker calls a cheat counts as a cheat, and joins the cases.
 
-    `best`: the highest score of each task so far. `findings`: every opinion of the checker.
+    `best`: the highest score of each task so far. `find_suspicious_text`: every opinion of the checker.
     `on_measurement`: called with each checked measurement as it comes, where the evaluator reports them so.
     """
 

@@ -210,7 +210,9 @@ class Database:
             # Bounded, because each view holds every program.
             while len(self._views) > 3:
                 self._views.pop(next(iter(self._views)))
-            self._views[digest] = DatabaseView(digest, _successes(self.samples(up_to=digest)))
+            self._views[digest] = DatabaseView(
+                digest, _select_successes(self.samples(up_to=digest))
+            )
         return self._views[digest]
 
     def _keep(self, sample: StoredSample) -> None:
@@ -344,7 +346,7 @@ def _sample_of(row: Mapping[str, Any]) -> StoredSample:
     )
 
 
-def _successes(samples: Iterator[StoredSample]) -> dict[str, tuple[Success, ...]]:
+def _select_successes(samples: Iterator[StoredSample]) -> dict[str, tuple[Success, ...]]:
     """The programs that may be shown, by task, each program once."""
     scores: dict[tuple[str, str], list[StoredSample]] = {}
     barred: set[tuple[str, str]] = set()

@@ -25,7 +25,7 @@ from torch_cudal1.ingest.llm.database import Database, DatabaseView, Success, di
 from torch_cudal1.ingest.llm.endpoint import Completion
 from torch_cudal1.ingest.llm.journal import SampleJournal
 from torch_cudal1.ingest.llm.records import Codec, Evaluator, Exemplar, Policy
-from torch_cudal1.ingest.llm.selectors import Buckets, Selector, exemplars
+from torch_cudal1.ingest.llm.selectors import Buckets, Selector, select_exemplars
 from torch_cudal1.judge.pool.measured import TrainingTask
 
 __all__ = [
@@ -309,7 +309,7 @@ class Evolution:
         )
 
     def _draw_exemplars(self, plan: EvolutionPlan, number: int, index: int) -> tuple[Exemplar, ...]:
-        return exemplars(
+        return select_exemplars(
             plan.selector, self._seed(plan, number, index), self.task.id, self.database.view(number)
         )
 
@@ -325,7 +325,7 @@ class Evolution:
         outcomes = Counter[str](sample.measured.outcome for sample in self.database.samples())
         # Also of the round that was cut short: what was paid for and measured is not lost to the
         # user.
-        winners = tuple(reversed(_everything(self.database).entries(self.task.id)))
+        winners = tuple(reversed(_read_all_samples(self.database).entries(self.task.id)))
         best = winners[0].score if winners else None
         return Evolved(
             self.task.id,
@@ -338,7 +338,7 @@ class Evolution:
         )
 
 
-def _everything(database: Database) -> DatabaseView:
+def _read_all_samples(database: Database) -> DatabaseView:
     """All samples, those of a round that was cut short too."""
     # A copy in memory, because a commit in the journal would count as a finished round.
     copy = Database(None)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from torch_cudal1.core.errors import Cudal1Error
 
-__all__ = ["MissingExtraError", "quiet", "require_extra"]
+__all__ = ["MissingExtraError", "require_extra", "silence_progress_bars"]
 
 
 class MissingExtraError(Cudal1Error, ImportError):
@@ -39,7 +39,7 @@ def require_extra(library: str) -> ModuleType:
         raise MissingExtraError(error.name) from error
 
 
-def quiet() -> None:
+def silence_progress_bars() -> None:
     """No progress bars of the libraries in this process: they say nothing that this package's do
     not, on the same line.
     """

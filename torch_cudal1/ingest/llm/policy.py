@@ -29,9 +29,9 @@ __all__ = [
     "LanguageModel",
     "Rollout",
     "TinySpec",
+    "compute_token_logprobs",
     "create_tiny",
     "replace_folder",
-    "token_logprobs",
 ]
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
@@ -115,8 +115,8 @@ class replace_folder:
     def __init__(self, folder: Path) -> None:
         self._folder, self._fresh, self._old = (
             folder,
-            _sibling(folder, "new"),
-            _sibling(folder, "old"),
+            _name_sibling(folder, "new"),
+            _name_sibling(folder, "old"),
         )
 
     def __enter__(self) -> Path:
@@ -143,8 +143,8 @@ def recover_folder(folder: Path) -> bool:
     `replace_folder` left aside.
     """
     # A kill between the two renames of `replace_folder` leaves the old folder under this name only.
-    if not folder.exists() and _sibling(folder, "old").exists():
-        os.replace(_sibling(folder, "old"), folder)
+    if not folder.exists() and _name_sibling(folder, "old").exists():
+        os.replace(_name_sibling(folder, "old"), folder)
     return folder.exists()
 
 
@@ -244,7 +244,9 @@ class LanguageModel:
         # The caller's random numbers stay as they were.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            parts = [self._generate(chunk, temperature) for chunk in _chunks(shown, self.batch)]
+            parts = [
+                self._generate(chunk, temperature) for chunk in _split_chunks(shown, self.batch)
+            ]
         return self._join_rollouts(parts)
 
     def texts(self, rollout: Rollout) -> list[str]:
@@ -328,7 +330,7 @@ class LanguageModel:
                 do_sample=True,
                 temperature=temperature,
                 # Neither top-k nor top-p: completions must be drawn from the very distribution
-                # whose log-probabilities `token_logprobs` gives.
+                # whose log-probabilities `compute_token_logprobs` gives.
                 top_k=0,
                 top_p=1.0,
                 max_new_tokens=self.max_new_tokens,
@@ -361,7 +363,9 @@ class LanguageModel:
         )
 
 
-def token_logprobs(model: Any, rollout: Rollout, temperature: float) -> tuple[Tensor, Tensor]:
+def compute_token_logprobs(
+    model: Any, rollout: Rollout, temperature: float
+) -> tuple[Tensor, Tensor]:
     """(N, T) log-probabilities of the completions' tokens under the model at that temperature, and
     (N, T) entropies in nats.
     """
@@ -422,9 +426,9 @@ def _pad_to(values: Tensor, width: int, fill: int, *, pad_left: bool) -> Tensor:
     return torch.nn.functional.pad(values, (missing, 0) if pad_left else (0, missing), value=fill)
 
 
-def _chunks(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+def _split_chunks(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     return (values[i : i + size] for i in range(0, len(values), size))
 
 
-def _sibling(folder: Path, suffix: str) -> Path:
+def _name_sibling(folder: Path, suffix: str) -> Path:
     return folder.with_name(f"{folder.name}.{suffix}")

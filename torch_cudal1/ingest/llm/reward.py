@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch_cudal1.judge.pool.measured import Measured
 
-__all__ = ["RewardKind", "reward_of"]
+__all__ = ["RewardKind", "compute_reward"]
 
 RewardKind: TypeAlias = Literal["speedup", "log", "milestone"]
 _FASTER, _MUCH_FASTER = 1.05, 2.0
@@ -22,7 +22,7 @@ _FASTER, _MUCH_FASTER = 1.05, 2.0
 _LOG_FAILURE = -1.0
 
 
-def reward_of(measured: Measured, kind: RewardKind = "speedup") -> float:
+def compute_reward(measured: Measured, kind: RewardKind = "speedup") -> float:
     """The reward of a sample.
 
     speedup: the score, 0 for a failure (the paper). log: its logarithm, -1 for a failure.

@@ -33,8 +33,8 @@ __all__ = [
     "Selector",
     "SelectorName",
     "Uniform",
-    "exemplars",
-    "selector",
+    "make_selector",
+    "select_exemplars",
 ]
 
 SelectorName: TypeAlias = Literal["none", "random", "bucket", "island", "top"]
@@ -68,7 +68,7 @@ class Uniform:
     def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Without regard to scores."""
         entries = view.entries(task)
-        return _seeded_random("random", seed, task, view).sample(
+        return _make_random("random", seed, task, view).sample(
             list(entries), min(self.count, len(entries))
         )
 
@@ -105,7 +105,7 @@ class Buckets:
     def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Equation 1."""
         entries = view.entries(task)
-        dice = _seeded_random("bucket", seed, task, view)
+        dice = _make_random("bucket", seed, task, view)
         drawn = draw_contrasting(
             [entry.score for entry in entries],
             dice,
@@ -142,7 +142,7 @@ class Islands:
 
     def draw(self, seed: int, task: str, view: DatabaseView) -> list[Success]:
         """Programs of one island."""
-        dice = _seeded_random("island", seed, task, view)
+        dice = _make_random("island", seed, task, view)
         # Without the empty islands: a draw of one would show no exemplar.
         inhabited = [entries for entries in self.population(task, view) if entries]
         if not inhabited:
@@ -196,7 +196,7 @@ SELECTORS: Mapping[str, type[Selector]] = {
 }
 
 
-def selector(name: str, **options: float) -> Selector:
+def make_selector(name: str, **options: float) -> Selector:
     """The selector of that name. Raises ValueError for an unknown name or option."""
     if name not in SELECTORS:
         raise ValueError(f"selector {name!r}; expected one of {', '.join(SELECTORS)}")
@@ -206,7 +206,7 @@ def selector(name: str, **options: float) -> Selector:
         raise ValueError(f"selector {name!r}: {error}") from error
 
 
-def exemplars(
+def select_exemplars(
     chosen: Selector, seed: int, task: str, view: DatabaseView, *, shuffled: bool = False
 ) -> tuple[Exemplar, ...]:
     """What a prompt shows, worst to best. `shuffled`: in an order that tells nothing, for
@@ -216,11 +216,11 @@ def exemplars(
     # every rank.
     drawn = sorted(chosen.draw(seed, task, view), key=lambda entry: (entry.score, entry.digest))
     if shuffled:
-        _seeded_random("order", seed, task, view).shuffle(drawn)
+        _make_random("order", seed, task, view).shuffle(drawn)
     return tuple(Exemplar(entry.program, entry.score) for entry in drawn)
 
 
-def _seeded_random(purpose: str, seed: int, task: str, view: DatabaseView) -> random.Random:
+def _make_random(purpose: str, seed: int, task: str, view: DatabaseView) -> random.Random:
     """A generator for one purpose, the same on every machine."""
     # A digest, not hash(): Python salts that, and all ranks must draw the same.
     key = hashlib.sha256(f"{purpose}\0{seed}\0{task}\0{view.generation}".encode()).digest()

@@ -121,7 +121,7 @@ class TextCodec:
         # Only an unclosed one is left: the answer was cut off before it began.
         if "<think>" in answer:
             return Refusal("the answer ends inside its reasoning")
-        blocks, cut = _blocks(answer)
+        blocks, cut = _find_code_blocks(answer)
         fitting = [block for block in blocks if _ENTRY.search(block.text)]
         if not fitting:
             return Refusal(_describe_missing_code(answer, len(blocks), cut))
@@ -129,7 +129,7 @@ class TextCodec:
         if cut and _ENTRY.search(answer[fitting[-1].end :]):
             return Refusal("its last code block is not closed: the answer was cut off")
         # The last block that fits, because a model may write drafts before it.
-        source = _canonical(fitting[-1].text)
+        source = _normalise_text(fitting[-1].text)
         if len(source) > _MOST_SOURCE:
             return Refusal(f"its code has {len(source)} characters; at most {_MOST_SOURCE}")
         return Decoded(source, source, answer[: fitting[-1].start].strip())
@@ -160,7 +160,7 @@ class _Block:
     end: int
 
 
-def _blocks(answer: str) -> tuple[list[_Block], bool]:
+def _find_code_blocks(answer: str) -> tuple[list[_Block], bool]:
     """The closed code blocks of a Markdown text, and whether one is left open at its end."""
     blocks: list[_Block] = []
     opened: re.Match[str] | None = None
@@ -187,7 +187,7 @@ def _describe_missing_code(answer: str, blocks: int, cut: bool) -> str:
     return f"none of its {blocks} code blocks defines ModelNew at the top level"
 
 
-def _canonical(text: str) -> str:
+def _normalise_text(text: str) -> str:
     """The text with plain line ends, and without white space at the ends of lines or blank lines at
     both ends.
     """
@@ -201,4 +201,4 @@ def _fence(code: str) -> str:
     # Longer than any run in the code, so that no exemplar can end its own block.
     longest = max((len(run) for run in re.findall(r"`{3,}", code)), default=2)
     fence = "`" * (longest + 1)
-    return f"{fence}python\n{_canonical(code)}{fence}"
+    return f"{fence}python\n{_normalise_text(code)}{fence}"

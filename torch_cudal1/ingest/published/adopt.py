@@ -144,12 +144,12 @@ class Adoption:
         # decision, and this one would replace it.
         with context.cache.lock(region.key, context.target, context.contract):
             entry = tune_with(
-                *(region, context, [(program, (_technique(task),))]),
+                *(region, context, [(program, (_name_technique(task),))]),
                 origin=_ORIGIN,
                 examples=reference.inputs(),
                 progress=self._say,
             )
-            outcome = _as_outcome(entry, region, context.settings.budget_s)
+            outcome = _make_outcome(entry, region, context.settings.budget_s)
             if outcome.outcome != "accepted":
                 return outcome
             refusal = self._refuse_worse(region, entry)
@@ -157,7 +157,7 @@ class Adoption:
                 return replace(outcome, reason=refusal.reason)
             # The evidence names the source by digests: none of its text is stored.
             stored = context.cache.put(
-                replace(entry, evidence={**entry.evidence, "published": _provenance(task)})
+                replace(entry, evidence={**entry.evidence, "published": _describe_provenance(task)})
             )
         if isinstance(stored, Refusal):
             telemetry.record("resolve", "not_stored", region.key, reason=stored.reason)
@@ -188,7 +188,7 @@ class Adoption:
         )
 
 
-def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcome:
+def _make_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcome:
     """What the judge said of the Program: of several schedules the best, or else the one that came
     closest.
     """
@@ -208,7 +208,9 @@ def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcom
     timed = [attempt for attempt in entry.tried if attempt.get("speedup") is not None]
     best_attempt = (
         # By the lower end of the interval, as decisions are made.
-        max(timed, key=lambda one: float(one["low"])) if timed else _first_attempt(entry.tried)
+        max(timed, key=lambda one: float(one["low"]))
+        if timed
+        else _choose_first_attempt(entry.tried)
     )
     outcome: Outcome = (
         "not_faster" if timed and best_attempt.get("detector") == "timing" else "rejected"
@@ -224,18 +226,18 @@ def _as_outcome(entry: Entry, region: Region, budget_s: float) -> AdoptionOutcom
     )
 
 
-def _first_attempt(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _choose_first_attempt(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return attempts[0] if attempts else {"reason": "nothing was judged", "detector": "timing"}
 
 
-def _technique(task: PublishedTask) -> str:
+def _name_technique(task: PublishedTask) -> str:
     """How the choice is called in tables: the task's name, as one word."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in task.name)[
         :60
     ]
 
 
-def _provenance(task: PublishedTask) -> dict[str, Any]:
+def _describe_provenance(task: PublishedTask) -> dict[str, Any]:
     """Where the Program came from: enough to find the source again, not the source."""
     texts = {"reference": task.reference, "candidate": task.candidate or ""}
     digests = {

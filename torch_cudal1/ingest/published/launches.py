@@ -25,7 +25,7 @@ from torch_cudal1.ir.program import Alloc, Launch, LaunchArg, Program, TensorSpe
 from torch_cudal1.kernels.codegen.compile import TritonOptions, compile_function
 from torch_cudal1.runtime.operator import register, run_operator
 
-__all__ = ["sm_of", "trace_launches"]
+__all__ = ["find_sm", "trace_launches"]
 
 _EMPTY = frozenset(
     {
@@ -55,7 +55,7 @@ _ALIGNMENT = 16
 _NOTHING = object()
 
 
-def sm_of(device: torch.device) -> int | None:
+def find_sm(device: torch.device) -> int | None:
     """The architecture to compile for (90 for sm_90); None where no Triton kernel can run."""
     if device.type != "cuda":
         return None
@@ -149,7 +149,9 @@ def _trace_launch(
         raise NotLowerableError(
             f"Triton kernel {function.__name__} writes to no fresh memory (torch.empty) of its own"
         )
-    program = _program(function, call, _grid(grid, arguments), TritonOptions(**options), sm)
+    program = _make_program(
+        function, call, _read_grid(grid, arguments), TritonOptions(**options), sm
+    )
     # The payload of machine code is a real tensor: under the tracing modes an operation on it would
     # become a part of the graph.
     with no_dispatch():
@@ -212,7 +214,7 @@ def _sort_arguments(function: Any, arguments: Mapping[str, Any], fresh: _Fresh) 
                 f"Triton kernel {function.__name__} is launched without {name!r}"
             )
         if isinstance(value, torch.Tensor):
-            _tensor(call, position, name, value, fresh)
+            _read_tensor(call, position, name, value, fresh)
         elif (
             parameter.is_constexpr
             or value is None
@@ -240,7 +242,9 @@ def _sort_arguments(function: Any, arguments: Mapping[str, Any], fresh: _Fresh) 
     return call
 
 
-def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: _Fresh) -> None:
+def _read_tensor(
+    call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: _Fresh
+) -> None:
     if tensor.dtype not in _POINTERS:
         raise NotLowerableError(f"a Triton kernel is given a tensor of {tensor.dtype}")
     # With one memory under two parameters, reads and writes of the kernel depend on their order.
@@ -256,7 +260,7 @@ def _tensor(call: _Call, position: int, name: str, tensor: torch.Tensor, fresh: 
     call.passed.append(("ptr", tensor))
 
 
-def _grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
+def _read_grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
     sizes = tuple(grid(dict(arguments)) if callable(grid) else grid)
     if not 1 <= len(sizes) <= 3 or not all(type(size) is int for size in sizes):
         raise NotLowerableError(
@@ -267,7 +271,7 @@ def _grid(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _program(
+def _make_program(
     function: Any, call: _Call, grid: tuple[int, int, int], options: TritonOptions, sm: int
 ) -> Program:
     """A Program from the tensors that are read to those that are written."""

@@ -16,12 +16,12 @@ import torch
 
 from torch_cudal1.core.errors import ProgramError, SandboxError
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.graph.fusion.partition import with_inputs
+from torch_cudal1.graph.fusion.partition import rebase_on_inputs
 from torch_cudal1.ir.ops import attention_names
 from torch_cudal1.ir.program import Aten, Call, Program
 from torch_cudal1.ir.records import Region, Role
 from torch_cudal1.judge.checks.static.allowed_operators import is_allowed
-from torch_cudal1.judge.checks.static.triage import findings
+from torch_cudal1.judge.checks.static.triage import find_suspicious_text
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import read_reference
@@ -106,7 +106,7 @@ def capture_reference(text: str, job: SourceEvaluationConfig) -> CapturedReferen
     Raises ReferenceFailure for a reference that cannot be used, another SandboxError if no child
     can be had here.
     """
-    with _child(job) as child:
+    with _start_child(job) as child:
         try:
             # In the child: reading a reference runs its `get_inputs`.
             source_reference, examples = read_reference(child, text, job.device)
@@ -118,7 +118,7 @@ def capture_reference(text: str, job: SourceEvaluationConfig) -> CapturedReferen
         return Refusal(f"the reference: {traced.reason}")
     # The judge runs the reference's graph in this process: a functional operator can still open a
     # file.
-    operators = {step.target for step in _aten(traced.program)} - ALSO_IN_REFERENCES
+    operators = {step.target for step in _iter_aten_steps(traced.program)} - ALSO_IN_REFERENCES
     if forbidden := next((target for target in sorted(operators) if not is_allowed(target)), None):
         return Refusal(
             f"the reference: {forbidden} is not on the list of operators that anybody may say in "
@@ -142,7 +142,7 @@ def lower_candidate(
     """A candidate's Program with the inputs of the reference's region. Raises SandboxError if no
     child can be had here.
     """
-    with _child(job) as child:
+    with _start_child(job) as child:
         traced = _lower_in_child(
             child, text, replace(reference.form, entry=entry), reference.examples, reference=False
         )
@@ -150,7 +150,7 @@ def lower_candidate(
         # A source that compiles its own extension fails somewhere in tracing: the cause is put in
         # front.
         extension = next(
-            (finding for finding in findings(text) if finding.rule == "extension"), None
+            (finding for finding in find_suspicious_text(text) if finding.rule == "extension"), None
         )
         hint = (
             f"it builds an extension of its own ({extension.text}, line {extension.line}): "
@@ -201,12 +201,12 @@ def fit_to_reference(
                 f"{_name_sources([source])} is {spec}, the reference's is {inputs[position]}"
             )
     try:
-        return with_inputs(program, order, inputs)
+        return rebase_on_inputs(program, order, inputs)
     except (TypeError, KeyError) as error:
         return Refusal(f"its steps cannot be given the reference's inputs: {error}")
 
 
-def _aten(program: Program) -> Iterator[Aten]:
+def _iter_aten_steps(program: Program) -> Iterator[Aten]:
     """The operators of a Program, which the judge's oracle runs here: a functional one can still
     open a file (`from_file`).
     """
@@ -215,10 +215,10 @@ def _aten(program: Program) -> Iterator[Aten]:
             yield step
         elif isinstance(step, Call):
             # A nested Program runs too, so its operators are checked too.
-            yield from _aten(step.program)
+            yield from _iter_aten_steps(step.program)
 
 
-def _child(job: SourceEvaluationConfig) -> Child:
+def _start_child(job: SourceEvaluationConfig) -> Child:
     return Child(
         make_limits(job.settings, job.device, trust="foreign"), job.contract, worker=WORKER
     )
@@ -227,7 +227,7 @@ def _child(job: SourceEvaluationConfig) -> Child:
 def _lower_in_child(
     child: Child, text: str, form: CallSpec, tensors: Sequence[torch.Tensor], *, reference: bool
 ) -> _Answer | Refusal:
-    given_file, payload_file = child.new_file(), child.new_file()
+    given_file, payload_file = child.reserve_file(), child.reserve_file()
     layout = save_tensors(tensors, given_file)
     try:
         request: dict[str, Any] = {"text": text, "form": form.to_json(), "reference": reference}
@@ -251,7 +251,7 @@ def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
     # The source ran in the child, so the answer is read by the rules of any Program from outside.
     program = read_program(answer["program"], [*answer["payloads"][:2], str(path)])
     sources, roles = (
-        tuple(map(_source, answer["sources"])),
+        tuple(map(_check_source, answer["sources"])),
         tuple(_ROLES[role] for role in answer["roles"]),
     )
     # The three are one list by position, and the child may answer anything.
@@ -265,12 +265,12 @@ def _read(answer: Mapping[str, Any], path: Path) -> _Answer | Refusal:
         sources,
         roles,
         same,
-        tuple(map(_source, answer["writes"])),
+        tuple(map(_check_source, answer["writes"])),
         str(answer["name"])[:200],
     )
 
 
-def _source(data: Any) -> str | int:
+def _check_source(data: Any) -> str | int:
     # `type` and not `isinstance`: `True` is an int in Python and would stand for argument 1.
     if type(data) not in (str, int):
         raise ValueError(f"a source {data!r}; expected a name or a number")

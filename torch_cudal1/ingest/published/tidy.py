@@ -16,13 +16,13 @@ import torch.fx as fx
 
 from torch_cudal1.ir.program import TensorSpec
 
-__all__ = ["without_copies"]
+__all__ = ["drop_copies"]
 
 _COPY = torch.ops.aten.copy.default
 _CLONE = torch.ops.aten.clone.default
 
 
-def without_copies(module: fx.GraphModule) -> None:
+def drop_copies(module: fx.GraphModule) -> None:
     """Replace every copy of a tensor into one of the same dtype, shape and strides by that tensor,
     in place.
     """
@@ -37,11 +37,11 @@ def without_copies(module: fx.GraphModule) -> None:
             node.meta["val"]
         ):
             with graph.inserting_before(node):
-                node.replace_all_uses_with(_own(graph, source, node))
+                node.replace_all_uses_with(_clone_unless_own(graph, source, node))
             graph.erase_node(node)
 
 
-def _own(graph: fx.Graph, source: fx.Node, copy: fx.Node) -> fx.Node:
+def _clone_unless_own(graph: fx.Graph, source: fx.Node, copy: fx.Node) -> fx.Node:
     """`source` where it is memory of its own, else a clone: an output must not be an input's or a
     constant's memory.
     """

@@ -73,10 +73,10 @@ def trace_candidate(
     module, arguments = _construct_module(source, form, tensors, device)
     # Traced in eval mode without gradients, as the region was: a graph with a backward is another
     # one.
-    with torch.no_grad(), launches.trace_launches(launches.sm_of(device)):
+    with torch.no_grad(), launches.trace_launches(launches.find_sm(device)):
         (graph,) = run_once(module, tuple(arguments["args"]), dict(arguments["kwargs"])).graphs
         # Before `lower`: a candidate's Program may not hold the `empty` that the copies write to.
-        tidy.without_copies(graph.module)
+        tidy.drop_copies(graph.module)
         lowered = lower(
             graph.module,
             static=graph.static,
@@ -89,11 +89,11 @@ def trace_candidate(
         raise NotLowerableError(
             "an input of its graph is neither an argument nor a parameter or buffer"
         )
-    return _as_source(
+    return _make_source(
         module,
         lowered,
-        [_source(origin) for origin in origins],
-        [_source(origin) for origin in graph.writes],
+        [_unwrap_source(origin) for origin in origins],
+        [_unwrap_source(origin) for origin in graph.writes],
     )
 
 
@@ -129,7 +129,7 @@ def trace_reference(
         return name
 
     inputs = [source_of(graph.origins[position]) for position in lowered.order]
-    return _as_source(module, lowered, inputs, [source_of(origin) for origin in graph.writes])
+    return _make_source(module, lowered, inputs, [source_of(origin) for origin in graph.writes])
 
 
 def _construct_module(
@@ -143,7 +143,7 @@ def _construct_module(
     return module, unpack_arguments(form.call, tensors[count:])
 
 
-def _as_source(
+def _make_source(
     module: torch.nn.Module,
     lowered: LoweredRegion,
     sources: Sequence[str | int],
@@ -154,7 +154,7 @@ def _as_source(
         region.program,
         tuple(sources),
         region.roles,
-        _shared_names(module),
+        _find_shared_names(module),
         tuple(writes),
         region.name,
     )
@@ -186,18 +186,18 @@ def run_once(
     functional.put_back()
     if not bound_guard.holds():
         raise NotLowerableError(
-            f"its forward changes the module itself ({bound_guard.why()}), which a kernel would "
+            f"its forward changes the module itself ({bound_guard.explain_difference()}), which a kernel would "
             f"not repeat"
         )
     return traced
 
 
-def _source(origin: str | int | None) -> str | int:
+def _unwrap_source(origin: str | int | None) -> str | int:
     assert origin is not None
     return origin if isinstance(origin, int) else origin.removeprefix(_WRAPPED)
 
 
-def _shared_names(module: torch.nn.Module) -> dict[str, str]:
+def _find_shared_names(module: torch.nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     same = {}
     named = [

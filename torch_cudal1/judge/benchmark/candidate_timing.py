@@ -26,7 +26,7 @@ from torch_cudal1.judge.benchmark.cross_process import (
 from torch_cudal1.judge.benchmark.protocol import Measurement, Pairs, measure
 from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurement
 from torch_cudal1.judge.benchmark.rotating_inputs import plan_rotation
-from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, temperatures
+from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, list_l2_states
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
@@ -195,7 +195,7 @@ class SlotSampler:
             self.persisting_note = str(answer["reset"])
             a, b = (WarmCosts(*map(float, side)) for side in answer["warm"])
         except (KeyError, TypeError, ValueError) as error:
-            raise _unusable_samples(error) from error
+            raise _refuse_samples(error) from error
         return a, b
 
     def take_samples(self, batch: SampleBatch) -> Pairs:
@@ -213,7 +213,7 @@ class SlotSampler:
             pairs = [(float(a), float(b)) for a, b in answer["pairs"]]
             held_outputs, end = int(answer["kept"]), int(answer["position"])
         except (KeyError, TypeError, ValueError) as error:
-            raise _unusable_samples(error) from error
+            raise _refuse_samples(error) from error
         # Fewer pairs than asked for could be the fast ones only.
         if len(pairs) != batch.pairs:
             raise CandidateFailure(
@@ -228,12 +228,12 @@ def time_program(trial: Trial, plan: TimingPlan) -> BenchmarkResult:
     CandidateFailure.
     """
     audit = OutputAudit(trial, plan)
-    slots = SlotSampler(audit, temperatures(trial.device, plan))
+    slots = SlotSampler(audit, list_l2_states(trial.device, plan))
     try:
         measurement = measure(slots, plan)
     # `measure` refuses times that are not positive.
     except ValueError as error:
-        raise _unusable_samples(error) from error
+        raise _refuse_samples(error) from error
     sides = trial.child.call("look")
     checks = [
         audit.check(),
@@ -355,12 +355,12 @@ def check_sync_ratio(sides: Mapping[str, Any]) -> list[CheckResult]:
             )
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise _unusable_samples(error) from error
+        raise _refuse_samples(error) from error
 
 
 def _describe_comparison(comparison: Any) -> str:
     return comparison.detail or f"error ratio {comparison.ratio} over {comparison.limit}"
 
 
-def _unusable_samples(error: Exception) -> CandidateFailure:
+def _refuse_samples(error: Exception) -> CandidateFailure:
     return CandidateFailure("timing", f"unusable samples: {error}", "protocol")

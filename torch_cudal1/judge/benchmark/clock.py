@@ -20,7 +20,7 @@ import torch
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.timer import Timer, make_timer
 
-__all__ = ["Call", "Clock", "Reading", "clock_of", "synchronise"]
+__all__ = ["Call", "Clock", "Reading", "choose_clock", "synchronise"]
 
 Call: TypeAlias = Callable[[], object]
 # As much as Triton's `do_bench` flushes; more where twice the L2 cache is more.
@@ -128,7 +128,7 @@ class _PythonClock:
 
 
 @cache
-def clock_of(device: torch.device) -> Clock:
+def choose_clock(device: torch.device) -> Clock:
     """The best clock of this process for `device`."""
     native = make_timer(device)
     return _PythonClock(device) if isinstance(native, Refusal) else _NativeClock(device, native)

@@ -29,8 +29,8 @@ from torch_cudal1.judge.benchmark.timing import (
     SampleBatch,
     WarmCosts,
     batch_for,
+    list_l2_states,
     sample_bucket,
-    temperatures,
     warm_up,
 )
 from torch_cudal1.judge.benchmark.timing_plan import (
@@ -160,14 +160,14 @@ def _split_round(
     # A, B, B, A needs pairs by two, and a half must hold at least one such block.
     if (
         not first
-        or not _by_margin(plan)
+        or not _stops_at_margin(plan)
         or any(batch.pairs < 4 or batch.pairs % 2 for batch in batches.values())
     ):
         return [batches]
     return 2 * [{l2: replace(batch, pairs=batch.pairs // 2) for l2, batch in batches.items()}]
 
 
-def _by_margin(plan: TimingPlan) -> bool:
+def _stops_at_margin(plan: TimingPlan) -> bool:
     # Under "reject" all pairs are needed to say whether the buckets agree.
     return plan.margin is not None and plan.gate == "widen"
 
@@ -192,7 +192,7 @@ def _is_decided(
     """Whether the margin lies outside the interval that decides. That interval is the whole range
     of buckets that disagree.
     """
-    if not _by_margin(plan):
+    if not _stops_at_margin(plan):
         return False
     assert plan.margin is not None
     # One state below is enough, because the lower speed-up decides; above it must be all of them.
@@ -209,7 +209,7 @@ def _is_far_from_margin(plan: TimingPlan, summaries: Mapping[L2, PairedSummary])
     bound will come above it.
     """
     # The interval shrinks with more pairs, but its centre hardly moves.
-    return _by_margin(plan) and any(
+    return _stops_at_margin(plan) and any(
         each.speedup < 1 + ((plan.margin or 1.0) - 1) / 2 for each in summaries.values()
     )
 
@@ -237,7 +237,7 @@ def _is_far_after_few(plan: TimingPlan, pairs: Mapping[L2, Pairs]) -> bool:
     """
     if (
         plan.margin is None
-        or not _by_margin(plan)
+        or not _stops_at_margin(plan)
         or any(not FEWEST_SLOW_PAIRS <= len(p) < FEWEST_PAIRS for p in pairs.values())
     ):
         return False
@@ -266,7 +266,7 @@ def sample_pairs(
     on which side of `margin` the speed-up is.
     """
     plan = replace(TIMING_PLANS["fast"], budget_s=budget_s, margin=margin)
-    l2 = temperatures(device, plan)[0]
+    l2 = list_l2_states(device, plan)[0]
     sampler = LocalSampler(run_a, run_b, device, (l2,))
     started = time.monotonic()
     sides = sampler.warm_up()

@@ -136,7 +136,7 @@ class QuickBenchmark:
         if self.shares_child:
             return self._sample_together(batch)
         self.candidate.shift = self.audit.shift()
-        pairs = self._sample_apart(draw_leading_sides(batch), batch)
+        pairs = self._sample_in_separate_batches(draw_leading_sides(batch), batch)
         # Which buckets is drawn here, so no candidate knows when its outputs are looked at.
         if self._bucket in self.checked_buckets:
             self._check_output()
@@ -155,10 +155,12 @@ class QuickBenchmark:
             self.candidate.start, self.candidate.shift, self.candidate.held_outputs
         )
 
-    def _sample_apart(self, leads: Sequence[int], batch: SampleBatch) -> Pairs:
+    def _sample_in_separate_batches(self, leads: Sequence[int], batch: SampleBatch) -> Pairs:
         pairs: Pairs = []
         for first in leads:
-            costs = {side: self._cost(side, batch.calls[side]) for side in (first, 1 - first)}
+            costs = {
+                side: self._measure_cost_us(side, batch.calls[side]) for side in (first, 1 - first)
+            }
             pairs.append((costs[0], costs[1]))
         return pairs
 
@@ -205,7 +207,7 @@ class QuickBenchmark:
         candidate.start, candidate.held_outputs = int(answer["start"]), calls[1]
         return pairs
 
-    def _cost(self, side: int, calls: int) -> float:
+    def _measure_cost_us(self, side: int, calls: int) -> float:
         timer = (self.baseline, self.candidate)[side]
         timed = timer.time_batch(min(calls, timer.max_calls))
         # The batch ran inside the request: a longer time, or none, is a false clock.

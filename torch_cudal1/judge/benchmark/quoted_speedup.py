@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
-from torch_cudal1.judge.benchmark.statistics import PairedSummary, paper_variance
+from torch_cudal1.judge.benchmark.statistics import PairedSummary, compute_paper_variance
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 
 __all__ = ["Unstable", "round_towards_one", "score_by_paper", "score_measurement"]
@@ -80,7 +80,9 @@ def score_by_paper(means: Sequence[float], *, relative: bool = False) -> float |
     # The ratio's variance grows with its square: 0.005 allows 7 % of spread at 1x and 0.14 % at
     # 50x.
     variance = (
-        statistics.variance(math.log(mean) for mean in means) if relative else paper_variance(means)
+        statistics.variance(math.log(mean) for mean in means)
+        if relative
+        else compute_paper_variance(means)
     )
     if variance > _PAPER_VARIANCE:
         return Unstable(

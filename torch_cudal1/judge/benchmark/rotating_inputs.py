@@ -49,7 +49,7 @@ class RotatingInputs:
         self._sets = sets
         self.shift = 0
         size, self.is_rotating = plan_rotation(sets[0], self._static, len(sets))
-        self.entries = [self._entry(index) for index in range(size)]
+        self.entries = [self._make_entry(index) for index in range(size)]
 
     def rotate(self, shift: int) -> None:
         """From now on entry i holds the values of given set (i + shift) modulo their number."""
@@ -59,14 +59,14 @@ class RotatingInputs:
         for index, entry in enumerate(self.entries):
             source = self._sets[(index + shift) % len(self._sets)]
             for old, new in zip(
-                self._moving_tensors(entry), self._moving_tensors(source), strict=True
+                self._list_moving_tensors(entry), self._list_moving_tensors(source), strict=True
             ):
                 # Whole extents, gaps between strides included, so that a copy works for every
                 # layout.
                 _flatten(old).copy_(_flatten(new))
         self.shift = shift
 
-    def _entry(self, index: int) -> list[torch.Tensor]:
+    def _make_entry(self, index: int) -> list[torch.Tensor]:
         first, source = self._sets[0], self._sets[index % len(self._sets)]
         # Sets beyond the given ones would otherwise be the same memory under two positions.
         copied = self.is_rotating or index >= len(self._sets)
@@ -76,7 +76,7 @@ class RotatingInputs:
             for i, t in enumerate(source)
         ]
 
-    def _moving_tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _list_moving_tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [tensor for i, tensor in enumerate(inputs) if i not in self._static]
 
 

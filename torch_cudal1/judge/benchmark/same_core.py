@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["SameCore", "same_core"]
+__all__ = ["SameCore", "share_core"]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 _PROC = Path("/proc")
@@ -36,14 +36,14 @@ class SameCore:
             pid for leader in leaders for pid in (leader, *_find_descendants(leader))
         ]
         self._allowed = os.sched_getaffinity(0)
-        self._busy = _busy_ticks()
+        self._busy = _read_busy_ticks()
         self.shared = False
 
     def move(self) -> bool:
         """To another core, one of those with the least work since the last move; whether they are
         on it.
         """
-        before, self._busy = self._busy, _busy_ticks()
+        before, self._busy = self._busy, _read_busy_ticks()
         idlest = sorted(
             self._allowed,
             # Random among equals: a fixed order would take the same core each time.
@@ -63,7 +63,7 @@ class SameCore:
 
 
 @contextmanager
-def same_core(leaders: Sequence[int]) -> Iterator[SameCore | None]:
+def share_core(leaders: Sequence[int]) -> Iterator[SameCore | None]:
     """For the body; None where processes have no cores that can be set."""
     if not hasattr(os, "sched_setaffinity"):
         yield None
@@ -115,7 +115,7 @@ def _find_descendants(leader: int) -> list[int]:
     return descendants
 
 
-def _busy_ticks() -> dict[int, int]:
+def _read_busy_ticks() -> dict[int, int]:
     """What each core has worked so far; nothing where the system does not tell."""
     try:
         lines = (_PROC / "stat").read_text().splitlines()

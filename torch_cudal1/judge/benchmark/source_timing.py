@@ -30,7 +30,7 @@ from torch_cudal1.judge.benchmark.cross_process import (
     limit_batch_calls,
 )
 from torch_cudal1.judge.benchmark.protocol import Measurement, Pairs, measure
-from torch_cudal1.judge.benchmark.same_core import SameCore, same_core
+from torch_cudal1.judge.benchmark.same_core import SameCore, share_core
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.reference.trial import Trial
@@ -102,7 +102,7 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
     )
     started = time.monotonic()
     # Beside other work one kernel was 1.5 times as fast as itself on two cores of different speed.
-    with _one_core(baseline, timer, trial.device) as core:
+    with _share_gpu_host_core(baseline, timer, trial.device) as core:
         try:
             measurement = measure(_AuditedSampler(benchmark, timer, audit, core), plan)
         except ValueError as error:
@@ -126,11 +126,11 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
     )
 
 
-def _one_core(
+def _share_gpu_host_core(
     a: ChildBatchTimer, b: ChildBatchTimer, device: torch.device
 ) -> AbstractContextManager[SameCore | None]:
     """The hosts of a GPU on one core; what runs on the cores themselves needs all of them."""
-    return same_core((a.child.pid, b.child.pid)) if device.type == "cuda" else nullcontext()
+    return share_core((a.child.pid, b.child.pid)) if device.type == "cuda" else nullcontext()
 
 
 def check_first_calls(trial: Trial, measurement: Measurement, sets: Sequence[str]) -> CheckResult:

@@ -20,9 +20,10 @@ from torch_cudal1.judge.benchmark.timing_plan import BUCKETS
 __all__ = [
     "FEWEST_PAIRS",
     "FEWEST_SLOW_PAIRS",
+    "MAX_SPEEDUP_GAP",
     "PairedSummary",
     "agree",
-    "paper_variance",
+    "compute_paper_variance",
     "summarise",
 ]
 
@@ -37,8 +38,8 @@ _DRAWS = 10_000  # of the bootstrap
 _STEADY_SPREAD = 0.02  # MAD over median of the bucket values
 _STEADY_VARIANCE = 0.005  # of the log bucket values
 _MOST_LOG = 700.0  # exp of more is no float
-# CUDA-L1 paper, section 2.4.2: two measurements of a surprising speed-up may differ by this much
-_AGREE = 0.10
+# CUDA-L1 paper, section 2.4.2: measurements of a surprising speed-up may differ by 10 %.
+MAX_SPEEDUP_GAP = 0.10
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,17 @@ def summarise(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
             f"expected at least {FEWEST_SLOW_PAIRS} pairs of positive times, came {len(pairs)}"
         )
     if len(pairs) < FEWEST_PAIRS:
-        return _few(pairs)
+        return _summarise_few(pairs)
     size = len(pairs) // BUCKETS
     # Pairs that do not fill a bucket are left out, so that all buckets weigh the same.
     ratios = torch.tensor([a / b for a, b in pairs[: size * BUCKETS]], dtype=torch.float64).reshape(
         BUCKETS, size
     )
-    values = _middle(ratios)
+    values = _compute_median(ratios)
     # The median of seven: one disturbed bucket does not move it.
     centre = float(values.median())
     low, high = _bootstrap(ratios)
-    steady = _steady(values)
+    steady = _is_steady(values)
     least, most = float(values.min()), float(values.max())
     # Buckets that disagree, or whose range is more than twice the bootstrap's interval, show a
     # drift between buckets that a bootstrap of so few hardly sees.
@@ -111,7 +112,7 @@ def summarise(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     )
 
 
-def _few(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
+def _summarise_few(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     """Each pair is a bucket of its own."""
     ratios = tuple(a / b for a, b in pairs)
     # Logarithms, so that a/b and b/a have the same interval.
@@ -120,7 +121,7 @@ def _few(pairs: Sequence[tuple[float, float]]) -> PairedSummary:
     low, high = (math.exp(min(statistics.fmean(logs) + side * half, _MOST_LOG)) for side in (-1, 1))
     centre = statistics.median(ratios)
     a_us, b_us = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
-    steady = _steady(torch.tensor(ratios, dtype=torch.float64))
+    steady = _is_steady(torch.tensor(ratios, dtype=torch.float64))
     return PairedSummary(
         centre, min(low, centre), max(high, centre), a_us, b_us, len(pairs), steady, ratios, ratios
     )
@@ -132,17 +133,17 @@ def agree(first: PairedSummary, second: PairedSummary) -> bool:
     """
     lower, higher = sorted((first, second), key=lambda summary: summary.speedup)
     # Intervals that overlap allow one speed-up even where noise has the centres 10 % apart.
-    return higher.speedup <= lower.speedup * (1 + _AGREE) or higher.low <= lower.high
+    return higher.speedup <= lower.speedup * (1 + MAX_SPEEDUP_GAP) or higher.low <= lower.high
 
 
-def paper_variance(means: Sequence[float]) -> float:
+def compute_paper_variance(means: Sequence[float]) -> float:
     """Variance (n - 1) of the seven bucket means: CUDA-L1 discards a measurement above 0.005. The
     paper leaves the divisor open.
     """
     return statistics.variance(means)
 
 
-def _middle(ratios: torch.Tensor) -> torch.Tensor:
+def _compute_median(ratios: torch.Tensor) -> torch.Tensor:
     """The median over the last dimension, the mean of both middle values for an even count."""
     ordered, size = ratios.sort(dim=-1).values, ratios.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
@@ -188,7 +189,7 @@ def _draw_resamples(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return buckets, lower, upper
 
 
-def _steady(values: torch.Tensor) -> bool:
+def _is_steady(values: torch.Tensor) -> bool:
     # The median deviation ignores one wild bucket, the variance does not: both must be small.
     median = values.median()
     spread = float((values - median).abs().median() / median)

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from torch_cudal1.judge.benchmark.clock import Call, clock_of, synchronise
+from torch_cudal1.judge.benchmark.clock import Call, choose_clock, synchronise
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 
 __all__ = [
@@ -33,14 +33,14 @@ __all__ = [
     "WarmCosts",
     "batch_for",
     "batch_us",
-    "device_time_us",
     "draw_leading_sides",
     "host_time_us",
     "interleave",
+    "list_l2_states",
+    "measure_device_time_us",
     "measure_side",
     "sample_bucket",
     "sync_ratio",
-    "temperatures",
     "time_queued_calls",
     "warm_up",
 ]
@@ -122,7 +122,7 @@ class QueuedTime:
     host_us: float
 
 
-def temperatures(device: torch.device, plan: TimingPlan) -> tuple[L2, ...]:
+def list_l2_states(device: torch.device, plan: TimingPlan) -> tuple[L2, ...]:
     """Which states of the L2 cache are measured."""
     return ("hot",) if device.type != "cuda" or plan.hot_only else ("cold", "hot")
 
@@ -159,7 +159,7 @@ def batch_for(plan: TimingPlan, l2: L2, sides: tuple[WarmCosts, WarmCosts]) -> S
     # One number of calls for both sides: the join at a sample's end then draws every ratio towards
     # 1. With a number for each, one kernel beside another process on its GPU was 15 times as fast
     # as itself.
-    desired_calls = max(_calls(side, plan.sample_us, l2) for side in sides)
+    desired_calls = max(_choose_calls(side, plan.sample_us, l2) for side in sides)
     shared = min(desired_calls, max(1, int(_LONGEST * plan.sample_us / max(slow_us, 0.1))))
     # Beside a call of 10 ms and more the join is nothing, and the faster side's noise needs more
     # calls.
@@ -191,7 +191,9 @@ def sample_bucket(
     # A flush comes before each single call, so a sample of several is as many readings.
     schedule = [side for side in sides for _ in range(batch.calls[side])] if cold else sides
     readings = iter(
-        clock_of(device).read(runs, schedule, cold=cold, repeats=(1, 1) if cold else batch.calls)
+        choose_clock(device).read(
+            runs, schedule, cold=cold, repeats=(1, 1) if cold else batch.calls
+        )
     )
     costs = [
         sum(next(readings).wall_us for _ in range(batch.calls[side] if cold else 1))
@@ -226,7 +228,7 @@ def _collect_into(sink: Sink, run: Call) -> Call:
 
 def batch_us(run: Call, calls: int, device: torch.device, sink: Sink) -> float:
     """Microseconds of `calls` calls back to back, joined once; what they return goes to `sink`."""
-    return clock_of(device).read((_collect_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
+    return choose_clock(device).read((_collect_into(sink, run),), (0,), repeats=(calls,))[0].wall_us
 
 
 def time_queued_calls(
@@ -300,7 +302,7 @@ def interleave(
         for name, run in runs.items()
     }
     # Ranking uses cold samples, each behind a flush.
-    calls = {name: _calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
+    calls = {name: _choose_calls(cost, _SAMPLE_US, "cold") for name, cost in costs.items()}
     round_s = sum(costs[name].flushed_us * calls[name] for name in runs) / 1e6
     rounds = min(_ROUNDS, max(_FEWEST_ROUNDS, int(budget_s / max(round_s, 1e-9))))
     slow = ran and min((cost.call_us for cost in costs.values()), default=0.0) > _SLOW_US
@@ -326,7 +328,7 @@ def measure_side(run: Call, device: torch.device) -> SideTimes:
     if device.type != "cuda":
         return SideTimes(host_us)
     ratio = sync_ratio(run, device)
-    return SideTimes(host_us, device_time_us(run, device), ratio)
+    return SideTimes(host_us, measure_device_time_us(run, device), ratio)
 
 
 def sync_ratio(run: Call, device: torch.device) -> float | None:
@@ -349,7 +351,7 @@ def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> fl
     for.
     """
     samples: list[float] = []
-    clock = clock_of(device)
+    clock = choose_clock(device)
     # Slow calls have little noise: a few of them are enough.
     while len(samples) < calls and (len(samples) < _FEWEST_ROUNDS or sum(samples) < _SLOW_US):
         samples += (reading.host_us for reading in clock.read((run,), (0,)))
@@ -358,12 +360,12 @@ def host_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> fl
     return statistics.median(samples)
 
 
-def device_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:
+def measure_device_time_us(run: Call, device: torch.device, *, calls: int = _EVENTS) -> float:
     """Median microseconds between two events around a call with a cold L2 cache; 0.0 on the CPU,
     which has no device clock.
     """
     readings = (
-        clock_of(device).read((run,), [0] * calls, cold=True) if device.type == "cuda" else []
+        choose_clock(device).read((run,), [0] * calls, cold=True) if device.type == "cuda" else []
     )
     return statistics.median([reading.device_us or 0.0 for reading in readings] or [0.0])
 
@@ -375,7 +377,7 @@ def _sync_ratio(run: Call, device: torch.device) -> float:
     Of the differences a low one counts: other processes on the device can only raise them.
     """
     # In random order, so that a drift of the machine's speed favours neither.
-    readings = clock_of(device).read(
+    readings = choose_clock(device).read(
         (run, lambda: None), _CHANCE.sample([0, 1] * _EVENTS, 2 * _EVENTS)
     )
     call_us = statistics.median(
@@ -395,7 +397,7 @@ def _is_fastest_far_ahead(samples: Mapping[str, Sequence[float]]) -> bool:
     return all(min(other) > _FAR * max(ordered[0]) for other in ordered[1:])
 
 
-def _calls(side: WarmCosts, sample_us: float, l2: L2) -> int:
+def _choose_calls(side: WarmCosts, sample_us: float, l2: L2) -> int:
     calls = sample_us / max(side.call_us, 0.1)
     if l2 == "cold":
         # A flush takes longer than many calls: fewer of them, so that the measurement ends.
@@ -407,7 +409,7 @@ def _sample(run: Call, calls: int, device: torch.device) -> float:
     """Mean microseconds of one call out of `calls`: each by itself on a cold cache on CUDA, back to
     back on the CPU.
     """
-    clock = clock_of(device)
+    clock = choose_clock(device)
     if device.type == "cuda":
         return statistics.fmean(
             reading.wall_us for reading in clock.read((run,), [0] * calls, cold=True)

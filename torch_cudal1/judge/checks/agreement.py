@@ -141,7 +141,7 @@ def compare_result(
 
 
 def _is_nearer(sample: InputSet, position: int, out: torch.Tensor, eager: torch.Tensor) -> bool:
-    exact = sample.exact_at(position)
+    exact = sample.get_exact(position)
     return exact is not None and out.shape == exact.shape and is_nearer(out, eager, exact)
 
 

@@ -55,7 +55,7 @@ def check_reentrancy(trial: Trial) -> list[CheckResult]:
         )
     ]
     # At least two calls a thread, or no two calls overlap.
-    budget_calls = trial.affordable_sets(trial.profile.reentrant, 0.2)
+    budget_calls = trial.count_affordable_sets(trial.profile.reentrant, 0.2)
     # All at once: the threads in the child use these sets at the same time.
     trial.ensure_present(*(sample for _, sample in jobs))
     requests = [(slot, sample.name) for slot, sample in jobs]
@@ -137,7 +137,7 @@ def check_capture(trial: Trial) -> list[CheckResult]:
     first, _ = trial.first_two
     reference = get_source_reference(trial)
     # What PyTorch itself cannot capture a candidate need not offer.
-    if reference is not None and not reference.capturable(first.inputs):
+    if reference is not None and not reference.can_be_captured(first.inputs):
         return report_not_applicable("capture", "the reference itself cannot be captured")
     samples = [
         first,

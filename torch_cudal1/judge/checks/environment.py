@@ -175,7 +175,7 @@ def _list_moved_generators(
     if moved and isinstance(trial.reference, SourceReference):
         # Dropout moves eager's generator as well: only what the reference does not move counts.
         oracle, seed = trial.reference.oracle, secrets.randbits(32)
-        with trial.reference.living(sample.inputs) as call:
+        with trial.reference.open_used_instance(sample.inputs) as call:
             first = _read_state(oracle, stir=seed)["random"]
             call()
             moved -= {

@@ -79,7 +79,7 @@ def _compare_alternated(trial: Trial, first: InputSet) -> list[Agreement | None]
     ]
     # Not all of them fit into the time: which are left out is secret.
     for question, make in random.SystemRandom().sample(
-        dissimilar, trial.affordable_sets(len(dissimilar))
+        dissimilar, trial.count_affordable_sets(len(dissimilar))
     ):
         agreements.append(_compare_call(trial, make(), f"{question} inputs after A"))
     return agreements
@@ -123,9 +123,11 @@ def _compare_single_elements(trial: Trial, first: InputSet) -> list[Agreement | 
     everything else is as before.
     """
     agreements: list[Agreement | None] = []
-    for number in range(trial.affordable_sets(trial.profile.history * len(_STEPS_IN_RMS))):
+    for number in range(trial.count_affordable_sets(trial.profile.history * len(_STEPS_IN_RMS))):
         part = _STEPS_IN_RMS[number % len(_STEPS_IN_RMS)]
-        changed = _change_one(trial, first, f"element {number}", last=number == 0, part=part)
+        changed = _change_one_element(
+            trial, first, f"element {number}", last=number == 0, part=part
+        )
         if changed is None:
             return agreements
         # Right before, so that a result kept of A is the latest.
@@ -173,7 +175,7 @@ def _compare_with_fresh_process(trial: Trial, first: InputSet) -> list[Agreement
     flips = _draw_flips(trial, first)
     # The one-bit flips come after A, so a hash of parts of A would meet them as A.
     aged = [trial.run(sample).outputs for sample in (first, *flips)]
-    with trial.in_new_process() as fresh:
+    with trial.open_in_new_process() as fresh:
         # The fresh process meets a flip first: it has no result of A to hand out.
         results = [fresh.run(fresh.hand_over(sample)) for sample in (*flips[:1], other, first)]
     agreements = [
@@ -201,7 +203,7 @@ def _draw_flips(trial: Trial, first: InputSet) -> list[InputSet]:
     """
     samples: list[InputSet] = []
     for number in range(4 * _FLIPS):
-        sample = _change_one(trial, first, f"flip {number}", last=False, part=0.0)
+        sample = _change_one_element(trial, first, f"flip {number}", last=False, part=0.0)
         if sample is None or len(samples) == _FLIPS:
             break
         # Where eager's result has the same bits a stored result would not show.
@@ -212,7 +214,7 @@ def _draw_flips(trial: Trial, first: InputSet) -> list[InputSet]:
     return samples
 
 
-def _change_one(
+def _change_one_element(
     trial: Trial, base: InputSet, question: str, *, last: bool, part: float
 ) -> InputSet | None:
     """A set that differs in one element of one floating plain input; None without such inputs."""
@@ -234,7 +236,7 @@ def _change_one(
         )
         # An input of zeros has no size to move by.
         if part:
-            element += part * _rms(copy) or part
+            element += part * _compute_rms(copy) or part
         else:
             # The integer next to the bits is the next number in float: one unit in the last place.
             element.view(_BITS[copy.element_size()]).add_(1)
@@ -243,7 +245,7 @@ def _change_one(
     return trial.derive(base, question, make)
 
 
-def _rms(tensor: torch.Tensor) -> float:
+def _compute_rms(tensor: torch.Tensor) -> float:
     """Without a copy of the whole in another type."""
     # Squares of float16 overflow above 255.
     wide = torch.promote_types(tensor.dtype, torch.float32)

@@ -54,7 +54,7 @@ def check_shapes(trial: Trial) -> list[CheckResult]:
     agreements: list[Agreement | None] = []
     for question, specs in _list_shapes(reference, trial.profile.name == "strict"):
         # Sizes that eager refuses cost little and do not count.
-        if sum(each is not None for each in agreements) == trial.affordable_sets(
+        if sum(each is not None for each in agreements) == trial.count_affordable_sets(
             trial.profile.shapes, 0.2
         ):
             break
@@ -120,19 +120,19 @@ def _prime_below(number: int) -> int:
 def _resize(reference: SourceReference, dim: int, old: int, new: int) -> Specs:
     """Every plain input that has this size there gets the new one."""
 
-    def one(spec: TensorSpec, role: str) -> TensorSpec:
+    def resize_spec(spec: TensorSpec, role: str) -> TensorSpec:
         if role != "input" or len(spec.shape) <= dim or spec.shape[dim] != old:
             return spec
-        return _contiguous(
+        return _make_contiguous_spec(
             spec, tuple(new if i == dim else size for i, size in enumerate(spec.shape))
         )
 
     return tuple(
-        one(spec, role) for spec, role in zip(reference.specs, reference.roles, strict=True)
+        resize_spec(spec, role) for spec, role in zip(reference.specs, reference.roles, strict=True)
     )
 
 
-def _contiguous(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+def _make_contiguous_spec(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     # The meta device gives the strides without memory.
     return TensorSpec(spec.dtype, shape, torch.empty(shape, device="meta").stride(), spec.device)
 
@@ -152,7 +152,7 @@ def _ask_in_form(
 
 
 def _compare_in_form(trial: Trial, reference: SourceReference, question: str) -> Agreement:
-    aside = trial.in_slot(reference, f"candidate {reference.key[:8]}")
+    aside = trial.load_in_slot(reference, f"candidate {reference.key[:8]}")
     sample = aside.draw("normal")
     if eager_refuses(sample):
         return Agreement(question)
@@ -198,7 +198,7 @@ def _list_layouts(reference: SourceReference) -> Iterator[tuple[str, Specs]]:
     for question, change in (
         ("transposed", _transpose_strides),
         ("step 2", _step_two_strides),
-        ("channels_last", _channels_last_strides),
+        ("channels_last", _make_channels_last_strides),
         ("expanded", _expand_strides),
     ):
         specs = tuple(
@@ -218,17 +218,21 @@ def _transpose_strides(shape: Sequence[int], strides: Strides) -> Strides:
     if len(shape) < 2:
         return strides
     order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
-    return _dense_strides(shape, order)
+    return _make_dense_strides(shape, order)
 
 
-def _channels_last_strides(shape: Sequence[int], strides: Strides) -> Strides:
-    return _dense_strides(shape, [0, *range(2, len(shape)), 1]) if len(shape) in (4, 5) else strides
+def _make_channels_last_strides(shape: Sequence[int], strides: Strides) -> Strides:
+    return (
+        _make_dense_strides(shape, [0, *range(2, len(shape)), 1])
+        if len(shape) in (4, 5)
+        else strides
+    )
 
 
 def _step_two_strides(shape: Sequence[int], strides: Strides) -> Strides:
     # Every second element of a tensor twice as large.
     return (
-        tuple(2 * stride for stride in _dense_strides(shape, range(len(shape))))
+        tuple(2 * stride for stride in _make_dense_strides(shape, range(len(shape))))
         if shape
         else strides
     )
@@ -237,13 +241,13 @@ def _step_two_strides(shape: Sequence[int], strides: Strides) -> Strides:
 def _expand_strides(shape: Sequence[int], strides: Strides) -> Strides:
     return (
         # The first dimension has stride 0, as `expand` makes it.
-        (0, *_dense_strides(shape[1:], range(len(shape) - 1)))
+        (0, *_make_dense_strides(shape[1:], range(len(shape) - 1)))
         if len(shape) > 1 and shape[0] > 1
         else strides
     )
 
 
-def _dense_strides(shape: Sequence[int], order: Sequence[int]) -> Strides:
+def _make_dense_strides(shape: Sequence[int], order: Sequence[int]) -> Strides:
     """Dense strides with the dimensions from outermost to innermost in `order`."""
     strides, step = [1] * len(shape), 1
     for dim in reversed(order):

@@ -45,7 +45,7 @@ class _ControlResult:
     refused: list[str] = field(default_factory=list)
     accepted: list[str] = field(default_factory=list)
 
-    def enough(self, needed: tuple[int, int]) -> bool:
+    def has_enough_refusals(self, needed: tuple[int, int]) -> bool:
         return len(set(self.refused)) >= needed[0] and len(self.refused) >= needed[1]
 
 
@@ -116,7 +116,9 @@ def _run_controls(trial: Trial, samples: Sequence[InputSet]) -> list[CheckResult
         detail += f"; unobservable: {', '.join(survivors)}"
     needed = _NEEDED_REFUSALS[trial.profile.name]
     if weak := [
-        name for name, control in controls.items() if control.refused and not control.enough(needed)
+        name
+        for name, control in controls.items()
+        if control.refused and not control.has_enough_refusals(needed)
     ]:
         detail += f"; refused by few input sets: {', '.join(weak)}"
     return [CheckResult("impostor", True, killed, total, detail)]
@@ -133,7 +135,7 @@ def _compare_controls(
         ):
             control = controls.get(f"{name} as output {position}")
             # Enough have refused it: the comparison takes float64 results, which are the cost here.
-            if control is None or not control.enough(needed):
+            if control is None or not control.has_enough_refusals(needed):
                 _record_comparison(
                     trial,
                     sample,
@@ -146,7 +148,7 @@ def _compare_controls(
         fates_here = [
             control for name, control in controls.items() if name.endswith(f"as output {position}")
         ]
-        if fates_here and all(control.enough(needed) for control in fates_here):
+        if fates_here and all(control.has_enough_refusals(needed) for control in fates_here):
             break
     for name in [
         name for name, control in controls.items() if not control.refused and not control.accepted
@@ -166,7 +168,7 @@ def _record_comparison(
     exact = (
         None
         if precision == "kernelbench" or expected.dtype == torch.float64
-        else sample.exact_at(position)
+        else sample.get_exact(position)
     )
     comparison = compare(
         wrong,
@@ -174,7 +176,7 @@ def _record_comparison(
         exact,
         precision=precision,
         longest=longest,
-        sensitivity=partial(sample.sensitivity_at, position),
+        sensitivity=partial(sample.get_sensitivity, position),
     )
     (control.accepted if comparison.passed else control.refused).append(sample.distribution)
 
@@ -287,7 +289,7 @@ def _run_parameter_controls(
     ]
     # Which of many parameters is secret, and how many is a matter of time.
     chosen = random.SystemRandom().sample(
-        positions, min(len(positions), trial.affordable_sets(trial.profile.perturbed, 0.1))
+        positions, min(len(positions), trial.count_affordable_sets(trial.profile.perturbed, 0.1))
     )
     for position in sorted(chosen):
         for change, value in _list_replacements(trial, samples[0], position):
@@ -299,7 +301,9 @@ def _run_parameter_controls(
             for distribution in (
                 # Adapted inputs only where the drawn sets could not tell: a bias may drown in large
                 # sums.
-                () if control.refused else _ADAPTED[: trial.affordable_sets(len(_ADAPTED), 0.02)]
+                ()
+                if control.refused
+                else _ADAPTED[: trial.count_affordable_sets(len(_ADAPTED), 0.02)]
             ):
                 adapted = trial.derive_sibling(samples[0], distribution, 1)
                 _run_with_replacement(trial, adapted, position, value, control)

@@ -11,7 +11,7 @@ from torch_cudal1.device.gpu_memory import max_cached_bytes
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.compare import Comparison
-from torch_cudal1.judge.reference.input_cache import tensor_bytes
+from torch_cudal1.judge.reference.input_cache import count_tensor_bytes
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
 from torch_cudal1.judge.reference.trial import Trial
@@ -31,13 +31,13 @@ def check_numerics(trial: Trial) -> list[CheckResult]:
     """
     results: dict[str, list[CheckResult]] = {}
     with_digits: set[int] = set()
-    for distribution in _distributions(trial):
+    for distribution in _choose_distributions(trial):
         sample = trial.draw(distribution)
         # the candidate runs first: memory that the reference leaves behind would hold the answer
         result = trial.run(sample)
         # Outputs of which no set has left digits are compared with float64 even where they are
         # eager's numbers: `void` says whether this set leaves some.
-        undecided = _positions_without(trial, with_digits)
+        undecided = _list_outputs_without_digits(trial, with_digits)
         comparisons = list(compare_outputs(trial, sample, result.outputs, weighed=undecided))
         with_digits |= {position for position, each in comparisons if not each.void}
         results.setdefault(distribution, []).append(_summarise_set(sample, comparisons))
@@ -45,7 +45,7 @@ def check_numerics(trial: Trial) -> list[CheckResult]:
         sample.forget_exact()
         if not results[distribution][-1].passed:
             return [*_summarise_distributions(results), results[distribution][-1]]
-        is_large = tensor_bytes(sample.inputs) > max_cached_bytes(trial.device.type)
+        is_large = count_tensor_bytes(sample.inputs) > max_cached_bytes(trial.device.type)
         # Checks that follow start from a few sets; large ones are handed over again when they are
         # needed.
         if len(results[distribution]) <= _MAX_KEPT_SETS and (
@@ -58,7 +58,7 @@ def check_numerics(trial: Trial) -> list[CheckResult]:
         # Results of one set must not stay alive beside those of the next.
         del result, comparisons
         trial.forget_computed()
-    undecided = _positions_without(trial, with_digits)
+    undecided = _list_outputs_without_digits(trial, with_digits)
     # Eager's own error leaves no digits anywhere: then nothing was compared, and that is no pass.
     if undecided:
         blind = CheckResult(
@@ -70,7 +70,7 @@ def check_numerics(trial: Trial) -> list[CheckResult]:
     return _summarise_distributions(results)
 
 
-def _positions_without(trial: Trial, with_digits: set[int]) -> list[int]:
+def _list_outputs_without_digits(trial: Trial, with_digits: set[int]) -> list[int]:
     """Outputs of which no set has left digits to compare so far."""
     return [
         position
@@ -112,7 +112,7 @@ def _summarise_set(sample: InputSet, comparisons: Sequence[tuple[int, Comparison
     return CheckResult("numerics", not failed, worst.ratio, worst.limit, "; ".join(notes))
 
 
-def _distributions(trial: Trial) -> list[str]:
+def _choose_distributions(trial: Trial) -> list[str]:
     """The profile's, each as often as it has seeds; without any the short plan: normal, shifted,
     one drawn in secret. Then the user's own.
     """
@@ -122,7 +122,7 @@ def _distributions(trial: Trial) -> list[str]:
     if trial.profile.distributions:
         plan = [name for _ in range(trial.profile.seeds) for name in trial.profile.distributions]
         # At least two: later checks start from two sets.
-        return plan[: max(2, trial.affordable_sets(len(plan), 0.3))] + users
+        return plan[: max(2, trial.count_affordable_sets(len(plan), 0.3))] + users
     is_heavy = trial.device.type == "cpu" and trial.facts.flops > _HEAVY_FLOPS
     plan = ["normal", "shifted"]
     if not is_heavy and sum(spec.size_bytes for spec in specs) <= _HEAVY_BYTES:

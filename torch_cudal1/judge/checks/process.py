@@ -48,7 +48,7 @@ def check_resources(trial: Trial) -> list[CheckResult]:
     late = _find_late_write(trial, sample)
     if late:
         return [CheckResult("resource", False, detail=late)]
-    calls, limits = trial.profile.resource_calls, _growth_limits(trial)
+    calls, limits = trial.profile.resource_calls, _set_growth_limits(trial)
     # The first stretch warms up: caches and pools fill once.
     looks = [
         _measure_usage(trial, sample, _WARM_CALLS),
@@ -61,7 +61,7 @@ def check_resources(trial: Trial) -> list[CheckResult]:
     problem = _find_growth(looks, calls, limits) or _find_leftovers(
         looks[-1], source=isinstance(trial.candidate, SourceCandidate)
     )
-    growth = _smallest_growth(looks, "data_bytes")
+    growth = _measure_smallest_growth(looks, "data_bytes")
     detail = problem or f"{(len(looks) - 1) * calls} calls, the growth of {calls} in bytes"
     return [
         CheckResult(
@@ -84,7 +84,7 @@ def _limit_looks(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str
 def _find_late_write(trial: Trial, sample: InputSet) -> str:
     before = trial.run(sample, hold=True).outputs
     # The child is left alone: threads of its own get the processor.
-    trial.child.sharing.rest(_LATE_S)
+    trial.child.sharing.pause_for(_LATE_S)
     after = trial.reread(0)
     trial.child.call("drop", names=[])
     changed = [
@@ -116,7 +116,7 @@ def _measure_usage(trial: Trial, sample: InputSet, calls: int) -> Mapping[str, A
     return usage
 
 
-def _smallest_growth(looks: list[Mapping[str, Any]], name: str) -> int:
+def _measure_smallest_growth(looks: list[Mapping[str, Any]], name: str) -> int:
     """Of the stretch that grew less: what happens once is not a leak."""
     # A leak grows in every stretch; what happens once, such as a cache that fills, in one of them.
     return min(int(after[name]) - int(before[name]) for before, after in pairwise(looks))
@@ -126,7 +126,7 @@ def _limit_growth_bytes(calls: int) -> int:
     return _SLACK_BYTES + _CALL_BYTES * calls
 
 
-def _growth_limits(trial: Trial) -> dict[str, int]:
+def _set_growth_limits(trial: Trial) -> dict[str, int]:
     """By how much each number may grow over a stretch of calls."""
     # An allocator may keep some memory of each call without a leak.
     allowed = _limit_growth_bytes(trial.profile.resource_calls)
@@ -143,7 +143,7 @@ def _growth_limits(trial: Trial) -> dict[str, int]:
 
 def _find_growth(looks: list[Mapping[str, Any]], calls: int, limits: Mapping[str, int]) -> str:
     for name, limit in limits.items():
-        growth = _smallest_growth(looks, name)
+        growth = _measure_smallest_growth(looks, name)
         if growth > limit:
             return f"{name.replace('_', ' ')} grow by {growth} over {calls} calls, at most {limit}"
     return ""
@@ -182,7 +182,7 @@ def _is_idle(stack: str) -> bool:
 
 def check_isolation(trial: Trial) -> list[CheckResult]:
     """A file outside the child's folder and a port of this process are as they were."""
-    disturbance = trial.child.canaries.disturbed()
+    disturbance = trial.child.canaries.find_disturbed()
     return [
         CheckResult(
             "isolation",

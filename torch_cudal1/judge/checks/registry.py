@@ -102,18 +102,26 @@ def select_checks(profile: Profile, *, drop_in: bool = True) -> tuple[CheckSpec,
 
 def format_table() -> str:
     """The table of docs/judge.md: one row a name, from its steps."""
-    return "\n".join(_table_lines())
+    return "\n".join(_iter_table_lines())
 
 
-def _table_lines() -> Iterator[str]:
-    yield "| check | from | asks |"
-    yield "| --- | --- | --- |"
+def _iter_table_lines() -> Iterator[str]:
+    yield "| check | from | file | asks |"
+    yield "| --- | --- | --- | --- |"
     # Steps of one name share a row, at the place of the first.
     for name in dict.fromkeys(each.name for each in CHECK_NAMES):
         steps = [each for each in CHECK_NAMES if each.name == name]
         first, *further = steps
         asks = "; ".join((first.asks, *(_describe_step(each, first) for each in further)))
-        yield f"| `{name}` | `{first.since}` | {asks} |"
+        # Stored names are older than the files' names, so the table says which file a name means.
+        files = ", ".join(dict.fromkeys(f"`{_find_file(each)}`" for each in steps))
+        yield f"| `{name}` | `{first.since}` | {files} | {asks} |"
+
+
+def _find_file(check: CheckName) -> str:
+    """The file, below the package, that makes the results of a name."""
+    module = check.run.__module__ if isinstance(check, CheckSpec) else check.module
+    return module.removeprefix("torch_cudal1.").replace(".", "/") + ".py"
 
 
 def _describe_step(step: CheckName, first: CheckName) -> str:

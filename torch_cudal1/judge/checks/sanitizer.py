@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
@@ -44,9 +45,8 @@ _FIRST_ERROR = re.compile(
 
 def check_with_sanitizer(trial: Trial) -> list[CheckResult]:
     """Each tool of the profile over one call; one check per tool."""
-    reason = _find_obstacle(trial)
-    if reason:
-        return [CheckResult("sanitizer", True, detail=f"not applicable: {reason}")]
+    if refusal := _find_obstacle(trial):
+        return [CheckResult("sanitizer", True, detail=f"not applicable: {refusal}")]
     sample, _ = trial.first_two
     checks: list[CheckResult] = []
     for tool in trial.profile.sanitizers:
@@ -56,24 +56,22 @@ def check_with_sanitizer(trial: Trial) -> list[CheckResult]:
     return checks
 
 
-def _find_obstacle(trial: Trial) -> str:
+def _find_obstacle(trial: Trial) -> Refusal | None:
     if trial.device.type != "cuda":
-        return "no GPU"
+        return Refusal("no GPU")
     # The tool must be able to write all of /proc, which is more than a stranger's code may.
     if trial.child.limits.trust != "own":
-        return "a stranger's code is not run under a tool"
+        return Refusal("a stranger's code is not run under a tool")
     if not isinstance(trial.candidate, SourceCandidate) and not trial.candidate.program.launches:
-        return "no machine code"
+        return Refusal("no machine code")
     if not trial.profile.sanitizers:
-        return "the profile asks no tool"
+        return Refusal("the profile asks no tool")
     # The tool slows kernels down tenfold and more.
     if sum(spec.size_bytes for spec in trial.reference.specs) > _MAX_INPUT_BYTES:
-        return f"inputs of more than {_MAX_INPUT_BYTES >> 20} MiB would take too long"
-    return (
-        ""
-        if _find_tool() and shutil.which("env")
-        else f"{_TOOL_NAME} of the CUDA toolkit is not here"
-    )
+        return Refusal(f"inputs of more than {_MAX_INPUT_BYTES >> 20} MiB would take too long")
+    if not (_find_tool() and shutil.which("env")):
+        return Refusal(f"{_TOOL_NAME} of the CUDA toolkit is not here")
+    return None
 
 
 def _find_tool() -> str | None:
@@ -82,7 +80,7 @@ def _find_tool() -> str | None:
     )
 
 
-def _command(tool: str) -> tuple[str, ...]:
+def _build_command(tool: str) -> tuple[str, ...]:
     """What starts the interpreter under a tool; whole paths, for the launcher searches nothing."""
     # Blocks that the caching allocator hands out lie within one large allocation, where memcheck
     # sees no access as out of bounds.
@@ -104,7 +102,7 @@ def _run_under_tool(trial: Trial, sample: InputSet, tool: str) -> CheckResult:
     failed = ""
     try:
         # A process of its own: the tool must be there when CUDA starts.
-        with Child(limits, trial.contract, tool=_command(tool)) as child:
+        with Child(limits, trial.contract, tool=_build_command(tool)) as child:
             other = replace(trial, child=child, samples={}, results={}, references=set(), state=[])
             try:
                 other.load(other.slot, other.candidate)

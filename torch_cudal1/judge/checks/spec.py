@@ -25,11 +25,13 @@ class CheckName:
     """A name under which a result is stored and documented.
 
     `asks`: its line in docs/judge.md. `since`: the weakest profile that runs it. `failure`: what a
-    failed result says of a program.
+    failed result says of a program. `module`: where its results are made, of a step the module of
+    its function.
     """
 
     name: str
     asks: str
+    module: str = ""
     since: ProfileName = "fast"
     failure: FailureKind = "wrong"
 

@@ -30,7 +30,7 @@ from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.wire.channel import storage_extent
 
-__all__ = ["SPECIAL", "check_special_values", "with_an_infinity"]
+__all__ = ["SPECIAL", "check_special_values", "iter_infinite_variants"]
 
 _MAX_SPECIAL_INPUTS = 6
 _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in float32 and bfloat16
@@ -87,7 +87,7 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
     return [*checks, *_check_whole_inputs(trial, sample)] if trial.profile.all_specials else checks
 
 
-def with_an_infinity(trial: Trial, sample: InputSet) -> Generator[InputSet]:
+def iter_infinite_variants(trial: Trial, sample: InputSet) -> Generator[InputSet]:
     """`sample` with an infinity in each of some floating inputs in turn, as `special` takes it;
     each is dropped after use.
     """
@@ -104,7 +104,7 @@ def _make_variant(
     trial: Trial, sample: InputSet, position: int, kind: str, value: float
 ) -> InputSet:
     return trial.derive(
-        sample, f"{kind} in input {position}", partial(_replace_one, position, value)
+        sample, f"{kind} in input {position}", partial(_replace_in_input, position, value)
     )
 
 
@@ -118,13 +118,16 @@ def _draw_positions(trial: Trial, sample: InputSet) -> list[int]:
     )
 
 
-def _replace_one(
+def _replace_in_input(
     position: int, value: float, inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    return [_put_one(tensor, value) if i == position else None for i, tensor in enumerate(inputs)]
+    return [
+        _copy_with_value(tensor, value) if i == position else None
+        for i, tensor in enumerate(inputs)
+    ]
 
 
-def _put_one(tensor: torch.Tensor, value: float) -> torch.Tensor:
+def _copy_with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
     copy = clone_strided(tensor)
     # Which element is secret: a kernel may look at some elements only.
     index = tuple(random.SystemRandom().randrange(size) for size in tensor.shape)
@@ -144,7 +147,7 @@ def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> s
             continue
         witnesses = [expected]
         # eager's algorithm may spread a NaN where float64 does not
-        exact = sample.exact_at(position)
+        exact = sample.get_exact(position)
         comparison = same_masks(out, witnesses, exact)
         if (
             not comparison.passed
@@ -231,16 +234,18 @@ def _is_decided_by_rounding(
     try:
         # A ReLU before an infinite weight makes NaN of a zero and an infinity of a number just
         # above it: rounding decides which.
-        return _changes_where(trial, sample, position, wrong)
+        return _changes_in_eager_too(trial, sample, position, wrong)
     # Without a further run nothing is excused.
     except (ReferenceFailure, torch.OutOfMemoryError):
         return False
 
 
-def _changes_where(trial: Trial, sample: InputSet, position: int, wrong: torch.Tensor) -> bool:
+def _changes_in_eager_too(
+    trial: Trial, sample: InputSet, position: int, wrong: torch.Tensor
+) -> bool:
     eager, changed = sample.expected.outputs[position], torch.zeros_like(wrong)
     for _ in range(_STIRS):
-        moved = sample.eager(_stir(trial, sample.inputs)).outputs[position]
+        moved = sample.eager(_perturb_inputs(trial, sample.inputs)).outputs[position]
         if eager is None or moved is None:
             return False
         changed |= (
@@ -255,14 +260,14 @@ def _changes_where(trial: Trial, sample: InputSet, position: int, wrong: torch.T
     return False
 
 
-def _stir(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _perturb_inputs(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Every floating number a little larger or smaller; zeros, infinities and NaN stay what they
     are.
     """
     # Products that may round to TF32 move by its unit, ten bits.
     tf32 = _TF32_STIR if trial.device.type == "cuda" and trial.contract.rights else 0.0
 
-    def stir_one(tensor: torch.Tensor) -> torch.Tensor:
+    def perturb_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.dtype.is_floating_point or not tensor.numel():
             return tensor
         by = max(min(_STIR_ULPS * unit_roundoff(tensor.dtype), _MAX_STIR), tf32)
@@ -272,7 +277,7 @@ def _stir(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         flat.mul_(1 + by * (2 * _draw_uniform(flat, flat.dtype) - 1))
         return copy
 
-    return [stir_one(tensor) for tensor in inputs]
+    return [perturb_tensor(tensor) for tensor in inputs]
 
 
 def _draw_uniform(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -362,7 +367,7 @@ def _compare_denormals(trial: Trial, sample: InputSet, result: Result, question:
     for position, (actual, eager) in enumerate(
         zip(result.outputs, sample.expected.outputs, strict=True)
     ):
-        exact = sample.exact_at(position)
+        exact = sample.get_exact(position)
         if (
             actual is None
             or eager is None
@@ -374,7 +379,7 @@ def _compare_denormals(trial: Trial, sample: InputSet, result: Result, question:
         # squares of denormals vanish even in float64
         peak = float(exact.abs().nan_to_num(0.0, 0.0, 0.0).max()) or 1.0
         eager_error, error, size = (
-            _rms_of(t, peak) for t in (eager.double() - exact, actual.double() - exact, exact)
+            _compute_rms(t, peak) for t in (eager.double() - exact, actual.double() - exact, exact)
         )
         # Eager may flush denormals itself, by flags or by kernels: then a candidate may too.
         limit = max(4 * eager_error, _FLUSHED_FRACTION * size)
@@ -389,7 +394,7 @@ def _compare_denormals(trial: Trial, sample: InputSet, result: Result, question:
     return Agreement(question, "", worst, 1.0)
 
 
-def _rms_of(values: torch.Tensor, peak: float) -> float:
+def _compute_rms(values: torch.Tensor, peak: float) -> float:
     # Relative to the peak: squares of denormals are zero even in float64.
     finite = values[values.isfinite()] / peak
     return float(finite.square().mean().sqrt()) if finite.numel() else 0.0

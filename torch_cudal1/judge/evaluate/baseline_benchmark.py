@@ -93,20 +93,21 @@ def _benchmark_once(
             failures.update(dict.fromkeys(schedules, _summarise_traceback(error.found)))
             return {}
         ready, expected = [], None
+        outputs: Outputs | Refusal | None
         for name in schedules:
+            # Those of the schedule before are freed before the next ones are computed.
             outputs, started_s = None, working_s()
-            refusal = _find_failed_base(name, failures)
-            reason = refusal.reason if refusal else ""
-            if refusal is None:
-                reason, outputs = _try_schedule(trial, name, sets[0], expected)
-                # Random values can leave eager without a finite number, and then nothing could be
-                # compared. The user's own inputs are in the domain.
-                if name == EAGER and _has_no_numbers(outputs) and trial.examples is not None:
-                    sets, reason, outputs = _try_on_examples(trial)
-            expected = outputs if name == EAGER else expected
-            if reason:
-                failures[name] = reason
+            outputs = _find_failed_base(name, failures) or _try_schedule(
+                trial, name, sets[0], expected
+            )
+            # Random values can leave eager without a finite number, and then nothing could be
+            # compared. The user's own inputs are in the domain.
+            if name == EAGER and _has_no_numbers(outputs) and trial.examples is not None:
+                sets, outputs = _try_on_examples(trial)
+            if isinstance(outputs, Refusal):
+                failures[name] = outputs.reason
             else:
+                expected = outputs if name == EAGER else expected
                 ready.append(name)
                 # the first time counts: a second round finds what the first one compiled
                 ready_s.setdefault(name, working_s() - started_s)
@@ -118,24 +119,26 @@ def _benchmark_once(
         del outputs, expected
         release_cached_memory(config.device)
         # Work of other processes on this GPU would disturb the samples.
-        with lock_gpu(config.device, "race"):
+        with lock_gpu(config.device, "baselines"):
             return _time_slots(child, ready, sets, failures)
 
 
-def _try_on_examples(trial: Trial) -> tuple[list[str], str, Outputs | None]:
+def _try_on_examples(trial: Trial) -> tuple[list[str], Outputs | Refusal]:
     """Eager on the user's own inputs, where it has no finite number on drawn ones: the set, and as
     `_try_schedule`.
     """
     try:
         sets = [trial.draw("examples").name]
     except CandidateFailure as error:
-        return [], _summarise_traceback(error.found), None
-    return sets, *_try_schedule(trial, EAGER, sets[0], None)
+        return [], _refuse_schedule(error)
+    return sets, _try_schedule(trial, EAGER, sets[0], None)
 
 
-def _has_no_numbers(outputs: Outputs | None) -> bool:
+def _has_no_numbers(outputs: Outputs | Refusal) -> bool:
     """Whether an output holds no finite number, so that nothing can be compared there."""
-    return any(out is not None and not _has_numbers(out) for out in outputs or ())
+    return not isinstance(outputs, Refusal) and any(
+        out is not None and not _has_numbers(out) for out in outputs
+    )
 
 
 def _has_numbers(out: torch.Tensor) -> bool:
@@ -154,10 +157,8 @@ def _find_failed_base(name: Schedule, failures: dict[str, str]) -> Refusal | Non
 
 def _try_schedule(
     trial: Trial, name: Schedule, inputs: str, expected: Outputs | None
-) -> tuple[str, Outputs | None]:
-    """Load the reference under a schedule and call it once: why it is excluded ("" if it is not),
-    and its outputs.
-    """
+) -> Outputs | Refusal:
+    """Load the reference under a schedule and call it once: its outputs, or why it is excluded."""
     assert isinstance(trial.candidate, Candidate)  # the reference Program itself
     try:
         trial.load(name, Candidate(trial.candidate.program, name, "baseline"))
@@ -166,13 +167,17 @@ def _try_schedule(
             trial.child.call("surroundings", stir=_RANDOM_SEED)
         outputs = trial.call_slot(name, inputs).outputs
     except CandidateFailure as error:
-        return _summarise_traceback(error.found), None
+        return _refuse_schedule(error)
     # Only gross differences exclude: Inductor fuses and reorders, so its rounding is not eager's.
     if expected is not None and not all(
         is_grossly_equal(a, b) for a, b in zip(outputs, expected, strict=True)
     ):
-        return DIFFERS_FROM_EAGER, outputs
-    return "", outputs
+        return Refusal(DIFFERS_FROM_EAGER)
+    return outputs
+
+
+def _refuse_schedule(error: CandidateFailure) -> Refusal:
+    return Refusal(_summarise_traceback(error.found) or f"{error.stage} failed without a message")
 
 
 def _time_slots(

@@ -15,13 +15,10 @@ import torch
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.benchmark.candidate_timing import BenchmarkResult
 from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurement
-from torch_cudal1.judge.benchmark.statistics import agree
+from torch_cudal1.judge.benchmark.statistics import MAX_SPEEDUP_GAP, agree
 from torch_cudal1.judge.evaluate.decide import is_surprising
 
 __all__ = ["confirm_measurement", "find_other_device"]
-
-# CUDA-L1 paper, section 2.4.2: measurements of a surprising speed-up may differ by 10 %.
-_MAX_SPEEDUP_GAP = 0.10
 
 
 def confirm_measurement(
@@ -44,7 +41,7 @@ def confirm_measurement(
     more = max(first.measurement.plan.processes - 1, 1 if is_surprising(quoted, best) else 0)
     takes = [first, *(again() for _ in range(more))]
     # One measurement can be disturbed by other work, two alike are not: a third decides.
-    if more and not _any_two_agree(takes):
+    if more and not _has_agreeing_pair(takes):
         takes.append(again())
     if len(takes) == 1:
         return first
@@ -70,7 +67,7 @@ def find_other_device(device: torch.device) -> torch.device | None:
     return torch.device("cuda", alike[0]) if alike else None
 
 
-def _any_two_agree(takes: list[BenchmarkResult]) -> bool:
+def _has_agreeing_pair(takes: list[BenchmarkResult]) -> bool:
     return any(
         agree(left.measurement.summary, right.measurement.summary)
         for left, right in combinations(takes, 2)
@@ -84,8 +81,8 @@ def _check_jump(takes: list[BenchmarkResult], where: str) -> CheckResult:
     listing = ", ".join(f"{speedup:.3f}" for speedup in speedups)
     return CheckResult(
         "jump",
-        _any_two_agree(takes),
+        _has_agreeing_pair(takes),
         gap,
-        _MAX_SPEEDUP_GAP,
+        MAX_SPEEDUP_GAP,
         f"speed-ups in {len(takes)} processes on {where}: {listing}",
     )

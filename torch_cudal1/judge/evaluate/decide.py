@@ -32,7 +32,7 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
     # Correctness comes first: a time is no evidence for a candidate that is wrong.
     failure = verdict.failure
     if failure is not None:
-        return Rejected(_describe_failure(failure), failure.name, _numbers(failure))
+        return Rejected(_describe_failure(failure), failure.name, _list_finite_numbers(failure))
     # A verdict without any check has no failure either, and is no evidence.
     if not verdict.passed:
         return Rejected("nothing was checked", "protocol")
@@ -82,7 +82,7 @@ def _describe_failure(check: CheckResult) -> str:
     return f"{check.name}: {check.value:.4g} exceeds {check.limit if check.limit is None else format(check.limit, '.4g')}"
 
 
-def _numbers(check: CheckResult) -> dict[str, float]:
+def _list_finite_numbers(check: CheckResult) -> dict[str, float]:
     # Numbers end in JSON documents, which have neither NaN nor infinity.
     pairs = (("value", check.value), ("limit", check.limit))
     return {name: number for name, number in pairs if number is not None and math.isfinite(number)}

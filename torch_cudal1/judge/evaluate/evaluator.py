@@ -120,7 +120,7 @@ class BaselineRanking:
     failures: Mapping[str, str] = field(default_factory=dict)
     ready_s: Mapping[str, float] = field(default_factory=dict)
 
-    def compiling_s(self, schedule: Schedule) -> float:
+    def estimate_compile_s(self, schedule: Schedule) -> float:
         """What compiling under a schedule took here, 0.0 where that is not known. A graph of it is
         compiled the same way.
         """
@@ -234,7 +234,7 @@ def build_candidates(
         # none.
         limits = make_limits(config.settings, torch.device("cpu"), visible_gpu=False)
         with spawn(limits, config.contract) as child:
-            payloads = write_payloads(region.program, child.new_file())
+            payloads = write_payloads(region.program, child.reserve_file())
             while pending and child.usable:
                 answers.append(
                     _build_candidate(child, region.program, payloads, pending.pop(0), target)
@@ -247,7 +247,7 @@ def build_candidates(
 def make_evidence(evaluation: Evaluation, ranking: BaselineRanking) -> dict[str, Any]:
     """The evidence of a choice as JSON: timing, checks, profile, how its process was confined."""
     return {
-        "timing": _timing_json(evaluation.timing, ranking),
+        "timing": _encode_timing(evaluation.timing, ranking),
         "checks": [_check_json(check) for check in evaluation.verdict.checks],
         "profile": evaluation.verdict.profile,
         "sandbox": evaluation.confinement.to_json() if evaluation.confinement else None,
@@ -266,14 +266,14 @@ def summarise_evaluation(evaluation: Evaluation) -> dict[str, Any]:
         "decision": "rejected" if rejected else "accepted",
         "reason": rejected.reason if rejected else "",
         "detector": rejected.detector if rejected else "",
-        "numbers": {name: _finite(value) for name, value in rejected.numbers.items()}
+        "numbers": {name: _drop_infinity(value) for name, value in rejected.numbers.items()}
         if rejected
         else {},
         "speedup": timing.speedup if timing else None,
         "low": timing.low if timing else None,
         "high": timing.high if timing else None,
         "candidate_us": timing.candidate_us if timing else None,
-        "error_ratio": _finite(evaluation.verdict.worst_error_ratio),
+        "error_ratio": _drop_infinity(evaluation.verdict.worst_error_ratio),
     }
 
 
@@ -428,7 +428,7 @@ def _time_in_new_process(
 def _build_candidate(
     child: Child, program: Program, payloads: list[Any], proposal: Proposal, target: Target
 ) -> Candidate | Rejected:
-    path = child.new_file()
+    path = child.reserve_file()
     sm = int(target.arch.removeprefix("sm_")) if target.arch.startswith("sm_") else 0
     try:
         answer = child.call(
@@ -452,7 +452,7 @@ def _build_candidate(
     return Candidate(built, EAGER, "kernels", (proposal.family,))
 
 
-def _timing_json(timing: Timing | None, ranking: BaselineRanking) -> dict[str, Any] | None:
+def _encode_timing(timing: Timing | None, ranking: BaselineRanking) -> dict[str, Any] | None:
     if timing is None:
         return None
     return {
@@ -474,12 +474,12 @@ def _check_json(check: CheckResult) -> dict[str, Any]:
     return {
         "name": check.name,
         "passed": check.passed,
-        "value": _finite(check.value),
-        "limit": _finite(check.limit),
+        "value": _drop_infinity(check.value),
+        "limit": _drop_infinity(check.limit),
         "detail": check.detail,
     }
 
 
-def _finite(value: float | None) -> float | None:
+def _drop_infinity(value: float | None) -> float | None:
     # JSON has neither NaN nor infinity.
     return value if value is not None and math.isfinite(value) else None

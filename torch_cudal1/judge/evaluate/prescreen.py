@@ -144,7 +144,7 @@ def _prescreen_once(
         del outputs, expected
         release_cached_memory(config.device)
         # Work of other processes on this GPU would be in the samples.
-        with lock_gpu(config.device, "heat"):
+        with lock_gpu(config.device, "shortlist"):
             return _time_slots(child, references, ready, sets, failures)
 
 

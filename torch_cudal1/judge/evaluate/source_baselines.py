@@ -144,7 +144,7 @@ def _run_baseline(reference: SourceReference, name: Schedule, inputs: str) -> Ou
     oracle = reference.oracle
     mode = RunMode(compiled=_COMPILED[name])
     load_module(oracle, name_slot(reference, name), reference.text, reference.form, mode)
-    path = oracle.new_file()
+    path = oracle.reserve_file()
     # The first call compiles, hence the long deadline.
     answer = oracle.call(
         "run", slot=name_slot(reference, name), inputs=inputs, path=str(path), deadline_s=_COMPILE_S

@@ -129,7 +129,7 @@ class _Steps:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def step(self, name: str, fraction: float | None = None) -> Iterator[None]:
+    def run_step(self, name: str, fraction: float | None = None) -> Iterator[None]:
         self.progress(name, fraction)
         begin = time.monotonic()
         try:
@@ -137,7 +137,7 @@ class _Steps:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begin
 
-    def around(self, check: CheckSpec) -> CheckSpec:
+    def wrap_check(self, check: CheckSpec) -> CheckSpec:
         def run(trial: Trial) -> list[CheckResult]:
             # Between checks only: a single check has deadlines of its own for each call.
             spent = sum(self.seconds.values())
@@ -151,7 +151,7 @@ class _Steps:
                         "seconds of judging so far",
                     )
                 ]
-            with self.step(check.label):
+            with self.run_step(check.label):
                 return check.run(trial)
 
         return replace(check, run=run)
@@ -211,7 +211,7 @@ class SourceEvaluator:
             candidate, decide(verdict, None, self.config.settings), verdict
         )
         if verdict.passed:
-            with self._processes.open(reference_text, steps.step) as (child, loaded):
+            with self._processes.open(reference_text, steps.run_step) as (child, loaded):
                 trial = Trial(
                     *(
                         loaded.reference,
@@ -244,11 +244,11 @@ class SourceEvaluator:
         timing = None
         if verdict.passed and timed:
             self._processes.wait_for_next()  # nothing may start while the clock runs
-            with steps.step("baselines"):
+            with steps.run_step("baselines"):
                 loaded, baselines = self._rank_baselines(loaded)
                 # A baseline that ended the reference's process has made a new one necessary.
                 trial.reference = loaded.reference
-            with steps.step("timing"):
+            with steps.run_step("timing"):
                 verdict, timing = self._measure(trial, verdict, baselines)
         decision = _decide(verdict, timing, self.config)
         assert isinstance(trial.candidate, SourceCandidate)
@@ -257,13 +257,13 @@ class SourceEvaluator:
         )
 
     def _validate(self, trial: Trial, verdict: Verdict, steps: _Steps) -> Verdict:
-        with steps.step("load"):
+        with steps.run_step("load"):
             loaded = _load_candidate(trial)
         # A module that cannot be imported or constructed cannot be asked anything else.
         checks = (*verdict.checks, loaded)
         if loaded.passed:
             checks_to_run = [
-                steps.around(check)
+                steps.wrap_check(check)
                 for check in select_checks(trial.profile, drop_in=self.config.drop_in)
             ]
             checks += validate(trial, checks=checks_to_run).checks
@@ -353,7 +353,7 @@ class SourceEvaluator:
         """The same with the candidate in a process that has run nothing else. Raises
         CandidateFailure.
         """
-        with trial.in_new_process() as other:
+        with trial.open_in_new_process() as other:
             return self._time_candidate(other, baselines)
 
 

@@ -95,7 +95,7 @@ class SourceProcesses:
             try:
                 self._oracle = self._oracle or self._start(self._trust).result()
                 # The system may have killed it for memory while it waited.
-                if not _answers(starting.result()):
+                if not _is_responsive(starting.result()):
                     starting = self._start("foreign")
                 child = starting.result()
             # Any exception, KeyboardInterrupt included: a process that nothing refers to would stay
@@ -143,7 +143,7 @@ def _load_reference(oracle: Child, text: str, device: torch.device) -> RunningRe
     return RunningReference(subject, examples)
 
 
-def _answers(child: Child) -> bool:
+def _is_responsive(child: Child) -> bool:
     """Whether a process that has seen nothing yet answers; one that does not is closed."""
     # The cheapest request there is: nothing is dropped.
     try:

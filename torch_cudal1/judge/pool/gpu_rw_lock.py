@@ -56,7 +56,7 @@ class GpuReadWriteLock(DeviceSharing):
         os.close(self._room)
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def hold_shared(self) -> Iterator[None]:
         """Run the body beside other validators, while no slot times."""
         self._enter()
         try:
@@ -65,7 +65,7 @@ class GpuReadWriteLock(DeviceSharing):
             self._leave()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def hold_exclusively(self) -> Iterator[None]:
         """Run the body while no other slot uses the device. Waits until the validators have left;
         other slots that time may come first.
         """
@@ -81,9 +81,9 @@ class GpuReadWriteLock(DeviceSharing):
     def give_way(self) -> None:
         """While validating, let slots that wait to time go first."""
         if self._sharing and self._is_wanted():
-            self.rest(0.0)
+            self.pause_for(0.0)
 
-    def rest(self, seconds: float) -> None:
+    def pause_for(self, seconds: float) -> None:
         """Wait for `seconds`, with the lock released."""
         inside = self._sharing
         if inside:

@@ -42,7 +42,7 @@ class ProgramRecord:
     validated: bool = False
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether to measure it at this request: the 1st, 2nd, 4th, 8th ...; after a permanent
         failure, never again.
         """
@@ -86,14 +86,16 @@ class MeasurementMemory:
         """The highest score of a task so far; one far above it is confirmed in a new process."""
         return self._best.get(task)
 
-    def due(self, task: TrainingTask, programs: Sequence[Decoded]) -> list[MeasurementRequest]:
+    def select_due(
+        self, task: TrainingTask, programs: Sequence[Decoded]
+    ) -> list[MeasurementRequest]:
         """The programs to measure now, of those requested; each once."""
         selected: dict[str, MeasurementRequest] = {}
         best = self.best(task.id)
         for program in programs:
             record = self._records.setdefault((task.id, program.program), ProgramRecord())
             record.request_count += 1
-            if record.due:
+            if record.is_due:
                 # A program may be in the list twice.
                 selected.setdefault(program.program, (task, program, best, record.validated))
         self.counts.update(asked=len(programs), measured=len(selected))
@@ -168,7 +170,9 @@ class JudgeEvaluator:
         Measurements before an error are kept.
         """
         due = [
-            request for task, programs in requests for request in self.memory.due(task, programs)
+            request
+            for task, programs in requests
+            for request in self.memory.select_due(task, programs)
         ]
         if self.slots > 1:
             self._measure_in_slots(due)
@@ -195,7 +199,7 @@ class JudgeEvaluator:
         self._slot_pool = self._slot_pool or SlotPool(self.config, self.slots)
         # Raised last: the other requests have cost time already, and their results are kept.
         errors: list[Cudal1Error] = []
-        for answer in self._slot_pool.answers(requests):
+        for answer in self._slot_pool.iter_answers(requests):
             if isinstance(answer, Iteration):
                 self._take(answer)
             else:

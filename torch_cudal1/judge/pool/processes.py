@@ -110,7 +110,7 @@ class Processes:
                 return
         child.close()
 
-    def second(self) -> Child:
+    def take_second(self) -> Child:
         """A process to confirm a surprising score: a new one, or one that ran only such programs of
         own code. Raises SandboxError.
         """
@@ -118,9 +118,9 @@ class Processes:
         return child
 
     @contextmanager
-    def keeping(self, second: Child) -> Iterator[Child]:
-        """Lend the process of `second` for the body. It is kept if an own program left it in order,
-        else ended.
+    def lend_second(self, second: Child) -> Iterator[Child]:
+        """Lend the process of `take_second` for the body. It is kept if an own program left it in
+        order, else ended.
         """
         try:
             yield second
@@ -132,7 +132,7 @@ class Processes:
             if self._second is not second:
                 second.close()
 
-    def empty(self) -> None:
+    def free_gpu_memory(self) -> None:
         """Have the kept processes free the GPU memory that they keep between programs of one
         reference.
         """

@@ -77,7 +77,7 @@ class ReferenceProcess:
     def _release_current(self) -> None:
         """Free the input sets of the reference that was measured last."""
         if self._device.type == "cuda":
-            self._processes.empty()
+            self._processes.free_gpu_memory()
         last = self.loaded.get(self._current)
         if last is None or self._child is None:
             return

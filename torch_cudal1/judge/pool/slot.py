@@ -175,7 +175,7 @@ class Slot:
         Raises OutOfDeviceMemory where that is not enough.
         """
         self._references.close()
-        self._processes.empty()
+        self._processes.free_gpu_memory()
         gc.collect()
         torch.cuda.empty_cache()
         try:
@@ -278,11 +278,11 @@ class Slot:
         def benchmark(current: Trial) -> BenchmarkResult:
             side = self._prepare_baseline(current, loaded, stopwatch)
             # Outside the exclusive lock, during which all other slots wait.
-            with self._on_device(self._gpu_lock.shared, stopwatch, "inputs"):
+            with self._on_device(self._gpu_lock.hold_shared, stopwatch, "inputs"):
                 ready = self._clock(current, side, self.config.plan)
             # Again on the same inputs, where the buckets are too far apart.
             for _ in range(_MAX_BENCHMARKS):
-                with self._on_device(self._gpu_lock.alone, stopwatch, "timing"):
+                with self._on_device(self._gpu_lock.hold_exclusively, stopwatch, "timing"):
                     result = ready.measure()
                 if isinstance(self._score(result), float):
                     break
@@ -294,10 +294,13 @@ class Slot:
 
         def measure_in_new_process() -> BenchmarkResult:
             with stopwatch.step("again"):
-                second = self._processes.second()
+                second = self._processes.take_second()
             second.sharing = self._gpu_lock
             # A new process: what the first one cached or prepared does not count.
-            with self._processes.keeping(second) as child, trial.in_new_process(child) as other:
+            with (
+                self._processes.lend_second(second) as child,
+                trial.open_in_new_process(child) as other,
+            ):
                 self._compile_ahead(other)
                 return benchmark(other)
 
@@ -308,19 +311,19 @@ class Slot:
         return (
             CheckResult("unstable", False, detail=score.reason)
             if isinstance(score, Unstable)
-            else (score, _means(timed))
+            else (score, _read_means(timed))
         )
 
     def _check_timed_outputs(
         self, ready: PreparedBenchmark, result: BenchmarkResult, stopwatch: Stopwatch
     ) -> BenchmarkResult:
         """Check the outputs and clocks of a benchmark beside other slots."""
-        with self._on_device(self._gpu_lock.shared, stopwatch, "examination"):
+        with self._on_device(self._gpu_lock.hold_shared, stopwatch, "examination"):
             timed = ready.run_concurrent_checks(result)
         failed = _find_failure(timed.checks)
         # Other slots make clocks differ: such a failure is checked once more alone.
         if failed is not None and failed.name in CLOCK_CHECKS:
-            with self._on_device(self._gpu_lock.alone, stopwatch, "timing"):
+            with self._on_device(self._gpu_lock.hold_exclusively, stopwatch, "timing"):
                 return ready.recheck_clocks(timed)
         return timed
 
@@ -343,7 +346,7 @@ class Slot:
         )
 
     def _score(self, timed: BenchmarkResult) -> float | Unstable:
-        return score_of(_means(timed), self.config.rule)
+        return score_of(_read_means(timed), self.config.rule)
 
     def _measure_baselines(self, loaded: LoadedReference, stopwatch: Stopwatch) -> Baselines:
         subject, examples = loaded.reference, loaded.examples
@@ -352,9 +355,9 @@ class Slot:
             for _ in range(2)
         ]
         if self.config.baseline == "eager":
-            with self._on_device(self._gpu_lock.shared, stopwatch, "baseline"):
+            with self._on_device(self._gpu_lock.hold_shared, stopwatch, "baseline"):
                 return load_eager_baseline(subject, sets)
-        with self._on_device(self._gpu_lock.alone, stopwatch, "baseline"):
+        with self._on_device(self._gpu_lock.hold_exclusively, stopwatch, "baseline"):
             return rank_source_baselines(subject, sets)
 
     def _compile_ahead(self, trial: Trial) -> None:
@@ -366,7 +369,7 @@ class Slot:
         if self.config.device.type != "cuda" or not has_kernels(trial.candidate.text):
             return
         try:
-            other = trial.in_slot(trial.reference, "ahead")
+            other = trial.load_in_slot(trial.reference, "ahead")
             if self.config.trust == "own":
                 like = [
                     [list(spec.shape), str(spec.dtype).removeprefix("torch.")]
@@ -391,7 +394,7 @@ class Slot:
         way = (
             nullcontext
             if check.is_concurrent and self.config.device.type == "cpu"
-            else self._gpu_lock.shared
+            else self._gpu_lock.hold_shared
         )
 
         def run(trial: Trial) -> list[CheckResult]:
@@ -428,7 +431,7 @@ class Slot:
         self._processes.take_back(child, in_order=in_order, doubtful=failed in ("compile", "run"))
 
 
-def _means(timed: BenchmarkResult) -> tuple[float, ...]:
+def _read_means(timed: BenchmarkResult) -> tuple[float, ...]:
     return timed.measurement.summary.means
 
 

@@ -122,7 +122,9 @@ class SlotPool:
         )
         return mps.start(config.device) if is_worthwhile else None
 
-    def answers(self, requests: Sequence[MeasurementRequest]) -> Iterator[Iteration | Cudal1Error]:
+    def iter_answers(
+        self, requests: Sequence[MeasurementRequest]
+    ) -> Iterator[Iteration | Cudal1Error]:
         """One answer for each request, in the order of completion. A program that ends the
         processes of two slots has failed.
         """

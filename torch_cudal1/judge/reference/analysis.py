@@ -139,7 +139,7 @@ class Facts:
 
 def analyse(program: Program) -> Facts:
     """The facts of a reference Program (ATen steps)."""
-    shapes = _shapes(program)
+    shapes = _compute_shapes(program)
     # value -> the input whose values it holds
     origin = {index: index for index in range(len(program.inputs))}
     bounds: dict[int, int] = {}
@@ -151,7 +151,7 @@ def analyse(program: Program) -> Facts:
         if not isinstance(step, Aten):
             continue
         name, bound = step.target.split(".")[1], bound_arguments(step)
-        first = next((v.index for v in _values(bound.values())), None)
+        first = next((v.index for v in _iter_values(bound.values())), None)
         for index, limit in _index_bounds(name, bound, shapes):
             if (source := origin.get(index)) is not None:
                 # Several consumers may read the same integers: the smallest bound is legal for all
@@ -165,8 +165,8 @@ def analyse(program: Program) -> Facts:
         if step.target in TARGETS:
             # Weights of a recurrent layer may come as plain inputs: drawn as large as activations,
             # each step would multiply all rounding.
-            weights |= {origin[v.index] for v in _values(bound["params"]) if v.index in origin}
-            steps, sequences, matrices = _recurrence(bound, shapes)
+            weights |= {origin[v.index] for v in _iter_values(bound["params"]) if v.index in origin}
+            steps, sequences, matrices = _analyse_recurrence(bound, shapes)
             longest = max(longest, *(columns for _, columns in matrices), 1)
             # A multiplication and an addition for each element of a weight matrix, step and
             # sequence.
@@ -182,7 +182,7 @@ def analyse(program: Program) -> Facts:
         if first is not None and (name in _SAME_VALUES or name == "add"):
             for table in (origin, nonnegative) if name in _SAME_VALUES else (nonnegative,):
                 table.update({out: table[first] for out in step.outs if first in table})
-        length = _reduction_length(name, bound, shapes)
+        length = _find_reduction_length(name, bound, shapes)
         longest = max(longest, length)
         if name in _MATRIX_STEPS or "convolution" in name:
             flops += (
@@ -199,13 +199,13 @@ def analyse(program: Program) -> Facts:
     )
 
 
-def _recurrence(
+def _analyse_recurrence(
     bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
 ) -> tuple[int, int, list[tuple[int, ...]]]:
     """Time steps, sequences, and the shapes of the weight matrices of a recurrent layer."""
     shape = _shape(bound["input"], shapes) or (0, 0, 0)
     steps, sequences = (shape[1], shape[0]) if bound["batch_first"] else (shape[0], shape[1])
-    weight_shapes = [shapes.get(value.index, ()) for value in _values(bound["params"])]
+    weight_shapes = [shapes.get(value.index, ()) for value in _iter_values(bound["params"])]
     return steps, sequences, [matrix for matrix in weight_shapes if len(matrix) == 2]
 
 
@@ -220,7 +220,7 @@ def _is_from(value: object, origin: Mapping[int, int]) -> bool:
     return isinstance(value, Value) and value.index in origin
 
 
-def _shapes(program: Program) -> dict[int, tuple[int, ...]]:
+def _compute_shapes(program: Program) -> dict[int, tuple[int, ...]]:
     values: dict[int, Any] = {}
     # Fake tensors have shapes and strides and no memory: a region of gigabytes is analysed without
     # any.
@@ -247,7 +247,7 @@ def _fake_step(step: Aten, values: Mapping[int, Any]) -> dict[int, Any]:
     if any(
         # A step after one that could not be followed cannot be followed either.
         value.index not in values
-        for value in _values((*step.args, *(v for _, v in step.kwargs)))
+        for value in _iter_values((*step.args, *(v for _, v in step.kwargs)))
     ):
         return {}
     args, kwargs = fill(step.args, values), {name: fill(arg, values) for name, arg in step.kwargs}
@@ -265,12 +265,12 @@ def fill(arg: Any, values: Mapping[int, Any]) -> Any:
     return [fill(item, values) for item in arg] if isinstance(arg, tuple) else arg
 
 
-def _values(args: Any) -> Iterator[Value]:
+def _iter_values(args: Any) -> Iterator[Value]:
     for arg in args:
         if isinstance(arg, Value):
             yield arg
         elif isinstance(arg, (tuple, list)):
-            yield from _values(arg)
+            yield from _iter_values(arg)
 
 
 def _shape(value: object, shapes: Mapping[int, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -290,12 +290,12 @@ def _index_bounds(
         return
     argument, rule = _INDEX_ARGUMENT.get(name, ("", ""))
     index = bound.get(argument)
-    limit = _limit(rule, bound, shapes) if isinstance(index, Value) else None
+    limit = _find_index_limit(rule, bound, shapes) if isinstance(index, Value) else None
     if isinstance(index, Value) and limit is not None:
         yield index.index, limit
 
 
-def _limit(
+def _find_index_limit(
     rule: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
 ) -> int | None:
     if rule in ("num_weights", "num_classes"):
@@ -318,7 +318,7 @@ def _limit(
     return shape[bound["dim"]] if shape else 1
 
 
-def _reduction_length(
+def _find_reduction_length(
     name: str, bound: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]
 ) -> int:
     if name in _MATRIX_STEPS:

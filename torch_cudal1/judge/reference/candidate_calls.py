@@ -97,7 +97,7 @@ class CandidateCalls:
             "load",
             slot=slot,
             program=candidate.program.to_json(),
-            payloads=write_payloads(candidate.program, self.child.new_file()),
+            payloads=write_payloads(candidate.program, self.child.reserve_file()),
             schedule=candidate.schedule,
             # Parameters and buffers: a schedule may keep what it derives from these between calls.
             static=[index for index, role in enumerate(self.reference.roles) if role != "input"],
@@ -121,10 +121,10 @@ class CandidateCalls:
         self, slot: str, inputs: str, *, hold: bool = False, deadline_s: float | None = None
     ) -> Result:
         """Call what is in a slot of the child on an input set. Raises CandidateFailure."""
-        path = self.child.new_file()
+        path = self.child.reserve_file()
         # Results of this size travel through GPU memory that both processes share, where there is
         # room; else through files.
-        with self.child.room(self._room):
+        with self.child.enlarge_arena(self._room):
             answer = self.child.call(
                 "run", slot=slot, inputs=inputs, path=str(path), hold=hold, deadline_s=deadline_s
             )
@@ -143,8 +143,8 @@ class CandidateCalls:
 
     def fetch(self, verb: str, *, slot: str = "", **fields: Any) -> tuple[dict[str, Any], Outputs]:
         """As `ask` (or of another slot), for a verb that writes tensors. Raises CandidateFailure."""
-        path = self.child.new_file()
-        with self.child.room(self._room):
+        path = self.child.reserve_file()
+        with self.child.enlarge_arena(self._room):
             answer = self.child.call(verb, slot=slot or self.slot, path=str(path), **fields)
             try:
                 return answer, load_tensors(answer.get("layout") or [], path, self.device)
@@ -160,15 +160,15 @@ class CandidateCalls:
         """Put other values (None: as they are) into the memory of a set in the child; here the set
         stays as it was.
         """
-        with self.child.room(message_bytes(values)):
-            path, layout = self.child.message(values)
+        with self.child.enlarge_arena(message_bytes(values)):
+            path, layout = self.child.write_message(values)
             self.child.call("rewrite", name=sample.name, layout=layout, path=str(path))
         path.unlink(missing_ok=True)
 
     def reread(self, index: int) -> Outputs:
         """Held outputs number `index` as they are now in the child."""
-        path = self.child.new_file()
-        with self.child.room(self._room):
+        path = self.child.reserve_file()
+        with self.child.enlarge_arena(self._room):
             return self._read(self.child.call("reread", index=index, path=str(path)), path)
 
     def find_changed_inputs(self, sample: InputSet) -> list[int] | None:
@@ -178,8 +178,8 @@ class CandidateCalls:
         # A set that was derived shares the memory of its base: only what it brought along is its
         # own.
         positions = self.handed[sample.name]
-        path = self.child.new_file()
-        with self.child.room(message_bytes(sample.inputs)):
+        path = self.child.reserve_file()
+        with self.child.enlarge_arena(message_bytes(sample.inputs)):
             answer = self.child.call(
                 "reread",
                 name=sample.name,
@@ -208,7 +208,7 @@ class CandidateCalls:
         """
         together = [sample.name for sample in samples]
         for sample in samples:
-            if not self.input_cache.meets(sample.name):
+            if not self.input_cache.mark_used(sample.name):
                 base = self.samples.get(self.input_cache.bases.get(sample.name, ""))
                 shared = base.inputs if base is not None else [None] * len(sample.inputs)
                 # Only what is new travels: a set of gigabytes with one changed element would be
@@ -249,7 +249,7 @@ class CandidateCalls:
         pinned: Sequence[str] = (),
     ) -> InputSet:
         # The child has let go of the base, so there is nothing left to share.
-        if base and not self.input_cache.meets(base):
+        if base and not self.input_cache.mark_used(base):
             base, values = "", sample.inputs
         evicted = self.input_cache.admit(
             # The first two sets are what all later checks and the timing start from.
@@ -263,7 +263,7 @@ class CandidateCalls:
             self.child.call("drop", names=evicted, held=True)
             for name in evicted:
                 self._forget_set(name)
-        with self.child.room(message_bytes(values)):
+        with self.child.enlarge_arena(message_bytes(values)):
             self.child.put(sample.name, values, base=base)
         # Positions whose memory belongs to this set; the others are the base's.
         self.handed[sample.name] = [i for i, new in enumerate(values) if new is not None]

@@ -19,7 +19,7 @@ from torch_cudal1.judge.reference.error_statistics import (
     Results,
     all_finite,
     count_beyond,
-    flat_blocks,
+    iter_flat_blocks,
     measure_errors,
     root_mean_square,
 )
@@ -105,7 +105,11 @@ def compare(
         return _compare_exactly(candidate, baseline, exact)
     if baseline.dtype.is_complex:
         # Real and imaginary parts each have rounding of their own.
-        candidate, baseline, exact = _parts(candidate), _parts(baseline), _parts(exact)
+        candidate, baseline, exact = (
+            _split_complex(candidate),
+            _split_complex(baseline),
+            _split_complex(exact),
+        )
     special = _compare_special_values(candidate, baseline, exact)
     if special is not None:
         return special
@@ -197,7 +201,10 @@ def mask_mismatches(
 ) -> torch.Tensor:
     """The elements at which `same_masks` finds a difference; of complex numbers both parts."""
     return torch.stack(
-        [_mask_mismatch(_parts(candidate), _parts(r), _parts(exact)) for r in references]
+        [
+            _mask_mismatch(_split_complex(candidate), _split_complex(r), _split_complex(exact))
+            for r in references
+        ]
     ).all(0)
 
 
@@ -212,11 +219,12 @@ def is_grossly_equal(first: torch.Tensor | None, second: torch.Tensor | None) ->
     if not first.dtype.is_floating_point:
         return True  # choices among rounded numbers may differ; a baseline is PyTorch's own work
     difference = size = lost = 0.0
-    for block, other_block in flat_blocks(first, second):  # no temporaries of the results' size
+    # In blocks: no temporaries of the results' size.
+    for block, other_block in iter_flat_blocks(first, second):
         a, b = block.double(), other_block.double()
         finite = a.isfinite() & b.isfinite()
-        difference = math.hypot(difference, _norm(torch.where(finite, a - b, 0.0)))
-        size = math.hypot(size, _norm(torch.where(finite, b, 0.0)))
+        difference = math.hypot(difference, _compute_norm(torch.where(finite, a - b, 0.0)))
+        size = math.hypot(size, _compute_norm(torch.where(finite, b, 0.0)))
         lost += float((~finite).sum())
     # bfloat16 keeps two to three digits. Where half of the elements are NaN or infinite the rest is
     # no evidence.
@@ -225,7 +233,7 @@ def is_grossly_equal(first: torch.Tensor | None, second: torch.Tensor | None) ->
     )
 
 
-def _norm(values: torch.Tensor) -> float:
+def _compute_norm(values: torch.Tensor) -> float:
     return root_mean_square(values) * math.sqrt(values.numel())
 
 
@@ -295,7 +303,7 @@ def _describe_mismatch(wrong: torch.Tensor) -> Comparison:
     return Comparison(not count, detail=detail)
 
 
-def _parts(tensor: Any) -> Any:
+def _split_complex(tensor: Any) -> Any:
     return torch.view_as_real(tensor) if tensor is not None and tensor.dtype.is_complex else tensor
 
 
@@ -335,7 +343,7 @@ def _compare_without_float64(
 def _compare_within(
     results: Results, longest: int, drift: float, sensitivities: torch.Tensor | None = None
 ) -> Comparison:
-    out, accumulate = _units(results[1].dtype)
+    out, accumulate = _choose_roundoffs(results[1].dtype)
     errors = measure_errors(results, accumulate, sensitivities)
     if errors is None:
         return Comparison(True, void=True, detail="no finite element")
@@ -360,7 +368,7 @@ def _compare_within(
 def _compare_with_float64(
     results: Results, longest: int, slack: float, sensitivity: _Sensitivity
 ) -> Comparison:
-    out, accumulate = _units(results[1].dtype)
+    out, accumulate = _choose_roundoffs(results[1].dtype)
     errors = measure_errors(results, accumulate)
     if errors is None:
         return Comparison(True, void=True, detail="no finite element")
@@ -386,7 +394,7 @@ def _compare_with_float64(
     if error > limit and errors.count < _FEW and (sensitivities := sensitivity()) is not None:
         limit = max(
             limit,
-            slack * _tolerance_of_few(out, accumulate, longest) * root_mean_square(sensitivities),
+            slack * _bound_error(out, accumulate, longest) * root_mean_square(sensitivities),
         )
     if error > limit:
         return Comparison(
@@ -414,7 +422,7 @@ def _compare_with_float64(
     )
 
 
-def _tolerance_of_few(out: float, accumulate: float, longest: int) -> float:
+def _bound_error(out: float, accumulate: float, longest: int) -> float:
     """What a right result of a few elements may be off by, of the size of the terms of its sums.
 
     Eager's error is one draw then, and the quotient of two is anything: of sums of 65,536 normal
@@ -442,13 +450,13 @@ def _describe_worst(
     if errors.worst <= limit:
         return ""
     # A half type may exceed the limit in one element of 100,000, float32 in none.
-    count = count_beyond(results, _units(dtype)[1], limit, sensitivities)
+    count = count_beyond(results, _choose_roundoffs(dtype)[1], limit, sensitivities)
     if count <= (_HALF_FRACTION * errors.count if dtype in _HALF else 0):
         return ""
     return f"{count} elements off by up to {errors.worst:.3g} of their slice, allowed {limit:.3g}"
 
 
-def _units(dtype: torch.dtype) -> tuple[float, float]:
+def _choose_roundoffs(dtype: torch.dtype) -> tuple[float, float]:
     # Kernels accumulate half types in float32.
     return unit_roundoff(dtype), unit_roundoff(
         torch.float64 if dtype == torch.float64 else torch.float32

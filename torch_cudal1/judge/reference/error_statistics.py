@@ -20,7 +20,7 @@ __all__ = [
     "Results",
     "all_finite",
     "count_beyond",
-    "flat_blocks",
+    "iter_flat_blocks",
     "measure_errors",
     "root_mean_square",
 ]
@@ -64,16 +64,16 @@ def measure_errors(
     `sensitivity`: how far each element moves with the inputs, which is what a row that cancels is
     measured by.
     """
-    finite = _finite(results)
+    finite = _find_finite(results)
     count = results[2].numel() if finite is None else int(finite.sum())
     if not count:
         return None
-    scales = _row_scales(results[2], floor, sensitivity, finite=finite is None)
+    scales = _compute_row_scales(results[2], floor, sensitivity, finite=finite is None)
     # float64, own, candidate; own to the fourth
     squares = torch.zeros(4, dtype=torch.float64, device=results[2].device)
     worst = torch.zeros(2, dtype=torch.float64, device=results[2].device)
-    unit = _unit(scales)
-    for candidate, baseline, exact, scale in _blocks(results, scales, finite):
+    unit = _choose_unit(scales)
+    for candidate, baseline, exact, scale in _iter_blocks(results, scales, finite):
         baseline_error, error = (baseline - exact) / unit, (candidate - exact) / unit
         # Sums of squares give both rms errors, that of fourths the kurtosis of eager's.
         own2 = baseline_error.square()
@@ -81,7 +81,7 @@ def measure_errors(
             ((exact / unit).square_().sum(), own2.sum(), error.square().sum(), own2.square_().sum())
         )
         worst = torch.maximum(
-            worst, torch.stack((_worst(baseline_error, scale), _worst(error, scale)))
+            worst, torch.stack((_find_worst(baseline_error, scale), _find_worst(error, scale)))
         )
     # a device is asked once: each answer is waited for, and others may use it meanwhile
     scale2, own_2, error_2, fourths, worst_baseline_error, error_worst = torch.cat(
@@ -90,7 +90,7 @@ def measure_errors(
     scale_rms, own_rms, error_rms = (
         unit * math.sqrt(value / count) for value in (scale2, own_2, error_2)
     )
-    effective = _effective(count, own_2, fourths)
+    effective = _estimate_effective_count(count, own_2, fourths)
     return ErrorStatistics(
         count,
         scale_rms,
@@ -102,7 +102,7 @@ def measure_errors(
     )
 
 
-def _effective(count: int, squares: float, fourths: float) -> int:
+def _estimate_effective_count(count: int, squares: float, fourths: float) -> int:
     """How many normal errors would spread as these do; all of them where they are too small for a
     fourth power.
     """
@@ -121,9 +121,9 @@ def count_beyond(
     results: Results, floor: float, limit: float, sensitivity: torch.Tensor | None = None
 ) -> int:
     """How many of the candidate's elements are off by more than `limit` of their row's scale."""
-    finite = _finite(results)
-    blocks = _blocks(
-        results, _row_scales(results[2], floor, sensitivity, finite=finite is None), finite
+    finite = _find_finite(results)
+    blocks = _iter_blocks(
+        results, _compute_row_scales(results[2], floor, sensitivity, finite=finite is None), finite
     )
     return sum(
         int(((candidate - exact).abs_() > limit * scale).sum())
@@ -131,7 +131,7 @@ def count_beyond(
     )
 
 
-def flat_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+def iter_flat_blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Tensors of as many elements, side by side in flat blocks."""
     block = _BLOCK_ELEMENTS.get(tensors[0].device.type, _BLOCK_ELEMENTS["cpu"])
     return zip(*(tensor.reshape(-1).split(block) for tensor in tensors), strict=True)
@@ -156,7 +156,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
-def _finite(results: Results) -> torch.Tensor | None:
+def _find_finite(results: Results) -> torch.Tensor | None:
     """Where all three are finite; None for everywhere."""
     sums = torch.stack(
         [tensor.sum().double() for tensor in results]
@@ -170,7 +170,7 @@ def _finite(results: Results) -> torch.Tensor | None:
     return candidate.isfinite() & baseline.isfinite() & exact.isfinite()
 
 
-def _row_scales(
+def _compute_row_scales(
     exact: torch.Tensor,
     floor: float,
     sensitivity: torch.Tensor | None = None,
@@ -181,14 +181,14 @@ def _row_scales(
     known to be.
     """
     width = exact.shape[-1] if _has_rows(exact) else exact.numel()
-    scales = _largest(exact.reshape(-1, width), finite=finite).double()
+    scales = _find_row_maxima(exact.reshape(-1, width), finite=finite).double()
     if sensitivity is not None:
-        scales = torch.maximum(scales, _largest(sensitivity.reshape(-1, width)))
+        scales = torch.maximum(scales, _find_row_maxima(sensitivity.reshape(-1, width)))
     # A row of zeros would be a division by zero.
     return torch.maximum(scales, (floor * scales.max()).clamp_min(_ZERO_ROW_SCALE))
 
 
-def _largest(rows: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
+def _find_row_maxima(rows: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
     """The largest finite magnitude of each row."""
     scales: torch.Tensor = vector_norm(rows, math.inf, dim=1, keepdim=True)
     # One infinity in a row hides the scale of its other elements.
@@ -201,7 +201,7 @@ def _has_rows(exact: torch.Tensor) -> bool:
     return exact.dim() > 1 and exact.shape[-1] >= _MIN_ROW_ELEMENTS
 
 
-def _blocks(
+def _iter_blocks(
     results: Results, scales: torch.Tensor, finite: torch.Tensor | None
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Blocks of candidate, baseline, float64 and the scales of their rows; elements that are not
@@ -210,7 +210,7 @@ def _blocks(
     parts = (*results, finite) if finite is not None else results
     if scales.numel() == 1:
         cut: Iterator[tuple[torch.Tensor, ...]] = (
-            (scales, *block) for block in flat_blocks(*parts)
+            (scales, *block) for block in iter_flat_blocks(*parts)
         )
     else:
         height = max(
@@ -229,7 +229,7 @@ def _blocks(
         )
 
 
-def _unit(scales: torch.Tensor) -> float:
+def _choose_unit(scales: torch.Tensor) -> float:
     """What values are divided by so that their fourth powers are float64 numbers; 1 unless float64
     lies far outside float32.
     """
@@ -238,7 +238,7 @@ def _unit(scales: torch.Tensor) -> float:
     return 1.0 if _MIN_PEAK < peak < _MAX_PEAK or peak <= _ZERO_ROW_SCALE else peak
 
 
-def _worst(errors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _find_worst(errors: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if scale.numel() == 1:
         return torch.div(vector_norm(errors, math.inf), scale.reshape(()))
     return torch.amax(vector_norm(errors, math.inf, dim=1, keepdim=True) / scale, (0, 1))

@@ -27,7 +27,7 @@ from torch_cudal1.judge.reference.analysis import bound_arguments, fill
 from torch_cudal1.judge.wire.channel import storage_extent
 from torch_cudal1.judge.wire.tensor_bits import to_float64
 
-__all__ = ["exact_outputs", "measure_input_sensitivity"]
+__all__ = ["compute_exact_outputs", "measure_input_sensitivity"]
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 _ATTENTION = frozenset((*attention_names.FORWARDS, *attention_names.FORWARDS_ELSEWHERE))
@@ -48,7 +48,7 @@ _BY_STRIDES = frozenset(
 )
 
 
-def exact_outputs(
+def compute_exact_outputs(
     program: Program, inputs: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor | None] | Refusal:
     """The outputs in float64 (integers and booleans as they are); None where only the baseline can
@@ -79,8 +79,8 @@ def exact_outputs(
                 if not isinstance(step, Aten):
                     return Refusal(f"step {position} is no ATen call")
                 values |= {
-                    index: _laid_out(value, strides.get(index))
-                    for index, value in _step(step, values, device).items()
+                    index: _restore_strides(value, strides.get(index))
+                    for index, value in _run_step(step, values, device).items()
                 }
                 for index in [
                     i for i in values if i not in returned and last.get(i, position) <= position
@@ -117,7 +117,7 @@ def measure_input_sensitivity(
     ]
     for _ in range(_NUDGES):
         try:
-            outputs = run([_nudge(tensor) for tensor in inputs])
+            outputs = run([_perturb_tensor(tensor) for tensor in inputs])
         # The comparison is stricter without it, not wrong: it does not know which rows cancel.
         except torch.OutOfMemoryError as error:
             outputs = Refusal(str(error) or "out of memory")
@@ -131,7 +131,7 @@ def measure_input_sensitivity(
     return moved
 
 
-def _nudge(tensor: torch.Tensor) -> torch.Tensor:
+def _perturb_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """In float64, every element of its memory times 1 + a random round-off; elements that are one
     in memory stay one.
     """
@@ -152,7 +152,7 @@ def _nudge(tensor: torch.Tensor) -> torch.Tensor:
     return (flat * factors).as_strided(wide.shape, wide.stride())
 
 
-def _laid_out(value: Any, strides: tuple[int, ...] | None) -> Any:
+def _restore_strides(value: Any, strides: tuple[int, ...] | None) -> Any:
     """A result in the strides that it has in eager, where a later step reads memory by strides."""
     if (
         strides is None
@@ -174,7 +174,7 @@ def _widen_strided(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(tensor.shape, tensor.stride())
 
 
-def _step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
+def _run_step(step: Aten, values: Mapping[int, Any], device: torch.device) -> dict[int, Any]:
     """The step's results in float64: by a formula where PyTorch's kernel is no reference, else by
     PyTorch's kernel.
     """

@@ -15,7 +15,7 @@ import torch
 
 from torch_cudal1.device.gpu_memory import memory_share_bytes
 
-__all__ = ["InputCache", "tensor_bytes"]
+__all__ = ["InputCache", "count_tensor_bytes"]
 
 # Beside what the candidate itself needs. A set of gigabytes is held here and in the child.
 _GPU_SHARE, _HOST_BYTES = 1 / 16, 4 << 30  # of a GPU's memory; on the host
@@ -52,7 +52,7 @@ class InputCache:
         self.sizes[name], self.bases[name] = size_bytes, base
         return evicted
 
-    def meets(self, name: str) -> bool:
+    def mark_used(self, name: str) -> bool:
         """Whether the child holds the set; if so, it becomes the most recently used one."""
         if name not in self.sizes:
             return False
@@ -66,6 +66,6 @@ class InputCache:
         self.bases.pop(name, None)
 
 
-def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def count_tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Of the elements of tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

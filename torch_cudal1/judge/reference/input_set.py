@@ -65,7 +65,7 @@ class InputSet:
         """The float64 outputs, where they were computed already."""
         return self.__dict__.get("exact")
 
-    def exact_at(self, position: int) -> torch.Tensor | None:
+    def get_exact(self, position: int) -> torch.Tensor | None:
         """The float64 value of one output, None where there is none."""
         return None if isinstance(self.exact, Refusal) else self.exact[position]
 
@@ -80,7 +80,7 @@ class InputSet:
             else measure_input_sensitivity(self.oracle, self.inputs, self.exact)
         )
 
-    def sensitivity_at(self, position: int) -> torch.Tensor | None:
+    def get_sensitivity(self, position: int) -> torch.Tensor | None:
         """How far one output moves, None where that cannot be told."""
         return self.sensitivity[position] if self.sensitivity else None
 

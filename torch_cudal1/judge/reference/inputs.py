@@ -17,7 +17,7 @@ from torch_cudal1.ir.records import Role
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.wire.channel import storage_extent
 
-__all__ = ["DISTRIBUTIONS", "InputForm", "clone_strided", "make_inputs", "unproven_integers"]
+__all__ = ["DISTRIBUTIONS", "InputForm", "clone_strided", "find_unproven_integers", "make_inputs"]
 
 DISTRIBUTIONS: dict[
     str, tuple[float, float]
@@ -74,7 +74,7 @@ def make_inputs(
     if distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution {distribution!r}; expected one of {sorted(DISTRIBUTIONS)}")
     specs = form.specs
-    if examples is not None and not _fit(examples, specs):
+    if examples is not None and not _fits_specs(examples, specs):
         raise ValueError(
             "the examples do not have the dtypes, shapes and strides of the region's inputs"
         )
@@ -111,13 +111,13 @@ def make_inputs(
     return tensors
 
 
-def _fit(examples: Sequence[torch.Tensor | None], specs: Sequence[TensorSpec]) -> bool:
+def _fits_specs(examples: Sequence[torch.Tensor | None], specs: Sequence[TensorSpec]) -> bool:
     return len(examples) == len(specs) and all(
         t is None or TensorSpec.of(t) == s for t, s in zip(examples, specs, strict=True)
     )
 
 
-def unproven_integers(form: InputForm) -> tuple[int, ...]:
+def find_unproven_integers(form: InputForm) -> tuple[int, ...]:
     """Positions of integer inputs whose legal range the consumers do not tell (booleans and empty
     ones apart).
     """
@@ -170,7 +170,7 @@ def _draw(
     noise = torch.randn(extent, generator=generator, device=device, dtype=wide)
     # Never at their initial values: a gain of 1 or a bias of 0 hides a kernel that leaves it out.
     if role != "input":
-        return _parameter(noise, spec).to(dtype)
+        return _scale_parameter(noise, spec).to(dtype)
     if distribution == "uniform" and not dtype.is_complex:
         return torch.rand(extent, generator=generator, device=device).to(dtype)
     mean, deviation = DISTRIBUTIONS[distribution]
@@ -226,7 +226,7 @@ def _count_in_place(flat: torch.Tensor, longest: int, generator: torch.Generator
     flat.copy_(torch.rand(flat.shape, generator=generator, device=generator.device) < part)
 
 
-def _parameter(noise: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def _scale_parameter(noise: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """Weights keep the scale of activations (fan-in); vectors are neither 0 nor 1, so gains and
     biases show.
     """

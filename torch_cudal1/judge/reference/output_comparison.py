@@ -92,14 +92,14 @@ def _compare_output(
     precision, longest = trial.contract.precision, trial.facts.longest_reduction
     # of a float64 result eager's own error is none, so float64 cannot be the yardstick
     is_wide = expected.dtype == torch.float64
-    exact = None if is_wide or precision == "kernelbench" else sample.exact_at(position)
+    exact = None if is_wide or precision == "kernelbench" else sample.get_exact(position)
     compare_with = partial(
         compare,
         exact=exact,
         precision=precision,
         longest=longest,
         slack=slack,
-        sensitivity=partial(sample.sensitivity_at, position),
+        sensitivity=partial(sample.get_sensitivity, position),
     )
     comparison = compare_with(out, expected)
     if comparison.passed:
@@ -153,7 +153,7 @@ def _compare_counts(
     trial: Trial, out: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor | None
 ) -> Comparison | None:
     """Equality, where eager's result counts; None where it does not."""
-    if not _counts(trial, expected, exact):
+    if not _is_exact_count(trial, expected, exact):
         return None
     wrong = int((out != expected).sum())
     return Comparison(
@@ -164,7 +164,7 @@ def _compare_counts(
     )
 
 
-def _counts(trial: Trial, expected: torch.Tensor, exact: torch.Tensor | None) -> bool:
+def _is_exact_count(trial: Trial, expected: torch.Tensor, exact: torch.Tensor | None) -> bool:
     """Whether eager's result is whole and free of error: sums of products of small integers."""
     # convolutions may use fractions on the way (Winograd)
     has_convolutions = any(

@@ -21,8 +21,8 @@ from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
 from torch_cudal1.ir.records import Contract, Region, Role
 from torch_cudal1.ir.value_specs import output_specs
 from torch_cudal1.judge.reference.analysis import Facts, analyse, bound_arguments
-from torch_cudal1.judge.reference.float64 import exact_outputs
-from torch_cudal1.judge.reference.inputs import unproven_integers
+from torch_cudal1.judge.reference.float64 import compute_exact_outputs
+from torch_cudal1.judge.reference.inputs import find_unproven_integers
 from torch_cudal1.judge.reference.tf32_policy import Tf32OperandRounding, uses_tf32
 from torch_cudal1.judge.wire import precision_rights
 from torch_cudal1.judge.wire.properties import describe
@@ -134,7 +134,7 @@ class RegionReference:
             # CUDA an assertion after which the context is lost.
             self._prove_legal(inputs)
             # The user's flags may change between two calls of this process.
-            with precision_rights.under(self.contract), torch.no_grad():
+            with precision_rights.enforce_rights(self.contract), torch.no_grad():
                 outputs = self._reference(inputs)
         # Made-up inputs can be outside of what an operator takes: that says nothing of the
         # candidate.
@@ -157,7 +157,7 @@ class RegionReference:
             return None
         try:
             with (
-                precision_rights.under(self.contract),
+                precision_rights.enforce_rights(self.contract),
                 torch.no_grad(),
                 Tf32OperandRounding(allowed),
             ):
@@ -169,11 +169,11 @@ class RegionReference:
         """The reference Program in float64; tried again, where memory runs out, with what this
         process does not need given back.
         """
-        outputs = exact_outputs(self.region.program, inputs, self.device)
+        outputs = compute_exact_outputs(self.region.program, inputs, self.device)
         # This process caches memory of earlier sets, which may be all that is missing.
         if isinstance(outputs, Refusal) and outputs.reason.startswith("OutOfMemoryError"):
             release_cached_memory(self.device)
-            outputs = exact_outputs(self.region.program, inputs, self.device)
+            outputs = compute_exact_outputs(self.region.program, inputs, self.device)
         return outputs
 
     def values_chosen_from(
@@ -193,7 +193,7 @@ class RegionReference:
             return None
         bound = bound_arguments(steps[0])
         source = next(value for value in bound.values() if isinstance(value, Value))
-        exact = exact_outputs(
+        exact = compute_exact_outputs(
             replace(self.region.program, outputs=(source.index,)), inputs, self.device
         )
         if isinstance(exact, Refusal) or exact[0] is None:
@@ -211,7 +211,7 @@ class RegionReference:
         integers on the CPU first.
         """
         # Only where integers were made up and their range is not known: the user's own are legal.
-        if self.device.type == "cuda" and not self.proven and unproven_integers(self):
+        if self.device.type == "cuda" and not self.proven and find_unproven_integers(self):
             host = torch.device("cpu")
             # The result is thrown away: it is the exception that is asked for.
             prepare(_on_host(self.region.program), host)([tensor.cpu() for tensor in inputs])

@@ -158,13 +158,13 @@ class SourceReference:
             return False
         return True
 
-    def capturable(self, inputs: Sequence[torch.Tensor]) -> bool:
+    def can_be_captured(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a call of the reference can be captured in a CUDA graph. Tried in the oracle,
         which survives a refusal.
         """
         # The first call may allocate and initialise, which cannot be captured.
         self.eager(inputs)
-        answered = self.oracle.new_file()
+        answered = self.oracle.reserve_file()
         try:
             self.oracle.put("captured", inputs)
             self.oracle.call(
@@ -176,14 +176,14 @@ class SourceReference:
             answered.unlink(missing_ok=True)
         return True
 
-    def vast(
+    def run_int64_pieces(
         self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]
     ) -> tuple[Outputs, list[Any]] | None:
         """Pieces and properties of the outputs for inputs made in the oracle (see `int64_indexing`); None
         where it refuses them.
         """
         self.eager(inputs)
-        answered = self.oracle.new_file()
+        answered = self.oracle.reserve_file()
         try:
             self.oracle.put("vast", inputs)
             answer = self.oracle.call(
@@ -234,13 +234,13 @@ class SourceReference:
         return tuple(out is not None for out in result.outputs), tree
 
     @contextmanager
-    def living(self, inputs: Sequence[torch.Tensor]) -> Iterator[Callable[[], object]]:
+    def open_used_instance(self, inputs: Sequence[torch.Tensor]) -> Iterator[Callable[[], object]]:
         """A way to call one used instance of the reference again, in the oracle. Raises
         ReferenceFailure.
         """
         # The instance is loaded by an ordinary call first.
         self.eager(inputs)
-        answered = self.oracle.new_file()
+        answered = self.oracle.reserve_file()
         self.oracle.put("living", inputs)
 
         def call() -> object:
@@ -271,7 +271,7 @@ class SourceReference:
             if slot not in self.trees:
                 load_module(self.oracle, slot, self.text, self.form, way)
                 self.trees[slot] = ""
-            answered = self.oracle.new_file()
+            answered = self.oracle.reserve_file()
             self.oracle.put("asked", inputs)
             answer = self.oracle.call("run", slot=slot, inputs="asked", path=str(answered))
             outputs = load_tensors(answer["layout"], answered, self.device)
@@ -288,7 +288,7 @@ def read_reference(
     """The reference's subject in eval mode, and its example tensors in flat order. Raises
     SandboxError for an unusable file.
     """
-    path = oracle.new_file()
+    path = oracle.reserve_file()
     try:
         answer = oracle.call("read_source", text=text, entry=entry, seed=_SEED, path=str(path))
     except CandidateFailure as error:

@@ -21,7 +21,7 @@ from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.judge.profiles import PROFILES, Profile
 from torch_cudal1.judge.reference.analysis import Facts
 from torch_cudal1.judge.reference.candidate_calls import CandidateCalls
-from torch_cudal1.judge.reference.input_cache import tensor_bytes
+from torch_cudal1.judge.reference.input_cache import count_tensor_bytes
 from torch_cudal1.judge.reference.input_set import InputSet, ReferenceCache
 from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.reference.region_reference import Reference, RegionReference, Result
@@ -49,7 +49,7 @@ class Trial(CandidateCalls):
     gradients: bool = True
     is_alone_on_device: bool = True
 
-    def affordable_sets(self, count: int, share: float = 0.1) -> int:
+    def count_affordable_sets(self, count: int, share: float = 0.1) -> int:
         """How many of the wanted input sets fit into a share of the profile's time; at least one.
 
         What a set costs is estimated from operations and bytes, so the same is tested on a busy
@@ -103,8 +103,8 @@ class Trial(CandidateCalls):
         new_tensors = {id(tensor): tensor for tensor in sample.inputs if id(tensor) not in tensors}
         # Three times the inputs or outputs: inputs, eager's outputs, and float64's, which are twice
         # as large.
-        coming = 3 * max(tensor_bytes(new_tensors.values()), self.reference.output_bytes)
-        if tensor_bytes(tensors.values()) + tensor_bytes(
+        coming = 3 * max(count_tensor_bytes(new_tensors.values()), self.reference.output_bytes)
+        if count_tensor_bytes(tensors.values()) + count_tensor_bytes(
             new_tensors.values()
         ) + coming <= max_cached_bytes(self.device.type):
             # Without room the set serves this candidate only.
@@ -146,7 +146,7 @@ class Trial(CandidateCalls):
         tensors |= {id(tensor): tensor for tensor, _ in self.accepted_outputs.values()}
         # a module need not answer the same again
         region = isinstance(self.reference, RegionReference)
-        if region and tensor_bytes(tensors.values()) > max_cached_bytes(self.device.type):
+        if region and count_tensor_bytes(tensors.values()) > max_cached_bytes(self.device.type):
             for sample in samples.values():
                 # With the float64 results of two sets kept, this process held up to 18 times a
                 # tensor of 8 GB (counted on a CPU, sizes scaled down).
@@ -234,7 +234,7 @@ class Trial(CandidateCalls):
 
         return self.derive(base, f"sibling {distribution} {number}", make)
 
-    def in_slot(self, reference: Reference, slot: str, way: RunMode | None = None) -> Trial:
+    def load_in_slot(self, reference: Reference, slot: str, way: RunMode | None = None) -> Trial:
         """The candidate in another slot, against the same reference in another way or form. Raises
         CandidateFailure.
 
@@ -248,24 +248,24 @@ class Trial(CandidateCalls):
         ]
         examples = fitting[: len(reference.specs)]
         # Nothing that was found of one slot holds for another.
-        other = replace(self._without_results(), reference=reference, slot=slot, examples=examples)
+        other = replace(self._forget_results(), reference=reference, slot=slot, examples=examples)
         other.load(slot, self.candidate, way)
         return other
 
-    def _without_results(self) -> Trial:
+    def _forget_results(self) -> Trial:
         """The same question, with nothing of what was run."""
         return replace(
             self, samples={}, drawn={}, results={}, accepted_outputs={}, references=set(), state=[]
         )
 
     @contextmanager
-    def in_new_process(self, child: Child | None = None) -> Iterator[Trial]:
+    def open_in_new_process(self, child: Child | None = None) -> Iterator[Trial]:
         """The candidate in a new process, or in `child`, which stays its owner's. Raises
         SandboxError, CandidateFailure.
         """
         # A process made here ends here; `child` belongs to the caller.
         with nullcontext(child) if child else Child(self.child.limits, self.contract) as fresh:
-            other = replace(self._without_results(), child=fresh)
+            other = replace(self._forget_results(), child=fresh)
             other.load(other.slot, other.candidate)
             yield other
 

@@ -49,7 +49,7 @@ from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_s
 from torch_cudal1.judge.sandbox.tripwires import Tripwires
 from torch_cudal1.judge.wire import arena
 from torch_cudal1.judge.wire.channel import Channel, message_bytes, save_tensors
-from torch_cudal1.judge.wire.precision_rights import flags_for
+from torch_cudal1.judge.wire.precision_rights import choose_flags
 
 __all__ = ["CandidateFailure", "Child", "Limits", "make_limits"]
 
@@ -101,7 +101,7 @@ class Child:
         - worker: the module that serves requests in the child; "": the judge's own.
         - fork_server: forks the child; None: a new interpreter.
         - shared_bytes: GPU memory to share with the child, for messages that fit into it; see
-          `arena`, and `room` for larger ones.
+          `arena`, and `enlarge_arena` for larger ones.
         """
         self.limits, self._shared_bytes = limits, shared_bytes
         self._fork_server = fork_server
@@ -166,7 +166,7 @@ class Child:
         assert self._process is not None
         return self._process.pid
 
-    def new_file(self) -> Path:
+    def reserve_file(self) -> Path:
         """A new path in the scratch folder for tensors, which both sides may write. Raises
         CandidateFailure when the child is no longer usable.
         """
@@ -180,7 +180,7 @@ class Child:
             path.chmod(0o666)
         return path
 
-    def message(
+    def write_message(
         self, tensors: Sequence[torch.Tensor | None]
     ) -> tuple[Path, list[list[Any] | None]]:
         """Write tensors for a request; their file and layout. Raises CandidateFailure."""
@@ -189,7 +189,7 @@ class Child:
         if any("layout" in due for due in self._due):
             last = self._due.pop()
             self.call(last.pop("verb"), **last)
-        path = self.new_file()
+        path = self.reserve_file()
         return path, save_tensors(tensors, path)
 
     def put(self, name: str, tensors: Sequence[torch.Tensor | None], *, base: str = "") -> None:
@@ -198,8 +198,8 @@ class Child:
         `base`: name of the set that supplies the tensors that are None here. Raises
         CandidateFailure.
         """
-        path, layout = self.message(tensors)
-        self._soon(message_bytes(tensors))(
+        path, layout = self.write_message(tensors)
+        self._choose_sender(message_bytes(tensors))(
             "put", name=name, layout=layout, path=str(path), base=base
         )
 
@@ -207,12 +207,12 @@ class Child:
         """Have the child free input sets and held outputs; up to 256 MiB, with the next request.
         Raises CandidateFailure.
         """
-        self._soon(size_bytes)("drop", names=list(names))
+        self._choose_sender(size_bytes)("drop", names=list(names))
 
-    def _soon(self, size_bytes: int) -> Callable[..., object]:
-        return self.later if size_bytes <= _SMALL_BYTES else self.call
+    def _choose_sender(self, size_bytes: int) -> Callable[..., object]:
+        return self.queue_request if size_bytes <= _SMALL_BYTES else self.call
 
-    def later(self, verb: str, **fields: Any) -> None:
+    def queue_request(self, verb: str, **fields: Any) -> None:
         """Queue a request whose answer carries no values; it is served just before the next one.
 
         If it fails, the next request fails in its place. This saves a turn on a GPU that other
@@ -244,18 +244,18 @@ class Child:
             self._stop()
             # After the stop: the supervisor prints the end of the output when it ends. Before
             # `close`, which deletes the log.
-            tail = self._tail()
+            tail = self._quote_log_tail()
             self.close()
             raise CandidateFailure(
                 verb, f"no answer within its deadline; killed{tail}", "resource"
             ) from None
         except EOFError:
             # The exit status says more than the end of the stream.
-            raise self._death(verb) from None
+            raise self._explain_death(verb) from None
         except SandboxError as error:
             # A send fails when the process has died: a broken pipe, not garbage.
             if error.stage == "sending":
-                raise self._death(verb) from error
+                raise self._explain_death(verb) from error
             self.usable = False
             raise CandidateFailure(
                 verb, f"garbage on the channel: {error.found}", "protocol"
@@ -272,12 +272,12 @@ class Child:
             # After an illegal access, CUDA calls of this process fail for later candidates too.
             self.usable = not answer.get("lost", False)
             raise CandidateFailure(
-                verb, _ends_of(str(answer["error"])), str(answer.get("detector") or verb)
+                verb, _cut_middle(str(answer["error"])), str(answer.get("detector") or verb)
             )
         return answer
 
     @contextmanager
-    def room(self, size_bytes: int) -> Iterator[None]:
+    def enlarge_arena(self, size_bytes: int) -> Iterator[None]:
         """Share `size_bytes` of GPU memory for the messages of the body, if the memory that is
         shared already is too small for them.
 
@@ -285,7 +285,7 @@ class Child:
         one of over 2 GiB, which would take minutes that way.
         """
         make_room(self.limits.device, size_bytes)
-        standing = arena.arena_of(self.scratch)
+        standing = arena.find_arena(self.scratch)
         if (
             standing is None
             or size_bytes <= standing.size_bytes
@@ -402,7 +402,7 @@ class Child:
             "threads": limits.threads,
             "memory_bytes": limits.memory_bytes,
             "gpu_fraction": limits.gpu_fraction if limits.gpu else 1.0,
-            "flags": flags_for(contract),
+            "flags": choose_flags(contract),
             "scratch": str(self.scratch),
             # Below level 2 there is no filter, so the child must not install that of the run phase.
             "phase": limits.phase if self.confinement.level >= 2 else "build",
@@ -414,7 +414,7 @@ class Child:
         except CandidateFailure as error:
             raise SandboxError("starting", error.found) from error
         self.surroundings = answer["surroundings"]
-        if answer["unshared"] and arena.arena_of(self.scratch) is not None:
+        if answer["unshared"] and arena.find_arena(self.scratch) is not None:
             telemetry.record("judge", "arena", "none", reason=str(answer["unshared"]))
             arena.withdraw(self.scratch)
 
@@ -433,7 +433,7 @@ class Child:
         arena.lend(self.scratch, shared_arena)
         return shared_arena.handle, shared_arena.size_bytes
 
-    def _death(self, verb: str) -> CandidateFailure:
+    def _explain_death(self, verb: str) -> CandidateFailure:
         assert self._process is not None
         self.usable = False
         try:
@@ -446,19 +446,21 @@ class Child:
             detector = "protocol" if status == 0 else "resource"
             return CandidateFailure(
                 verb,
-                f"the process exited with status {status} instead of answering{self._tail()}",
+                f"the process exited with status {status} instead of answering{self._quote_log_tail()}",
                 detector,
             )
         name = signal.Signals(-status).name
-        return CandidateFailure(verb, f"the process died of {name}{self._tail()}", "resource")
+        return CandidateFailure(
+            verb, f"the process died of {name}{self._quote_log_tail()}", "resource"
+        )
 
-    def _tail(self) -> str:
+    def _quote_log_tail(self) -> str:
         self._log.seek(0)
         text = self._log.read()[-_TAIL_CHARS:].decode(errors="replace").strip()
         return f"; its last words: {text!r}" if text else ""
 
 
-def _ends_of(text: str) -> str:
+def _cut_middle(text: str) -> str:
     """A long text without its middle: a traceback ends with the cause."""
     return (
         text

@@ -115,7 +115,7 @@ def make_environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str
         variables |= {"TRITON_HOME": str(scratch), "CUDA_CACHE_PATH": f"{scratch}/nv"}
     if not visible_gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""
-    paths = [str(_PACKAGE.parent), *_python_paths(own=own)]
+    paths = [str(_PACKAGE.parent), *_list_python_paths(own=own)]
     return variables | {
         "TMPDIR": str(scratch),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
@@ -143,15 +143,15 @@ def allow_access(
         *_SYSTEM,
         *(f"/etc/{name}" for name in _ETC),
         *list_roots(),
-        *_python_paths(own=own),
-        *_toolchains(variables),
+        *_list_python_paths(own=own),
+        *_list_toolchains(variables),
         *readable,
     ]
     write = [str(scratch)]
     devices = list(_DEVICES)
     if own:
-        read += _user_folders(variables)
-        write += _caches(variables)
+        read += _list_user_folders(variables)
+        write += _make_cache_folders(variables)
     if gpu:
         devices += [
             pattern_path for pattern in _GPU_DEVICES for pattern_path in sorted(glob.glob(pattern))
@@ -199,7 +199,7 @@ def is_open_to_all(path: str, *, with_parents: bool) -> bool:
     return not with_parents or all(parent.stat().st_mode & 0o1 for parent in real.parents)
 
 
-def _python_paths(*, own: bool) -> list[str]:
+def _list_python_paths(*, own: bool) -> list[str]:
     """Folders to import from. Foreign code gets the installation's, not the user's projects."""
     folders = [path for path in sys.path if path and Path(path).is_dir()]
     if own:
@@ -213,7 +213,7 @@ def _python_paths(*, own: bool) -> list[str]:
     ]
 
 
-def _toolchains(variables: Mapping[str, str]) -> list[str]:
+def _list_toolchains(variables: Mapping[str, str]) -> list[str]:
     """The prefixes of the compilers on PATH, such as /opt/gcc for /opt/gcc/bin/g++, except those
     that hold a home folder.
     """
@@ -223,10 +223,12 @@ def _toolchains(variables: Mapping[str, str]) -> list[str]:
     ]
     # A compiler is often a link; its headers and libraries lie beside the target.
     places = [place for path in compilers if path for place in (path, os.path.realpath(path))]
-    return _outside_home([os.path.dirname(os.path.dirname(place)) for place in places], variables)
+    return _drop_home_folders(
+        [os.path.dirname(os.path.dirname(place)) for place in places], variables
+    )
 
 
-def _user_folders(variables: Mapping[str, str]) -> list[str]:
+def _list_user_folders(variables: Mapping[str, str]) -> list[str]:
     """The folders that the user's variables name: tools and their libraries. Never a whole home
     folder, or a folder above one.
     """
@@ -241,10 +243,10 @@ def _user_folders(variables: Mapping[str, str]) -> list[str]:
     folders += [folder for name, folder in named if name == "PATH"]
     folders += [variables.get(name, "") for name in _PREFIXES]
     folders += [os.path.dirname(variables.get(name, "")) for name in ("CC", "CXX")]
-    return _outside_home(folders, variables)
+    return _drop_home_folders(folders, variables)
 
 
-def _outside_home(folders: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+def _drop_home_folders(folders: Iterable[str], variables: Mapping[str, str]) -> list[str]:
     """The absolute paths of `folders` that are neither a home folder nor above one."""
     # HOME may differ from the home in the password file; neither is readable.
     homes = [os.path.realpath(variables.get("HOME") or "/"), os.path.realpath(Path.home())]
@@ -258,7 +260,7 @@ def _outside_home(folders: Iterable[str], variables: Mapping[str, str]) -> list[
     ]
 
 
-def _caches(variables: Mapping[str, str]) -> list[str]:
+def _make_cache_folders(variables: Mapping[str, str]) -> list[str]:
     """Folders in which compilers keep results, created where possible; and /dev/shm, where POSIX
     semaphores are.
     """

@@ -77,7 +77,7 @@ def probe_level(limits: Limits, level: int) -> ProbeResult:
         landlock=landlock.find_version() if level > 1 else 0,
     )
     try:
-        with _targets() as targets:
+        with _set_up_targets() as targets:
             return _measure_level(
                 limits, replace(facts, filter_digest=digest_filters(limits, level)), targets
             )
@@ -107,7 +107,7 @@ def _measure_level(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) 
             **targets,
             scratch=str(scratch),
             library=str(Path(torch.__file__)),
-            compiler=_compiler(variables.get("PATH")),
+            compiler=_find_compiler(variables.get("PATH")),
             gpu=limits.gpu,
             own=own,
             run=limits.phase == "run",
@@ -134,12 +134,14 @@ def _measure_level(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) 
             log.seek(0)
             output = log.read().decode(errors="replace").strip()
         uid = os.getuid() if plan.uid is None else plan.uid
-        return replace(facts, uid=uid, controls=(*_controls(output), _survivors(scratch)))
+        return replace(
+            facts, uid=uid, controls=(*_parse_controls(output), _check_survivors(scratch))
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _controls(output: str) -> tuple[Control, ...]:
+def _parse_controls(output: str) -> tuple[Control, ...]:
     # Libraries may print before it.
     last = output.splitlines()[-1] if output else ""
     if not last.startswith("{"):
@@ -155,7 +157,7 @@ def _controls(output: str) -> tuple[Control, ...]:
     return tuple(controls)
 
 
-def _survivors(scratch: Path) -> Control:
+def _check_survivors(scratch: Path) -> Control:
     """Whether the process that was left behind is dead: its lock is free."""
     with open(scratch / acts.LOCK_NAME, "rb") as lock:
         try:
@@ -173,7 +175,7 @@ def _survivors(scratch: Path) -> Control:
 
 
 @contextlib.contextmanager
-def _targets() -> Iterator[dict[str, Any]]:
+def _set_up_targets() -> Iterator[dict[str, Any]]:
     """The targets of the forbidden acts, outside the sandbox. Any user may use them, so only the
     confinement can stop the child.
     """
@@ -213,7 +215,7 @@ def _targets() -> Iterator[dict[str, Any]]:
         }
 
 
-def _compiler(path: str | None) -> str:
+def _find_compiler(path: str | None) -> str:
     """Path of the C++ compiler that Inductor would call, "" if there is none."""
     configured = inductor_config.cpp.cxx
     names = [

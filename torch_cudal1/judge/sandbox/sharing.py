@@ -18,6 +18,6 @@ class DeviceSharing:
     def give_way(self) -> None:
         """Called before each request."""
 
-    def rest(self, seconds: float) -> None:
+    def pause_for(self, seconds: float) -> None:
         """Wait for `seconds`, and send no request meanwhile."""
         time.sleep(seconds)

@@ -66,18 +66,18 @@ def plan_launch(
     reached = allow_access(scratch, variables, own=own, gpu=limits.gpu, watched=watched)
     if own:
         return LaunchPlan(os.getpid(), str(scratch), reached, keep=_KEPT_OWN, rlimits=rlimits)
-    uid = _strangers_uid(scratch)
+    uid = _choose_unused_uid(scratch)
     # At level 3 the child sees mounts of these folders, so the permissions above them do not
     # matter.
     closed = uid is not None and not all(
-        is_open_to_all(path, with_parents=level < 3) for path in _vital()
+        is_open_to_all(path, with_parents=level < 3) for path in _list_required_paths()
     )
     return LaunchPlan(
         os.getpid(),
         str(scratch),
         reached,
         uid,
-        _way_in() if closed else (),
+        _choose_capabilities() if closed else (),
         own=False,
         namespaces=level >= 3,
         rlimits=rlimits | {"NOFILE": _OPEN_FILES},
@@ -158,7 +158,7 @@ def end_process(process: Process) -> None:
             return
 
 
-def _strangers_uid(scratch: Path) -> int | None:
+def _choose_unused_uid(scratch: Path) -> int | None:
     """A random unused user id, which now owns the scratch folder, where root starts the child; else
     None, and the user stays.
     """
@@ -172,7 +172,7 @@ def _strangers_uid(scratch: Path) -> int | None:
     return uid
 
 
-def _way_in() -> tuple[int, ...]:
+def _choose_capabilities() -> tuple[int, ...]:
     """The capability with which the child's user reaches a Python that only root may reach, such as
     one below /root. Landlock still decides which files.
     """
@@ -185,5 +185,5 @@ def _way_in() -> tuple[int, ...]:
     )
 
 
-def _vital() -> list[str]:
+def _list_required_paths() -> list[str]:
     return [sys.executable, os.__file__, __file__, *list_roots()]

@@ -19,8 +19,8 @@ __all__ = ["Tripwires"]
 
 
 class Tripwires:
-    """Placed on construction, checked by `disturbed`, removed by `close`. A tripwire that cannot be
-    placed is left out; construction does not raise.
+    """Placed on construction, checked by `find_disturbed`, removed by `close`. A tripwire that
+    cannot be placed is left out; construction does not raise.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Tripwires:
             self._path.chmod(0o666)
         with contextlib.suppress(OSError):
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=4)
-            # `disturbed` asks for a connection and must not wait for one.
+            # `find_disturbed` asks for a connection and must not wait for one.
             self._socket.setblocking(False)
 
     @property
@@ -49,9 +49,9 @@ class Tripwires:
         """Port of the socket, None where it could not be opened."""
         return self._socket.getsockname()[1] if self._socket else None
 
-    def disturbed(self) -> str:
+    def find_disturbed(self) -> str:
         """Which tripwire was touched, "" if none was."""
-        if self._path is not None and not self._whole():
+        if self._path is not None and not self._is_intact():
             return "a file outside the scratch folder was changed"
         if self._socket is not None:
             with contextlib.suppress(BlockingIOError):
@@ -68,7 +68,7 @@ class Tripwires:
             self._socket.close()
         self._path = self._socket = None
 
-    def _whole(self) -> bool:
+    def _is_intact(self) -> bool:
         assert self._path is not None
         try:
             return self._path.read_bytes() == self._text

@@ -30,7 +30,7 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.sandbox.fork_server import ForkServer
 from torch_cudal1.judge.sandbox.limits import Limits
 
-__all__ = ["acquire", "expect", "in_background", "pool_scope", "prestart", "spawn"]
+__all__ = ["acquire", "expect", "pool_scope", "prestart", "run_in_background", "spawn"]
 
 _Args = ParamSpec("_Args")
 _Answer = TypeVar("_Answer")
@@ -159,7 +159,7 @@ def prestart(limits: Limits, contract: Contract, shared_bytes: int = 0) -> None:
     """
     if _POOL.depth and limits.trust == "own" and not _POOL.starting.get((limits, contract)):
         starting = _POOL.scope.submit(
-            _starter_threads(limits.gpu),
+            _get_starter_thread(limits.gpu),
             _start_child,
             limits,
             contract,
@@ -174,7 +174,7 @@ def expect(limits: Limits) -> None:
     _find_fork_server(limits)
 
 
-def in_background(
+def run_in_background(
     threads: ThreadPoolExecutor,
     function: Callable[_Args, _Answer],
     *args: _Args.args,
@@ -251,7 +251,7 @@ def _find_fork_server(limits: Limits) -> Future[ForkServer] | None:
     if scope is None or limits.trust != "own":
         return None
     return scope.submit_once(
-        _starter_threads(limits.gpu),
+        _get_starter_thread(limits.gpu),
         (_FORK_SERVER, limits.visible_gpu),
         partial(_open_fork_server, limits.visible_gpu),
     )
@@ -293,7 +293,7 @@ def _take_prestarted(kind: _Kind) -> Child | None:
 
 
 @cache
-def _starter_threads(gpu: bool) -> ThreadPoolExecutor:
+def _get_starter_thread(gpu: bool) -> ThreadPoolExecutor:
     """The thread that starts children with a GPU, or the one for children without.
 
     One thread each: the first start probes the sandbox, and the next ones use the result.

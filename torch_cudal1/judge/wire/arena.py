@@ -24,7 +24,7 @@ __all__ = [
     "ALIGNMENT_BYTES",
     "Arena",
     "Verbs",
-    "arena_of",
+    "find_arena",
     "lend",
     "lend_also",
     "open_arena",
@@ -145,7 +145,7 @@ def withdraw(folder: Path) -> None:
         arena.close()
 
 
-def arena_of(folder: Path) -> Arena | None:
+def find_arena(folder: Path) -> Arena | None:
     """The arena of a folder, None where there is none."""
     return _LENT.get(folder)
 
@@ -154,7 +154,7 @@ def share(size_bytes: int, device: torch.device) -> Arena:
     """Allocate an arena that another process can open by its `handle`. Raises SandboxError with the
     driver's call and status.
     """
-    cuda = _driver(device)
+    cuda = _open_driver(device)
     address, handle = ctypes.c_uint64(), _Handle()
     # Not by PyTorch: a handle opens a whole block, which could hold tensors of the judge.
     _ask(cuda, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
@@ -186,7 +186,7 @@ def share_at_once(size_bytes: int, device: torch.device) -> Arena:
 
 def open_arena(handle: str, size_bytes: int, device: torch.device) -> Arena:
     """Open, in the child, the arena that the judge allocated. Raises SandboxError."""
-    cuda = _driver(device)
+    cuda = _open_driver(device)
     address, given = ctypes.c_uint64(), _Handle()
     ctypes.memmove(ctypes.byref(given), bytes.fromhex(handle), _HANDLE_BYTES)
     # The handle is passed by value, which ctypes must be told.
@@ -226,7 +226,7 @@ def _make_arena(
     return Arena(device, address.value, size_bytes, Verbs(copy, wait, give_back), handle)
 
 
-def _driver(device: torch.device) -> ctypes.CDLL:
+def _open_driver(device: torch.device) -> ctypes.CDLL:
     # Makes the device's context current in this thread.
     torch.cuda.synchronize(device)
     try:

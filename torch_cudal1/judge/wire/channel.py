@@ -26,18 +26,18 @@ from safetensors.torch import save_file
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.program import TensorSpec
-from torch_cudal1.judge.wire.arena import ALIGNMENT_BYTES, Arena, arena_of
+from torch_cudal1.judge.wire.arena import ALIGNMENT_BYTES, Arena, find_arena
 
 __all__ = [
     "DTYPES",
     "MAX_FRAME_BYTES",
     "Channel",
-    "in_arena",
+    "describe_placed_layout",
+    "lies_in_arena",
     "load_tensors",
     "message_bytes",
     "save_tensors",
     "storage_extent",
-    "with_offsets",
 ]
 
 # The JSON of a Program of 100,000 steps is about 30 MB.
@@ -99,13 +99,13 @@ class Channel:
         """Read one frame. Raises TimeoutError past `deadline`, EOFError when the peer hung up,
         SandboxError for garbage.
         """
-        (size,) = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
+        (size,) = _HEADER.unpack(self._receive_exactly(_HEADER.size, deadline))
         # Before any byte of it is read: a child could announce 4 GiB.
         if size > MAX_FRAME_BYTES:
             raise SandboxError(
                 "reading a frame", f"announced {size} bytes, at most {MAX_FRAME_BYTES}"
             )
-        body = self._exactly(size, deadline)
+        body = self._receive_exactly(size, deadline)
         try:
             message = json.loads(body)
         # RecursionError: brackets nested without end.
@@ -121,7 +121,7 @@ class Channel:
         """Close the socket."""
         self._sock.close()
 
-    def _exactly(self, size: int, deadline: float | None) -> bytes:
+    def _receive_exactly(self, size: int, deadline: float | None) -> bytes:
         parts = bytearray()
         while len(parts) < size:
             self._wait_until(deadline)
@@ -170,7 +170,7 @@ def save_tensors(tensors: Sequence[torch.Tensor | None], path: Path) -> list[lis
     Where the folder has an arena and they all fit into it, they go there instead, and no file is
     written.
     """
-    arena = arena_of(path.parent)
+    arena = find_arena(path.parent)
     if arena is not None and (placed := _write_to_arena(tensors, arena)) is not None:
         return placed
     flat: dict[str, torch.Tensor] = {}
@@ -206,10 +206,10 @@ def _write_to_arena(
     if not plain or any(tensor.device.type != arena.device.type for tensor in plain):
         return None
     spans = [(t.data_ptr(), storage_extent(t.shape, t.stride()) * t.element_size()) for t in plain]
-    return with_offsets(tensors, arena.write(spans))
+    return describe_placed_layout(tensors, arena.write(spans))
 
 
-def with_offsets(
+def describe_placed_layout(
     tensors: Sequence[torch.Tensor | None], offsets: Sequence[int] | None
 ) -> list[list[Any] | None] | None:
     """The layout of tensors that lie at these offsets of an arena; None where `offsets` is None."""
@@ -224,7 +224,7 @@ def with_offsets(
     ]
 
 
-def in_arena(layout: Sequence[Any]) -> bool:
+def lies_in_arena(layout: Sequence[Any]) -> bool:
     """Whether a message lies in the arena, where the next one overwrites it."""
     return any(isinstance(item, list) and len(item) == _PLACED for item in layout)
 
@@ -238,11 +238,11 @@ def load_tensors(
     try:
         # Everything below comes from the child, so any error is its fault and no crash of the
         # judge.
-        if in_arena(layout):
+        if lies_in_arena(layout):
             return _copy_from_arena(layout, path, device)
-        with _plain_file(path) as (file, size):
+        with _open_plain_file(path) as (file, size):
             wanted = {str(index): item for index, item in enumerate(layout) if item is not None}
-            places, begin = _places(file, size, wanted)
+            places, begin = _read_header(file, size, wanted)
             found = {
                 name: _read(file, begin, places[name], item, device)
                 for name, item in wanted.items()
@@ -263,7 +263,7 @@ def load_tensors(
 def _copy_from_arena(
     layout: Sequence[Any], path: Path, device: torch.device
 ) -> list[torch.Tensor | None]:
-    arena = arena_of(path.parent)
+    arena = find_arena(path.parent)
     if arena is None:
         raise SandboxError(
             "reading tensors", "no memory is shared with the process that says that they lie there"
@@ -273,7 +273,7 @@ def _copy_from_arena(
         if item is None:
             found.append(None)
             continue
-        spec, extent = _spec_of(item[:-1], device)
+        spec, extent = _parse_spec(item[:-1], device)
         # Before the allocation: a shape from the child could ask for all memory of the GPU.
         if extent > arena.size_bytes:
             raise SandboxError(
@@ -291,7 +291,7 @@ def _copy_from_arena(
     return found
 
 
-def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int]:
+def _parse_spec(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int]:
     """The spec of one tensor of a layout, and how many elements its storage needs."""
     dtype, shape, strides = item
     spec = TensorSpec(str(dtype), tuple(map(int, shape)), tuple(map(int, strides)), device.type)
@@ -302,7 +302,7 @@ def _spec_of(item: Sequence[Any], device: torch.device) -> tuple[TensorSpec, int
 
 
 @contextmanager
-def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+def _open_plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """Open a regular file; the file and its size in bytes. Later growth does not count.
 
     Raises OSError for a link, a pipe or a sparse file.
@@ -323,7 +323,7 @@ def _plain_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         yield file, status.st_size
 
 
-def _places(
+def _read_header(
     file: BinaryIO, file_bytes: int, wanted: Collection[str]
 ) -> tuple[Mapping[str, Any], int]:
     """The header of a safetensors file that must hold the tensors `wanted`, and the position from
@@ -351,7 +351,7 @@ def _places(
 
 def _read(file: BinaryIO, begin: int, place: Any, item: Any, device: torch.device) -> torch.Tensor:
     """One tensor, read directly into its storage."""
-    spec, extent = _spec_of(item, device)
+    spec, extent = _parse_spec(item, device)
     first, end = map(int, place["data_offsets"])
     # Header and layout must agree on the bytes, or part of the storage would stay uninitialised:
     # old memory of the judge.

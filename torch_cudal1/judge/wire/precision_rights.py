@@ -2,7 +2,7 @@
 one value.
 
 The contract fixes TF32: an op class has the right to it, or not. The other switches are those of
-the user's process. `apply` sets them for good, in a disposable process; `under` restores them.
+the user's process. `apply` sets them for good, in a disposable process; `enforce_rights` restores them.
 
 A switch that already has the wanted meaning keeps its value. The values are part of Inductor's
 cache keys, and "none" and "ieee" mean the same; with equal values the user's process finds what a
@@ -19,7 +19,7 @@ import torch
 
 from torch_cudal1.ir.records import Contract
 
-__all__ = ["apply", "flags_for", "under"]
+__all__ = ["apply", "choose_flags", "enforce_rights"]
 
 # Attributes of torch.backends.cuda.matmul that permit sums in half precision.
 _MATMUL = (
@@ -28,11 +28,13 @@ _MATMUL = (
 )
 
 
-def flags_for(contract: Contract) -> dict[str, str | bool]:
+def choose_flags(contract: Contract) -> dict[str, str | bool]:
     """The switches under which the baseline and the candidate of a contract run (JSON)."""
     strict = contract.precision == "strict"
     flags: dict[str, str | bool] = {
-        "matmul": _in_own_words("tf32" if "matmul" in contract.rights and not strict else "ieee"),
+        "matmul": _keep_matmul_spelling(
+            "tf32" if "matmul" in contract.rights and not strict else "ieee"
+        ),
         "conv": "tf32" if "conv" in contract.rights and not strict else "ieee",
         "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
         "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
@@ -42,7 +44,7 @@ def flags_for(contract: Contract) -> dict[str, str | bool]:
     return flags
 
 
-def _in_own_words(wanted: str) -> str:
+def _keep_matmul_spelling(wanted: str) -> str:
     """The present value of the matmul switch if it means `wanted`, else `wanted`."""
     # "none" means unset, which computes as "ieee" does.
     said = str(torch.backends.cuda.matmul.fp32_precision)
@@ -71,11 +73,11 @@ def apply(flags: Mapping[str, str | bool]) -> None:
 
 
 @contextmanager
-def under(contract: Contract) -> Iterator[None]:
+def enforce_rights(contract: Contract) -> Iterator[None]:
     """Run the body with the contract's TF32 rights on CUDA, then restore the user's switches."""
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = (matmul.fp32_precision, conv.fp32_precision)
-    flags = flags_for(contract)
+    flags = choose_flags(contract)
     matmul.fp32_precision, conv.fp32_precision = flags["matmul"], flags["conv"]
     try:
         yield

@@ -27,10 +27,13 @@ def describe(
     true where an output of an earlier call (`held`), still alive, overlaps.
     """
     earlier = [t for outs in held for t in outs if t is not None]
-    return [_one(position, out, outputs, inputs, earlier) for position, out in enumerate(outputs)]
+    return [
+        _describe_output(position, out, outputs, inputs, earlier)
+        for position, out in enumerate(outputs)
+    ]
 
 
-def _one(
+def _describe_output(
     position: int,
     out: torch.Tensor | None,
     outputs: Sequence[torch.Tensor | None],
@@ -39,10 +42,12 @@ def _one(
 ) -> dict[str, Any] | None:
     if out is None:
         return None
-    shares = [index for index, tensor in enumerate(inputs) if _overlap(out, tensor)]
+    shares = [index for index, tensor in enumerate(inputs) if _overlaps(out, tensor)]
     # An earlier output that is a view of an input is no buffer that the candidate kept.
     held_by_inputs = [
-        t for t in earlier if _overlap(out, t) and not any(_overlap(t, tensor) for tensor in inputs)
+        t
+        for t in earlier
+        if _overlaps(out, t) and not any(_overlaps(t, tensor) for tensor in inputs)
     ]
     last = out.storage_offset() + sum(
         (size - 1) * stride for size, stride in zip(out.shape, out.stride(), strict=True)
@@ -52,7 +57,7 @@ def _one(
         "exact_type": type(out) is torch.Tensor,
         "dtype": str(out.dtype).removeprefix("torch."),
         "shape": list(out.shape),
-        "strides": _telling_strides(out),
+        "strides": _list_relevant_strides(out),
         "device": out.device.type,
         # A lazy tensor has a storage without bytes.
         "storage": out.numel() == 0
@@ -61,13 +66,13 @@ def _one(
         "outputs": [
             i
             for i, other in enumerate(outputs)
-            if i != position and other is not None and _overlap(out, other)
+            if i != position and other is not None and _overlaps(out, other)
         ],
         "held": bool(held_by_inputs),
     }
 
 
-def _telling_strides(out: torch.Tensor) -> list[int]:
+def _list_relevant_strides(out: torch.Tensor) -> list[int]:
     """Strides, with 0 where they have no meaning: dimensions of size 1, and empty tensors."""
     return [
         stride if size > 1 and out.numel() else 0
@@ -75,7 +80,7 @@ def _telling_strides(out: torch.Tensor) -> list[int]:
     ]
 
 
-def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _overlaps(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.device != right.device:
         return False
     # By address: two storage objects can be made over the same memory.

@@ -25,7 +25,7 @@ def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     # As bytes: NaN differs from itself, and 0.0 equals -0.0.
-    return _equal(_element_bytes(left), _element_bytes(right))
+    return _equal(_view_elements_as_bytes(left), _view_elements_as_bytes(right))
 
 
 def all_same_bits(
@@ -37,7 +37,7 @@ def all_same_bits(
 
 def same_storage(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether the memory spans of two tensors are equal, including elements that strides skip."""
-    return _equal(_spanned_bytes(left).to(right.device), _spanned_bytes(right))
+    return _equal(_view_span_as_bytes(left).to(right.device), _view_span_as_bytes(right))
 
 
 def to_float64(tensor: Any) -> Any:
@@ -49,11 +49,11 @@ def to_float64(tensor: Any) -> Any:
     return tensor.double() if tensor.dtype.is_floating_point else tensor
 
 
-def _element_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _view_elements_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     # A tensor of one element is contiguous with any stride, but cannot be viewed as bytes then.
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def _spanned_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _view_span_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     extent = storage_extent(tensor.shape, tensor.stride())
     return tensor.as_strided((extent,), (1,)).view(torch.uint8)

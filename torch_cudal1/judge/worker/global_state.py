@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch_cudal1.core.settings import process_environment
 from torch_cudal1.judge.worker.object_identity import (
     digest_identities,
-    module_identities,
+    list_module_identities,
     read_identities,
 )
 
@@ -158,21 +158,21 @@ def read_global_state(device: torch.device, *, tables: bool = True) -> dict[str,
     # The product first: it initialises CUDA, whose flags are read below only then.
     product = _measure_product(device)
     state: dict[str, Any] = {
-        "flags": {"product": product} | _flags(),
-        "random": _random_states(),
+        "flags": {"product": product} | _read_flags(),
+        "random": _digest_random_states(),
         "process": _process(),
-        "interpreter": _interpreter(),
-        "hints": _hints(),
-        "compilers": _compilers(),
+        "interpreter": _read_interpreter_hooks(),
+        "hints": _read_hints(),
+        "compilers": _read_compiler_options(),
         "environment": process_environment(),
         "digests": digest_identities(),
     }
     if tables:
-        state |= {"modules": module_identities(), "identities": read_identities()}
+        state |= {"modules": list_module_identities(), "identities": read_identities()}
     return state
 
 
-def _flags() -> dict[str, str]:
+def _read_flags() -> dict[str, str]:
     flags: dict[str, str] = {}
     for path, names in _BACKENDS.items():
         owner: Any = torch.backends
@@ -200,8 +200,8 @@ def _flags() -> dict[str, str]:
     # An active mode sees and may replace every operation.
     flags["modes"] = repr(
         [
-            *map(_type_name, _get_current_function_mode_stack()),
-            *map(_type_name, _get_current_dispatch_mode_stack()),
+            *map(_name_type, _get_current_function_mode_stack()),
+            *map(_name_type, _get_current_dispatch_mode_stack()),
         ]
     )
     flags["operators of torch replaced"] = _read_as_text(
@@ -230,7 +230,7 @@ def _read_as_text(getter: Callable[[], Any]) -> str:
         return f"{_ABSENT}: {type(error).__name__}"
 
 
-def _type_name(value: object) -> str:
+def _name_type(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
@@ -256,7 +256,7 @@ def _fix_attention_order(device: torch.device) -> None:
             _choose_attention(query, query, query)
 
 
-def _random_states() -> dict[str, str]:
+def _digest_random_states() -> dict[str, str]:
     # Digests: a state has kilobytes, and the parent only tests equality.
     states = {
         "torch": _sha(bytes(_to_list(_cpu_random()))).hexdigest(),
@@ -279,7 +279,7 @@ def _process() -> dict[str, str]:
     return {
         "working directory": os.getcwd(),
         "umask": oct(mask),
-        "signal handlers": repr({int(s): _handler(s) for s in signal.valid_signals()}),
+        "signal handlers": repr({int(s): _describe_handler(s) for s in signal.valid_signals()}),
         "blocked signals": repr(sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))),
         "timers": repr(
             [
@@ -306,7 +306,7 @@ def _process() -> dict[str, str]:
     }
 
 
-def _handler(number: int) -> str:
+def _describe_handler(number: int) -> str:
     handler = signal.getsignal(number)
     return (
         str(int(handler))
@@ -315,7 +315,7 @@ def _handler(number: int) -> str:
     )
 
 
-def _interpreter() -> dict[str, str]:
+def _read_interpreter_hooks() -> dict[str, str]:
     def hook(value: object) -> str:
         # The identity: a replacement may have the same name.
         return "None" if value is None else f"{type(value).__name__} {id(value)}"
@@ -339,12 +339,12 @@ def _interpreter() -> dict[str, str]:
     }
 
 
-def _hints() -> dict[str, str]:
+def _read_hints() -> dict[str, str]:
     """State that honest code changes too: reported, but never a reason to reject."""
     return {
         "warning filters": repr(len(warnings.filters)),
         "sys.path": repr(sys.path),
-        "sys.meta_path": repr([_type_name(finder) for finder in sys.meta_path]),
+        "sys.meta_path": repr([_name_type(finder) for finder in sys.meta_path]),
         "recursion limit": repr(sys.getrecursionlimit()),
         "print options": _read_as_text(lambda: vars(torch._tensor_str.PRINT_OPTS)),
         "exit functions": repr(atexit._ncallbacks()),
@@ -353,7 +353,7 @@ def _hints() -> dict[str, str]:
     }
 
 
-def _compilers() -> dict[str, str]:
+def _read_compiler_options() -> dict[str, str]:
     """Options of Dynamo, Inductor and Functorch that were changed at run time."""
     changed: dict[str, str] = {}
     for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):

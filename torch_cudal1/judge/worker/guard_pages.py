@@ -28,7 +28,7 @@ from torch_cudal1.judge.wire.channel import storage_extent
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
-__all__ = ["HANDLERS", "OUT_OF_MEMORY", "SIDES", "Side", "at_edge"]
+__all__ = ["HANDLERS", "OUT_OF_MEMORY", "SIDES", "Side", "copy_to_edge"]
 
 Side: TypeAlias = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")
@@ -48,7 +48,7 @@ _map, _frombuffer, _as_tensor = mmap.mmap, torch.frombuffer, torch.as_tensor
 _empty_cache = torch.cuda.empty_cache
 
 
-def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
+def copy_to_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
     """A copy of `tensor`, with its strides, that ends where mapped memory ends, or starts where it
     starts. An empty tensor is returned as it is.
 
@@ -59,9 +59,9 @@ def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
         return tensor
     size = extent * tensor.element_size()
     pages = (
-        _host_pages(size, side)
+        _map_host_pages(size, side)
         if tensor.device.type == "cpu"
-        else _gpu_pages(size, side, tensor.device)
+        else _map_gpu_pages(size, side, tensor.device)
     )
     pages.copy_(tensor.detach().as_strided((extent,), (1,)).view(torch.uint8))
     return (
@@ -71,7 +71,7 @@ def at_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
     )
 
 
-def _place(size: int, mapped: int, side: Side) -> int:
+def _find_offset(size: int, mapped: int, side: Side) -> int:
     """The offset in `mapped` bytes at which a tensor of `size` bytes begins."""
     # Aligned as tensors are, since kernels may load vectors; so up to 15 bytes stay behind the end.
     return 0 if side == "start" else (mapped - size) // ALIGNMENT * ALIGNMENT
@@ -81,7 +81,7 @@ def _round_up(size: int, granule: int) -> int:
     return -(-size // granule) * granule
 
 
-def _host_pages(size: int, side: Side) -> torch.Tensor:
+def _map_host_pages(size: int, side: Side) -> torch.Tensor:
     """A uint8 tensor on the host. It owns the mapping, which is freed with it."""
     mapped = _round_up(size, _PAGE)
     memory = _map(
@@ -92,7 +92,7 @@ def _host_pages(size: int, side: Side) -> torch.Tensor:
     first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in (first, first + _HOST_MARGIN_BYTES + mapped):
         # PROT_NONE: the CPU raises SIGSEGV at any access.
-        if _libc().mprotect(
+        if _open_libc().mprotect(
             ctypes.c_void_p(start), ctypes.c_size_t(_HOST_MARGIN_BYTES), _PROT_NONE
         ):
             code = ctypes.get_errno()
@@ -101,27 +101,27 @@ def _host_pages(size: int, side: Side) -> torch.Tensor:
         memory,
         dtype=torch.uint8,
         count=size,
-        offset=_HOST_MARGIN_BYTES + _place(size, mapped, side),
+        offset=_HOST_MARGIN_BYTES + _find_offset(size, mapped, side),
     )
 
 
 @functools.cache
-def _libc() -> Any:
+def _open_libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _gpu_pages(size: int, side: Side, device: torch.device) -> torch.Tensor:
+def _map_gpu_pages(size: int, side: Side, device: torch.device) -> torch.Tensor:
     index = torch.cuda.current_device() if device.index is None else device.index
     driver = open_driver()
     place = _Location(_ON_DEVICE, index)
     try:
-        reserved = _ReservedPages(driver, driver.context(index), place, size, side)
+        reserved = _ReservedPages(driver, driver.retain_context(index), place, size, side)
     except DriverError as error:
         if OUT_OF_MEMORY not in str(error):
             raise
         # PyTorch keeps freed memory, which the driver cannot use.
         _empty_cache()
-        reserved = _ReservedPages(driver, driver.context(index), place, size, side)
+        reserved = _ReservedPages(driver, driver.retain_context(index), place, size, side)
     return _as_tensor(reserved, device=torch.device("cuda", index))
 
 
@@ -163,7 +163,7 @@ class _ReservedPages:
         self._undo: list[Callable[[], None]] = []
         properties, granule = _Properties(kind=_PINNED, location=place), ctypes.c_size_t()
         base, memory = ctypes.c_uint64(), ctypes.c_uint64()
-        with driver.current(self._context):
+        with driver.make_current(self._context):
             call, by, wide = driver.call, ctypes.byref, ctypes.c_size_t
             call(
                 "cuMemGetAllocationGranularity", by(granule), by(properties), ctypes.c_int(_MINIMUM)
@@ -189,7 +189,7 @@ class _ReservedPages:
             call(
                 "cuMemSetAccess", first, wide(mapped), by(_Access(place, _READ_AND_WRITE)), wide(1)
             )
-        address = first.value + _place(size, mapped, side)
+        address = first.value + _find_offset(size, mapped, side)
         self.__cuda_array_interface__ = {
             "shape": (size,),
             "typestr": "|u1",
@@ -201,7 +201,7 @@ class _ReservedPages:
     def __del__(self) -> None:
         """Unmap, release and free, in the reverse order."""
         # After an illegal access every call of the driver fails.
-        with contextlib.suppress(DriverError), self._driver.current(self._context):
+        with contextlib.suppress(DriverError), self._driver.make_current(self._context):
             # A kernel may still use the pages.
             self._driver.call("cuCtxSynchronize")
             while self._undo:
@@ -213,7 +213,7 @@ def _move_to_edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any
     tensors, chosen = session.sets[request["inputs"]], set(request["positions"])
     side: Side = request["side"]
     session.sets[request["name"]] = [
-        at_edge(t, side) if i in chosen else t for i, t in enumerate(tensors)
+        copy_to_edge(t, side) if i in chosen else t for i, t in enumerate(tensors)
     ]
     return {}
 

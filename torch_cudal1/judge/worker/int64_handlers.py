@@ -17,7 +17,7 @@ import torch
 from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.wire.channel import storage_extent
 from torch_cudal1.judge.wire.properties import describe
-from torch_cudal1.judge.worker.raw_copy import raw_tensors, refuse_lazy
+from torch_cudal1.judge.worker.raw_copy import refuse_lazy, save_raw_tensors
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
@@ -68,7 +68,7 @@ def _run_large(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
             if out is not None
             for piece in _cut_pieces(out, request["pieces"])
         ]
-        layout = raw_tensors(pieces, Path(request["path"]))
+        layout = save_raw_tensors(pieces, Path(request["path"]))
         return {"layout": layout, "facts": describe(outputs, inputs, [])}
     finally:
         # Before the answer leaves: the reference's process needs as much memory of the same GPU.

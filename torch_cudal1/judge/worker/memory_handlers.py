@@ -26,8 +26,8 @@ from torch_cudal1.judge.wire.channel import storage_extent
 from torch_cudal1.judge.wire.transport import read_program
 from torch_cudal1.judge.worker import heap
 from torch_cudal1.judge.worker.global_state import read_global_state, reseed_generators
-from torch_cudal1.judge.worker.guard_pages import Side, at_edge
-from torch_cudal1.judge.worker.raw_copy import raw_tensors, refuse_lazy
+from torch_cudal1.judge.worker.guard_pages import Side, copy_to_edge
+from torch_cudal1.judge.worker.raw_copy import refuse_lazy, save_raw_tensors
 from torch_cudal1.judge.worker.redzone_tensors import GuardBlocks, Redzones
 
 if TYPE_CHECKING:
@@ -78,15 +78,17 @@ def _run_poisoned(session: Session, request: Request) -> Answer:
     """
     inputs, byte = session.sets[request["inputs"]], request["byte"]
     fill = (
-        _deterministic(fill=True) if byte is None else _fill_fresh_memory(int(byte), session.device)
+        _run_deterministically(fill=True)
+        if byte is None
+        else _fill_fresh_memory(int(byte), session.device)
     )
     # The deterministic algorithms are others, less exact ones, so filling must not depend on them.
-    mode = _deterministic(fill=False) if request["deterministic"] else nullcontext()
+    mode = _run_deterministically(fill=False) if request["deterministic"] else nullcontext()
     with mode, fill as control, torch.no_grad():
         outputs = session.slots[request["slot"]](inputs)
         refuse_lazy(outputs)
         synchronise(session.device)
-    return {"layout": raw_tensors(outputs, Path(request["path"])), "control": control}
+    return {"layout": save_raw_tensors(outputs, Path(request["path"])), "control": control}
 
 
 @contextmanager
@@ -145,7 +147,7 @@ def _split_block(size: int, *, small: bool) -> list[int]:
 
 
 @contextmanager
-def _deterministic(*, fill: bool) -> Iterator[bool]:
+def _run_deterministically(*, fill: bool) -> Iterator[bool]:
     """Run the body in PyTorch's deterministic mode. With `fill`, uninitialised floats are NaN and
     integers their largest value. Yields whether memory is filled so.
     """
@@ -184,7 +186,7 @@ def _run_in_redzones(session: Session, request: Request) -> Answer:
         outputs = run(inputs)
     refuse_lazy(outputs)
     synchronise(device)
-    layout = raw_tensors(outputs, Path(request["path"]))
+    layout = save_raw_tensors(outputs, Path(request["path"]))
     return {
         "layout": layout,
         "bands": {str(index): redzone.digest() for index, redzone in redzones.items()},
@@ -211,14 +213,14 @@ class _InstrumentedProgram:
         # By id, and kept alive: the id of a dead tensor may soon be that of another.
         self._at_edge: dict[int, torch.Tensor] = {}
         self._allocated = {id(step): (outs, fresh) for step, outs, fresh in _launches(program)}
-        self._run = interpret(program, device, launcher=self._launcher)
+        self._run = interpret(program, device, launcher=self._make_launcher)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         self.redzones.clear()
         self._at_edge.clear()
         return self._run(inputs)
 
-    def _launcher(
+    def _make_launcher(
         self, cubin: torch.Tensor, launch: Launch, device: torch.device
     ) -> Callable[[list[Any]], None]:
         self.launches += 1
@@ -262,7 +264,7 @@ class _InstrumentedProgram:
         assert self._side is not None
         for out in outs:
             if id(values[out]) not in self._at_edge:
-                values[out] = at_edge(values[out], self._side)
+                values[out] = copy_to_edge(values[out], self._side)
                 self._at_edge[id(values[out])] = values[out]
         return values
 
@@ -327,9 +329,9 @@ def _read_usage(session: Session, request: Request) -> Answer:
         # All threads, also native ones that Python does not know.
         "threads": len(_list_folder("/proc/self/task")),
         "descriptors": len(_list_folder("/proc/self/fd")),
-        "children": _children(),
+        "children": _list_children(),
         "files": _count_files(session.scratch),
-        "python_threads": _python_threads(),
+        "python_threads": _list_python_threads(),
     }
     if session.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(session.device)
@@ -351,7 +353,7 @@ def _count_files(scratch: Path) -> int:
     return count
 
 
-def _children() -> list[str]:
+def _list_children() -> list[str]:
     """Command lines of the running child processes of this process."""
     commands = []
     # Linux lists children by the thread that started them.
@@ -365,9 +367,9 @@ def _children() -> list[str]:
     return sorted(commands)
 
 
-def _python_threads() -> list[str]:
+def _list_python_threads() -> list[str]:
     """For each Python thread but this one: the files of its stack, outermost first, as one text."""
-    stacks, pool_threads = [], _inductor_threads()
+    stacks, pool_threads = [], _find_inductor_threads()
     for ident, innermost in _current_frames().items():
         files: list[str] = []
         frame: FrameType | None = innermost
@@ -385,7 +387,7 @@ def _python_threads() -> list[str]:
     return sorted(stacks)
 
 
-def _inductor_threads() -> set[int | None]:
+def _find_inductor_threads() -> set[int | None]:
     """Idents of the threads in which Inductor compiles. It keeps them for the whole process."""
     pool = getattr(
         getattr(sys.modules.get(_ASYNC_COMPILE_MODULE), "AsyncCompile", None), "pool", None

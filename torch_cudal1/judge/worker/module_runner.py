@@ -42,7 +42,7 @@ class ModuleRunner:
         self, source: ModuleType, spec: CallSpec, mode: RunMode, device: torch.device
     ) -> None:
         self._source, self._spec, self._mode = source, spec, mode
-        self._device = _next_gpu(device) if mode.other_gpu else device
+        self._device = _find_next_gpu(device) if mode.other_gpu else device
         # Id of a tensor -> the tensor, kept alive, and its copy on the other GPU.
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._instance: torch.nn.Module | None = None
@@ -263,13 +263,13 @@ class ModuleRunner:
         if self._mode.double_backward:
             grads = [
                 *(g if g is None else g.detach() for g in grads),
-                *_double_backward(grads, leaves),
+                *_differentiate_twice(grads, leaves),
             ]
         # Detached: the results would keep the graph of this call alive.
         return [*(None if out is None else out.detach() for out in results), *grads]
 
 
-def _double_backward(
+def _differentiate_twice(
     grads: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
     """The gradients of the sum of all gradients, for each leaf; None where there is none."""
@@ -281,7 +281,7 @@ def _double_backward(
     )
 
 
-def _next_gpu(device: torch.device) -> torch.device:
+def _find_next_gpu(device: torch.device) -> torch.device:
     """The GPU after `device`. Raises SandboxError where there is no other GPU."""
     count = torch.cuda.device_count()
     if device.type != "cuda" or count < 2:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.testing
 
-__all__ = ["digest_identities", "module_identities", "read_identities"]
+__all__ = ["digest_identities", "list_module_identities", "read_identities"]
 
 _WATCHED_MODULES = (
     *(
@@ -97,12 +97,12 @@ _kept_alive: list[Any] = []
 Table: TypeAlias = dict[str, dict[str, list[int]]]
 
 
-def module_identities() -> dict[str, int]:
+def list_module_identities() -> dict[str, int]:
     """The identity of each loaded module, by name."""
     return {name: id(module) for name, module in list(sys.modules.items())}
 
 
-def _members(owner: Any) -> Iterator[tuple[str, Any]]:
+def _iter_members(owner: Any) -> Iterator[tuple[str, Any]]:
     # vars, not getattr: no code of a lazy module or of a descriptor runs.
     for name, value in list(vars(owner).items()):
         if (
@@ -113,7 +113,7 @@ def _members(owner: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _owners() -> Iterator[tuple[str, Any]]:
+def _iter_owners() -> Iterator[tuple[str, Any]]:
     for name, module in list(sys.modules.items()):
         if name in _WATCHED_MODULES or name.startswith(_PACKAGE):
             yield name, module
@@ -137,7 +137,7 @@ def _list_classes(prefix: str) -> list[type]:
     return sorted(classes, key=lambda kind: (kind.__module__, kind.__qualname__))
 
 
-def _hidden_names(owner: Any) -> frozenset[str]:
+def _find_hidden_names(owner: Any) -> frozenset[str]:
     """Names that a new member of `owner` would hide: those of its base classes, or, for a module,
     of Python's built-ins.
     """
@@ -162,8 +162,8 @@ class _Watched:
 
 
 def _choose_watched() -> _Watched:
-    owners = list(dict(_owners()).items())
-    _kept_alive.extend(value for _, owner in owners for _, value in _members(owner))
+    owners = list(dict(_iter_owners()).items())
+    _kept_alive.extend(value for _, owner in owners for _, value in _iter_members(owner))
     _kept_alive.extend(
         # A function keeps its identity when its __code__ is replaced, so that is read and kept too.
         value.__code__
@@ -172,8 +172,8 @@ def _choose_watched() -> _Watched:
     )
     return _Watched(
         owners,
-        names={label: [name for name, _ in _members(owner)] for label, owner in owners},
-        hiding={label: _hidden_names(owner) - vars(owner).keys() for label, owner in owners},
+        names={label: [name for name, _ in _iter_members(owner)] for label, owner in owners},
+        hiding={label: _find_hidden_names(owner) - vars(owner).keys() for label, owner in owners},
         # Modules that are imported later are not watched: honest code imports too.
         modules=list(sys.modules),
     )
@@ -189,7 +189,7 @@ def _bind_readers(watched: _Watched) -> tuple[Callable[[], Table], Callable[[], 
     identity, kind_of, function, read = id, type, FunctionType, vars
     numbers, sha, module_table = array, hashlib.sha256, sys.modules
 
-    def numbers_of(value: Any) -> list[int]:
+    def list_identities(value: Any) -> list[int]:
         # Replacing __code__ or the defaults changes a function, and not its identity.
         if kind_of(value) is not function:
             return [identity(value)]
@@ -204,7 +204,7 @@ def _bind_readers(watched: _Watched) -> tuple[Callable[[], Table], Callable[[], 
         table: Table = {}
         for label, owner in owners:
             members = read(owner)
-            table[label] = {name: numbers_of(members.get(name)) for name in names[label]}
+            table[label] = {name: list_identities(members.get(name)) for name in names[label]}
             table[label] |= {
                 f"+{name}": [identity(members[name])] for name in hiding[label] & members.keys()
             }
@@ -215,7 +215,7 @@ def _bind_readers(watched: _Watched) -> tuple[Callable[[], Table], Callable[[], 
         for label, owner in owners:
             members = read(owner)
             for name in names[label]:
-                flat += numbers_of(members.get(name))
+                flat += list_identities(members.get(name))
             if not hiding[label].isdisjoint(members):
                 flat += (identity(members[name]) for name in hiding[label] if name in members)
         of_modules = [identity(module_table.get(name)) for name in loaded]
@@ -230,7 +230,7 @@ def _bind_readers(watched: _Watched) -> tuple[Callable[[], Table], Callable[[], 
 _readers: list[tuple[Callable[[], Table], Callable[[], dict[str, str]]]] = []
 
 
-def _first_readers() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
+def _get_readers() -> tuple[Callable[[], Table], Callable[[], dict[str, str]]]:
     if not _readers:
         _readers.append(_bind_readers(_choose_watched()))
     return _readers[0]
@@ -242,11 +242,11 @@ def read_identities() -> Table:
     The first call of this function or of `digest_identities` fixes what is read. "+name" is a later
     member that hides one of a base class or a built-in.
     """
-    return _first_readers()[0]()
+    return _get_readers()[0]()
 
 
 def digest_identities() -> dict[str, str]:
     """The sha256 of all `read_identities`, and of the identities of the modules that were loaded at
     the first call.
     """
-    return _first_readers()[1]()
+    return _get_readers()[1]()

@@ -18,10 +18,15 @@ from typing import IO, Any
 import torch
 
 from torch_cudal1.core.errors import SandboxError
-from torch_cudal1.judge.wire.arena import arena_of
-from torch_cudal1.judge.wire.channel import DTYPES, save_tensors, storage_extent, with_offsets
+from torch_cudal1.judge.wire.arena import find_arena
+from torch_cudal1.judge.wire.channel import (
+    DTYPES,
+    describe_placed_layout,
+    save_tensors,
+    storage_extent,
+)
 
-__all__ = ["RefusedOutput", "raw_tensors", "refuse_lazy"]
+__all__ = ["RefusedOutput", "refuse_lazy", "save_raw_tensors"]
 
 # Bound at import, before any candidate: a patched method of Tensor is not called.
 _TENSOR, _PARAMETER, _kind = torch.Tensor, torch.nn.Parameter, type
@@ -70,7 +75,7 @@ def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
         )
 
 
-def raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
+def save_raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
     """As `channel.save_tensors`, by address. Raises RefusedOutput for a tensor without bytes."""
     plain = [out for out in outputs if out is not None]
     if any(
@@ -115,7 +120,7 @@ def _write_to_arena(
     outputs: Sequence[torch.Tensor | None], path: Path
 ) -> list[list[Any] | None] | None:
     """Write to the arena; the layout, or None where there is no arena or it is too small."""
-    arena = arena_of(path.parent)
+    arena = find_arena(path.parent)
     plain = [(position, out) for position, out in enumerate(outputs) if out is not None]
     if arena is None or not plain or any(out.device.type != arena.device.type for _, out in plain):
         return None
@@ -124,7 +129,7 @@ def _write_to_arena(
         for position, out in plain
     ]
     try:
-        return with_offsets(outputs, arena.write(spans))
+        return describe_placed_layout(outputs, arena.write(spans))
     except SandboxError as error:
         raise RefusedOutput(f"its memory on the GPU cannot be read: {error.found}") from error
 

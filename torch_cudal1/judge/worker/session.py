@@ -46,7 +46,7 @@ from torch_cudal1.judge.worker.headers import keep_headers
 from torch_cudal1.judge.worker.kernel_compile import compile_ahead
 from torch_cudal1.judge.worker.lockdown import lock_down
 from torch_cudal1.judge.worker.module_runner import ModuleRunner
-from torch_cudal1.judge.worker.raw_copy import RefusedOutput, raw_tensors, refuse_lazy
+from torch_cudal1.judge.worker.raw_copy import RefusedOutput, refuse_lazy, save_raw_tensors
 from torch_cudal1.judge.worker.source_modules import describe_reference, import_source
 from torch_cudal1.runtime.runner import build_runner
 
@@ -94,7 +94,7 @@ class Session:
         return self.sides
 
 
-def _hello(session: Session, request: Request) -> dict[str, Any]:
+def _answer_hello(session: Session, request: Request) -> dict[str, Any]:
     session.device = torch.device(request["device"])
     session.scratch = Path(request["scratch"])
     torch.set_num_threads(int(request["threads"]))
@@ -208,7 +208,7 @@ def _put(session: Session, request: Request) -> dict[str, Any]:
 def _drop(session: Session, request: Request) -> dict[str, Any]:
     """Free input sets and, without `held` in the request, the held outputs."""
     size = sum(
-        _bytes_of(tensor) for name in request["names"] for tensor in session.sets.get(name, ())
+        _count_bytes(tensor) for name in request["names"] for tensor in session.sets.get(name, ())
     )
     for name in request["names"]:
         session.sets.pop(name, None)
@@ -260,12 +260,12 @@ def _run(session: Session, request: Request) -> dict[str, Any]:
     synchronise(session.device)
     # With the wait for the device. A first call may compile, or do work that later calls skip.
     session.first_us.setdefault(request["slot"], (time.perf_counter() - started) * 1e6)
-    layout = raw_tensors(outputs, Path(request["path"]))
+    layout = save_raw_tensors(outputs, Path(request["path"]))
     # Compared with the outputs of earlier calls, before these are held themselves.
     facts = describe(outputs, inputs, session.held)
     if request.get("hold"):
         session.held.append(list(outputs))
-    size = sum(map(_bytes_of, outputs))
+    size = sum(map(_count_bytes, outputs))
     # Freed first, so that the allocator can return their memory.
     del outputs
     make_room(session.device, size)
@@ -292,13 +292,13 @@ def _reread(session: Session, request: Request) -> dict[str, Any]:
     """
     path = Path(request["path"])
     if "name" not in request:
-        return {"layout": raw_tensors(session.held[int(request["index"])], path)}
+        return {"layout": save_raw_tensors(session.held[int(request["index"])], path)}
     tensors = session.sets[request["name"]]
     runner = session.slots.get(request.get("slot", ""))
     if isinstance(runner, ModuleRunner) and runner.holds(tensors[: (count := len(runner.state()))]):
         # The module has copies of the parameters, and a call must not write to those either.
         tensors = [*runner.state(), *tensors[count:]]
-    return {"layout": raw_tensors([tensors[index] for index in request["positions"]], path)}
+    return {"layout": save_raw_tensors([tensors[index] for index in request["positions"]], path)}
 
 
 def _build(session: Session, request: Request) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def _build(session: Session, request: Request) -> dict[str, Any]:
 
 Handler: TypeAlias = Callable[[Session, Request], dict[str, Any]]
 HANDLERS: dict[str, Handler] = {
-    "hello": _hello,
+    "hello": _answer_hello,
     "share": _share,
     "unshare": _unshare,
     "load": _load,
@@ -380,7 +380,7 @@ def _answer(session: Session, request: Request, handlers: Mapping[str, Handler])
         return {"error": f"{type(error).__name__}: {error}", "lost": is_sticky(error), **detector}
 
 
-def _bytes_of(tensor: torch.Tensor | None) -> int:
+def _count_bytes(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.untyped_storage().nbytes()
 
 

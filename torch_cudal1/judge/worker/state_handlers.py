@@ -46,7 +46,7 @@ def _rewrite(session: Session, request: Request) -> Answer:
         if new is not None:
             # Through .data, which leaves Tensor._version alone: a cache keyed by address and
             # version would serve the old result.
-            _flat(old.data).copy_(_flat(new))
+            _view_span(old.data).copy_(_view_span(new))
     return {}
 
 
@@ -62,7 +62,7 @@ def _arrange(session: Session, request: Request) -> Answer:
             storage_extent(old.shape, old.stride()) + 1, dtype=old.dtype, device=old.device
         )
         moved = storage.as_strided(old.shape, old.stride(), 1)
-        storage[1:].copy_(_flat(old))
+        storage[1:].copy_(_view_span(old))
         tensors[index] = moved
     for source, target in request["same"]:
         tensors[target] = tensors[source]
@@ -104,7 +104,7 @@ def _read_state(session: Session, request: Request) -> Answer:
     """Name, dtype and shape of each entry of the state dict of the present instance, and whether it
     is in training mode.
     """
-    instance = _module_runner(session, request).instance
+    instance = _find_module_runner(session, request).instance
     state = instance.state_dict()
     entries = [
         [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
@@ -115,7 +115,7 @@ def _read_state(session: Session, request: Request) -> Answer:
 
 def _update(session: Session, request: Request) -> Answer:
     """Set the present instance to the parameters and buffers of a set, by one of `_UPDATES`."""
-    runner = _module_runner(session, request)
+    runner = _find_module_runner(session, request)
     state = runner.state()
     values = session.sets[request["name"]][: len(state)]
     _UPDATES[request["way"]](runner, state, values)
@@ -126,7 +126,7 @@ def _update(session: Session, request: Request) -> Answer:
 
 def _transform(session: Session, request: Request) -> Answer:
     """Replace the present instance by a copy of it, made by deepcopy or pickle."""
-    runner = _module_runner(session, request)
+    runner = _find_module_runner(session, request)
     old = runner.instance
     if request["how"] == "deepcopy":
         runner.replace(copy.deepcopy(old))
@@ -200,9 +200,9 @@ def _run_on_side_stream(session: Session, request: Request) -> Answer:
     with torch.no_grad():
         # Compilation and other work of a first call may synchronise, and would hide the fault.
         run(inputs)
-        garbage = [torch.zeros_like(_flat(inputs[index])) for index in moving]
+        garbage = [torch.zeros_like(_view_span(inputs[index])) for index in moving]
         for index, waste in zip(moving, garbage, strict=True):
-            _flat(inputs[index]).copy_(waste)
+            _view_span(inputs[index]).copy_(waste)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream(session.device)
         with torch.cuda.stream(stream):
@@ -210,10 +210,10 @@ def _run_on_side_stream(session: Session, request: Request) -> Answer:
             # written.
             torch.cuda._sleep(_SPIN_CYCLES)
             for index in moving:
-                _flat(inputs[index]).copy_(_flat(values[index]))
+                _view_span(inputs[index]).copy_(_view_span(values[index]))
             outputs = run(inputs)
             for index, waste in zip(moving, garbage, strict=True):
-                _flat(inputs[index]).copy_(waste)
+                _view_span(inputs[index]).copy_(waste)
             # On the same stream: a kernel that still runs on another one has not written them yet.
             outputs = [out if out is None else _copy(out) for out in outputs]
         stream.synchronize()
@@ -242,7 +242,7 @@ def _run_captured(session: Session, request: Request) -> Answer:
     outputs: Outputs = []
     for tensors in sets:
         for index in moving:
-            _flat(inputs[index]).copy_(_flat(tensors[index]))
+            _view_span(inputs[index]).copy_(_view_span(tensors[index]))
         # Memory that the graph uses but does not own is unmapped now, and the replay fails.
         torch.cuda.empty_cache()
         graph.replay()
@@ -252,7 +252,7 @@ def _run_captured(session: Session, request: Request) -> Answer:
     return {"layout": save_tensors(outputs, Path(request["path"]))}
 
 
-def _module_runner(session: Session, request: Request) -> ModuleRunner:
+def _find_module_runner(session: Session, request: Request) -> ModuleRunner:
     runner = session.slots[request["slot"]]
     if not isinstance(runner, ModuleRunner):
         raise SandboxError(str(request["verb"]), "no module is in this slot, a Program is")
@@ -350,7 +350,7 @@ _UPDATES: dict[
 }
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def _view_span(tensor: torch.Tensor) -> torch.Tensor:
     """The memory span of a tensor as one dimension; elements that overlap are in it once."""
     return tensor.as_strided(
         (storage_extent(tensor.shape, tensor.stride()),), (1,), tensor.storage_offset()
@@ -359,7 +359,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     # clone() alone would not keep strides that skip or repeat memory.
-    return _flat(tensor.detach()).clone().as_strided(tensor.shape, tensor.stride())
+    return _view_span(tensor.detach()).clone().as_strided(tensor.shape, tensor.stride())
 
 
 HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {

@@ -79,7 +79,7 @@ def plan_stages(
     # input.
     if rows:
         stages = plan_stages(rows, proposal, specs, first + len(rows))
-        substitutes = {o.node: _as_leaf(o) for o in rows}
+        substitutes = {o.node: _make_leaf(o) for o in rows}
         remaining = tuple(replace(o, node=substitute(o.node, substitutes)) for o in outputs)
         # The proposal's tile is for the first nest only.
         next_proposal = Proposal(proposal.family, choose_tiles(build_nest(remaining))[0])
@@ -117,11 +117,11 @@ def read_tile(nest: Nest, proposal: Proposal) -> Tile:
 
 def add_scratch(node: Node, number: int, specs: dict[int, TensorSpec]) -> Output:
     """A scratch value for `node`, in its compute type: a half-typed partial sum is kept in fp32."""
-    specs[number] = _dense_spec(node.compute, node.shape)
+    specs[number] = _make_dense_spec(node.compute, node.shape)
     return Output(number, node, specs[number])
 
 
-def _dense_spec(compute: str, shape: tuple[int, ...]) -> TensorSpec:
+def _make_dense_spec(compute: str, shape: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(compute.removeprefix("tl."), shape, row_major(shape), "cuda")
 
 
@@ -147,7 +147,7 @@ def _find_row_results(
         node
         for node in sources
         for candidate in sources
-        if candidate is not node and node in _sources_of_reductions(candidate)
+        if candidate is not node and node in _find_reduction_sources(candidate)
     }
     # A source below another source is planned with it: `plan_stages` calls itself for these rows.
     outermost = [node for node in sources if node not in nested]
@@ -156,7 +156,7 @@ def _find_row_results(
     )
 
 
-def _sources_of_reductions(node: Node) -> set[Node]:
+def _find_reduction_sources(node: Node) -> set[Node]:
     return {reduction.source for reduction in find_reductions((node,))}
 
 
@@ -177,7 +177,7 @@ def _plan_split(
         ]
         number += len(partials)
         stages.append(_make_stage(partials, tile, warps))
-        partial = {fold: _as_leaf(output) for fold, output in zip(ready, partials, strict=True)}
+        partial = {fold: _make_leaf(output) for fold, output in zip(ready, partials, strict=True)}
         merged = {fold: _combine_pieces(fold, partial) for fold in ready}
         final = [replace(o, node=substitute(o.node, substitutes | merged)) for o in outputs]
         rows = math.prod(ready[0].shape)
@@ -193,7 +193,7 @@ def _plan_split(
         combined = [add_scratch(merged[fold], number + i, specs) for i, fold in enumerate(ready)]
         number += len(combined)
         substitutes |= {
-            fold: _as_leaf(output) for fold, output in zip(ready, combined, strict=True)
+            fold: _make_leaf(output) for fold, output in zip(ready, combined, strict=True)
         }
         stages.append(_make_stage(combined, tile, 4))
     return (
@@ -215,7 +215,7 @@ def _plan_cta_group(
         )
     partials = list_partials(nest)
     for number, (fold, _) in enumerate(partials, first):
-        specs[number] = _dense_spec(fold.node.compute, (nest.row_count, size))
+        specs[number] = _make_dense_spec(fold.node.compute, (nest.row_count, size))
     # Every row and level has a count of its own, on a line of the cache of its own.
     counts = (nest.row_count * nest.levels * COUNTER_STRIDE,)
     arrivals = add_scratch(
@@ -253,7 +253,7 @@ def _make_stage(outputs: Sequence[Output], tile: Tile, warps: int) -> Stage:
     )
 
 
-def _as_leaf(output: Output) -> Leaf:
+def _make_leaf(output: Output) -> Leaf:
     return Leaf(output.spec.shape, output.spec.torch_dtype, output.value, output.spec.strides)
 
 

@@ -74,7 +74,7 @@ def print_step(s: Statement, columns: int, masked: bool) -> list[str]:
         return [
             f"x_{n} = {masked_text}",
             f"next_{n} = nan_max(top_{n}, x_{n})",
-            f"safe_{n} = {_finite_top(f'next_{n}')}",
+            f"safe_{n} = {_format_finite_maximum(f'next_{n}')}",
             f"acc_{n} = acc_{n} * libdevice.exp(top_{n} - safe_{n}) + libdevice.exp(x_{n} - safe_{n})",
             f"top_{n} = next_{n}",
         ]
@@ -111,8 +111,8 @@ def print_combine(s: Statement, count: int, lanes: int, counts: str, axis: int =
     n, along = s.name, f"axis={axis}" + ", keep_dims=True" * axis
     if s.text == "expsum":
         return [
-            f"row_{n} = {_maximum(f'top_{n}', axis)}",
-            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_finite_top(f'row_{n}')}), {along})",
+            f"row_{n} = {_format_maximum(f'top_{n}', axis)}",
+            f"{n} = tl.sum(acc_{n} * libdevice.exp(top_{n} - {_format_finite_maximum(f'row_{n}')}), {along})",
         ]
     lines = [
         f"seen_{n} = ({counts}).to(tl.float32)",
@@ -132,8 +132,8 @@ def print_tile_partials(s: Statement, masked: bool, size: str) -> list[str]:
     if s.text == "expsum":
         return [
             f"x_{n} = {_fill_outside(x, _MINUS_INFINITY, masked)}",
-            f"top_{n} = {_maximum(f'x_{n}')}",
-            f"exp_{n} = libdevice.exp(x_{n} - {_finite_top(f'top_{n}')})",
+            f"top_{n} = {_format_maximum(f'x_{n}')}",
+            f"exp_{n} = libdevice.exp(x_{n} - {_format_finite_maximum(f'top_{n}')})",
             f"acc_{n} = tl.sum(exp_{n}, axis=1, keep_dims=True)",
         ]
     lines = [
@@ -151,10 +151,10 @@ def print_share(s: Statement, top: str) -> str:
     """The factor that turns a tile's exponentials, which are relative to the tile's maximum `top`,
     into shares of the row's sum.
     """
-    return f"tl.div_rn(libdevice.exp({top} - {_finite_top(f'row_{s.name}')}), {s.name})"
+    return f"tl.div_rn(libdevice.exp({top} - {_format_finite_maximum(f'row_{s.name}')}), {s.name})"
 
 
-def _maximum(text: str, axis: int = 1) -> str:
+def _format_maximum(text: str, axis: int = 1) -> str:
     """Text of the maximum along `axis`; NaN where any element is."""
     return f"tl.reduce({text}, {axis}, nan_max{', keep_dims=True' * axis})"
 
@@ -167,7 +167,7 @@ def _keep_outside(new: str, old: str, masked: bool) -> str:
     return f"tl.where(column_ok, {new}, {old})" if masked else new
 
 
-def _finite_top(top: str) -> str:
+def _format_finite_maximum(top: str) -> str:
     """The maximum, or 0 where nothing is above minus infinity: a difference of infinities would be
     NaN.
     """

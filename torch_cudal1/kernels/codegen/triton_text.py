@@ -362,7 +362,7 @@ class TritonPrinter:
         parts: list[tuple[str, int]] = []
         for base, atoms in (("row", self.nest.rows), ("column", self.nest.columns)):
             terms = [(atom, c) for atom, c in form.terms if atom in atoms]
-            step = _common_stride(terms, atoms)
+            step = _find_common_stride(terms, atoms)
             names = [(before_column * atom.column + self.names[atom.id], c) for atom, c in terms]
             parts += [(base, step)] if step and not (before_column and base == "column") else names
         texts = [name if c == 1 else f"{c} * {name}" for name, c in parts]
@@ -416,7 +416,7 @@ class TritonPrinter:
         return []
 
 
-def _common_stride(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
+def _find_common_stride(terms: Sequence[tuple[Atom, int]], atoms: Sequence[Atom]) -> int:
     """The stride from one number of the row-major order over `atoms` to the next; 0 if it varies,
     or if there are fewer than two atoms.
     """

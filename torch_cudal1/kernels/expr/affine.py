@@ -137,11 +137,12 @@ def unflatten(form: AffineExpr, sizes: tuple[int, ...]) -> Index:
     the digits are not affine.
     """
     return tuple(
-        _digit(form, stride, size) for size, stride in zip(sizes, row_major(sizes), strict=True)
+        _take_digit(form, stride, size)
+        for size, stride in zip(sizes, row_major(sizes), strict=True)
     )
 
 
-def _digit(form: AffineExpr, stride: int, size: int) -> AffineExpr:
+def _take_digit(form: AffineExpr, stride: int, size: int) -> AffineExpr:
     upper = stride * size
     terms: list[tuple[Atom, int]] = []
     # The largest value that the digits up to this one take: it must not carry.

@@ -109,7 +109,7 @@ def _walk_views(
     """
     while True:
         index: Index = tuple(
-            _join_axis(axis, [_atom_expr(atom) for atom, _ in axis]) for axis in axes
+            _join_axis(axis, [_make_atom_expr(atom) for atom, _ in axis]) for axis in axes
         )
         try:
             for view in path:
@@ -124,7 +124,7 @@ def _join_axis(axis: _AxisAtoms, forms: list[AffineExpr]) -> AffineExpr:
     return flatten(tuple(forms), row_major(tuple(atom.extent for atom, _ in axis)))
 
 
-def _atom_expr(atom: Atom) -> AffineExpr:
+def _make_atom_expr(atom: Atom) -> AffineExpr:
     return AffineExpr(0, ((atom, 1),)) if atom.extent > 1 else ZERO
 
 

@@ -57,7 +57,7 @@ def _make_handler(names: tuple[str, ...]) -> Handler:
         if options.get("dropout") or len(query.shape) != 4 or query.dtype != key.dtype:
             raise NotLowerableError("attention with dropout, or whose keys have another type")
         key, value = (_repeat_for_heads(one, query) for one in (key, value))
-        scores = _scores(query, key, kwargs.get("scale"))
+        scores = _compute_scores(query, key, kwargs.get("scale"))
         if bias is not None:
             wide = reshape(broadcast(bias, (*query.shape[:2], *scores.shape[1:])), scores.shape)
             scores = pointwise(
@@ -114,7 +114,7 @@ def _repeat_for_heads(node: Node, query: Node) -> Node:
     )
 
 
-def _scores(query: Node, key: Node, scale: float | None) -> Node:
+def _compute_scores(query: Node, key: Node, scale: float | None) -> Node:
     """(batch and heads, rows, columns) in fp32."""
     batch, rows, depth = math.prod(query.shape[:2]), query.shape[2], query.shape[3]
     columns = key.shape[2]

@@ -187,12 +187,12 @@ def read_operand(node: Node) -> Operand:
     batch, *matrix = (
         [_make_digit(atom, form, group) for atom in group] for group in _make_atoms(sizes)
     )
-    row, depth = (_common_stride(digits, if_single=1) for digits in matrix)
+    row, depth = (_find_common_stride(digits, if_single=1) for digits in matrix)
     # Kernels step along rows and columns by one number each.
     if row is None or depth is None:
         raise NotLowerableError("an operand is a reshaped tensor whose rows have no single stride")
     # Only the batch may have digits: heads inside rows, say, which einsum would copy.
-    plane = _common_stride(batch, if_single=0)
+    plane = _find_common_stride(batch, if_single=0)
     rest = (
         tuple(digit for digit in batch if digit.stride and digit.extent > 1)
         if plane is None
@@ -208,7 +208,7 @@ def _make_digit(atom: Atom, form: AffineExpr, group: tuple[Atom, ...]) -> Digit:
     )
 
 
-def _common_stride(digits: list[Digit], *, if_single: int) -> int | None:
+def _find_common_stride(digits: list[Digit], *, if_single: int) -> int | None:
     """The single stride of what the digits count; None where there is none. A single element has any
     stride: `if_single`.
     """

@@ -36,7 +36,7 @@ def _expand_setting(setting: Any, axes: int, default: int) -> tuple[int, ...]:
     return tuple(values) * axes if len(values) == 1 else tuple(values)
 
 
-def _taps(
+def _slice_taps(
     x: Node,
     outs: tuple[TensorSpec, ...],
     window: tuple[int, ...],
@@ -112,7 +112,7 @@ def _max(axes: int) -> Handler:
         )
         # Minus infinity loses against every number, so that the padding never wins.
         taps: list[Node] = [
-            cast(tap, torch.float32) for tap in _taps(x, outs, window, steps, 'float("-inf")')
+            cast(tap, torch.float32) for tap in _slice_taps(x, outs, window, steps, 'float("-inf")')
         ]
         # The second result, the positions, has no kernel: a group that reads them is refused.
         return pointwise("({0})", _fold_taps(taps, _MAX), dtype=outs[0].torch_dtype), None
@@ -134,7 +134,7 @@ def _average(axes: int) -> Handler:
             raise NotLowerableError("an average that does not count the padding")
         taps: list[Node] = [
             cast(tap, torch.float32)
-            for tap in _taps(x, outs, window, (stride, padding, (1,) * axes), "0.0")
+            for tap in _slice_taps(x, outs, window, (stride, padding, (1,) * axes), "0.0")
         ]
         # `divisor_override` takes the place of the window's size.
         count = settings[5] or math.prod(window)

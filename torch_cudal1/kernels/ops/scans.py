@@ -46,7 +46,7 @@ def _flip(
         # flip, scan, flip is a scan from the end: neither flip is a copy then.
         isinstance(node, Scan)
         and node.dim == dim
-        and (inner := _unwrap_flip(node.source, dim)) is not None
+        and (inner := _find_flipped(node.source, dim)) is not None
     ):
         # A second pair of flips turns a reversed scan round again.
         return (replace(node, source=inner, reverse=not node.reverse),)
@@ -54,11 +54,11 @@ def _flip(
     return (Flip(node.shape, node.dtype, node, dim),)
 
 
-def _unwrap_flip(node: Node, dim: int) -> Node | None:
+def _find_flipped(node: Node, dim: int) -> Node | None:
     """The node that `node` flips along `dim`, conversions kept; None where it is no flip."""
     # A conversion between flip and scan changes no order.
     if isinstance(node, Map) and len(node.args) == 1 and node.args[0].shape == node.shape:
-        inner = _unwrap_flip(node.args[0], dim)
+        inner = _find_flipped(node.args[0], dim)
         return None if inner is None else replace(node, args=(inner,))
     return node.source if isinstance(node, Flip) and node.dim == dim else None
 
@@ -104,13 +104,13 @@ def _extend_to(node: Node, shape: tuple[int, ...]) -> Node:
         and node.source.shape == shape
         # Only a slice from the start is all but the last place: another view would sum other
         # elements.
-        and node.remap(_identity_index(node.shape)) == _identity_index(node.shape)
+        and node.remap(_make_identity_index(node.shape)) == _make_identity_index(node.shape)
     ):
         return node.source
     raise NotLowerableError("running sums of other than all elements but the last")
 
 
-def _identity_index(shape: tuple[int, ...]) -> Index:
+def _make_identity_index(shape: tuple[int, ...]) -> Index:
     return tuple(AffineExpr(0, ((Atom(i, size), 1),)) for i, size in enumerate(shape))
 
 

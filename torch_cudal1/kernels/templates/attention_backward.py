@@ -242,8 +242,8 @@ def _print_delta(step: BackwardStep) -> str:
     rows, size = step.query.shape[2], step.value.shape[3]
     inside = load_mask(
         [
-            *_bounds_test("m", rows, _DELTA_ROWS, "[:, None]"),
-            *_bounds_test("e", size, pad_to_power(size), "[None, :]"),
+            *_format_bounds_test("m", rows, _DELTA_ROWS, "[:, None]"),
+            *_format_bounds_test("e", size, pad_to_power(size), "[None, :]"),
         ]
     )
     return f"""
@@ -253,7 +253,7 @@ m = block % {math.ceil(rows / _DELTA_ROWS)} * {_DELTA_ROWS} + tl.arange(0, {_DEL
 e = tl.arange(0, {pad_to_power(size)})
 out = tl.load({step.out.tile("head", "m", "e")}{inside}).to(tl.float32)
 grad = tl.load({step.grad.tile("head", "m", "e")}{inside}).to(tl.float32)
-tl.store({step.delta.row("head", "m")}, tl.sum(grad * out, axis=1){_store_mask(_bounds_test("m", rows, _DELTA_ROWS))})
+tl.store({step.delta.row("head", "m")}, tl.sum(grad * out, axis=1){_store_mask(_format_bounds_test("m", rows, _DELTA_ROWS))})
 """
 
 
@@ -271,14 +271,14 @@ def _find_bounds(step: BackwardStep, *, rows: int, columns: int) -> _Bounds:
     """The tests of a block of `rows` queries and `columns` keys."""
     depth, size = step.query.shape[3], step.value.shape[3]
     return _Bounds(
-        _bounds_test("m", step.query.shape[2], rows),
-        _bounds_test("n", step.key.shape[2], columns),
-        _bounds_test("d", depth, pad_to_power(depth), "[None, :]"),
-        _bounds_test("e", size, pad_to_power(size), "[None, :]"),
+        _format_bounds_test("m", step.query.shape[2], rows),
+        _format_bounds_test("n", step.key.shape[2], columns),
+        _format_bounds_test("d", depth, pad_to_power(depth), "[None, :]"),
+        _format_bounds_test("e", size, pad_to_power(size), "[None, :]"),
     )
 
 
-def _spread(tests: list[str], axes: str) -> list[str]:
+def _broadcast_tests(tests: list[str], axes: str) -> list[str]:
     """Tests of a vector of positions, spread over a tile."""
     return [f"{test}{axes}" for test in tests]
 
@@ -289,10 +289,15 @@ def _print_queries(step: BackwardStep, tile: _Tile) -> str:
     """
     (_, _, rows, depth), columns, size = step.query.shape, step.key.shape[2], step.value.shape[3]
     inside = _find_bounds(step, rows=tile.rows, columns=tile.rows_per_step)
-    tall, wide = _spread(inside.rows, "[:, None]"), _spread(inside.columns, "[:, None]")
+    tall, wide = (
+        _broadcast_tests(inside.rows, "[:, None]"),
+        _broadcast_tests(inside.columns, "[:, None]"),
+    )
     # The mask is put on the slopes, not on the scores: a hidden score may be NaN or infinite, and
     # weight * (... - delta) would carry that into the sum.
-    visible = ["(m[:, None] >= n[None, :])"] * step.causal + _spread(inside.columns, "[None, :]")
+    visible = ["(m[:, None] >= n[None, :])"] * step.causal + _broadcast_tests(
+        inside.columns, "[None, :]"
+    )
     # Keys behind the block's last row are hidden from all of its rows.
     last = (
         f"min({columns}, (block % {math.ceil(rows / tile.rows)} + 1) * {tile.rows})"
@@ -319,7 +324,7 @@ for start in range(0, {last}, {tile.rows_per_step}):
     value = tl.load({step.value.tile("shared", "n", "e")}{load_mask([*wide, *inside.size])})
     {tile.print_rounding("key", "value")}
     score = tl.dot(query, tl.trans(key){tile.precision}) * {step.scale}
-    {_print_bias(step.bias, [*tall, *_spread(inside.columns, "[None, :]")])}
+    {_print_bias(step.bias, [*tall, *_broadcast_tests(inside.columns, "[None, :]")])}
     weight = libdevice.exp(score - total)
     slope = weight * (tl.dot(grad, tl.trans(value){tile.precision}) - delta)
     {_print_mask("slope", visible)}
@@ -336,8 +341,13 @@ def _print_keys(step: BackwardStep, tile: _Tile) -> str:
     (_, heads, rows, depth), columns = step.query.shape, step.key.shape[2]
     size, key_heads = step.value.shape[3], step.key.shape[1]
     inside = _find_bounds(step, rows=tile.rows_per_step, columns=tile.rows)
-    tall, wide = _spread(inside.rows, "[:, None]"), _spread(inside.columns, "[:, None]")
-    visible = ["(m[None, :] >= n[:, None])"] * step.causal + _spread(inside.rows, "[None, :]")
+    tall, wide = (
+        _broadcast_tests(inside.rows, "[:, None]"),
+        _broadcast_tests(inside.columns, "[:, None]"),
+    )
+    visible = ["(m[None, :] >= n[:, None])"] * step.causal + _broadcast_tests(
+        inside.rows, "[None, :]"
+    )
     blocks = math.ceil(columns / tile.rows)
     # Queries before the block's first key see none of its keys.
     first = (
@@ -366,7 +376,7 @@ for each in range(0, {step.queries_per_key}):
         delta = tl.load({step.delta.row("head", "m")}{load_mask(inside.rows)})[None, :]
         {tile.print_rounding("query", "grad")}
         score = tl.dot(key, tl.trans(query){tile.precision}) * {step.scale}
-        {_print_bias(step.bias, [*wide, *_spread(inside.rows, "[None, :]")], transposed=True)}
+        {_print_bias(step.bias, [*wide, *_broadcast_tests(inside.rows, "[None, :]")], transposed=True)}
         weight = libdevice.exp(score - total)
         {_print_mask("weight", visible)}
         slope = weight * (tl.dot(value, tl.trans(grad){tile.precision}) - delta)
@@ -400,7 +410,7 @@ def _print_keys_head(step: BackwardStep) -> str:
     )
 
 
-def _bounds_test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
+def _format_bounds_test(name: str, size: int, tile: int, spread: str = "") -> list[str]:
     """The test that a position is inside; none where the tile divides the size."""
     return [f"({name} < {size}){spread}"] * (size % tile != 0)
 

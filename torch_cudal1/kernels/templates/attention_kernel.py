@@ -145,7 +145,7 @@ def print_attention_kernel(
         "VALUE": value_at,
         **_list_sizes(tile),
         **_list_masks(tile),
-        **_rounding_lines(method),
+        **_format_rounding_lines(method),
         "PRECISION": "" if method == "half" else f', input_precision="{method}"',
         "TYPED": cast_text(parts.second.right.dtype),
     }
@@ -293,7 +293,7 @@ def load_mask(tests: list[str]) -> str:
     return f", mask={' & '.join(tests)}, other=0.0" if tests else ""
 
 
-def _rounding_lines(method: str) -> dict[str, str]:
+def _format_rounding_lines(method: str) -> dict[str, str]:
     """Lines that round operands of plain TF32 products to the nearest: in pieces, a product does
     that itself.
     """

@@ -155,7 +155,8 @@ def _lower_tiled(
 
 def _check_memory(conv: Convolution) -> None:
     image = sum(
-        s * (n - 1) for s, n in zip(conv.input_strides[1:], _input_extents(conv), strict=True)
+        s * (n - 1)
+        for s, n in zip(conv.input_strides[1:], _compute_input_extents(conv), strict=True)
     )
     # Copies move neighbours along x, and offsets within an image are 32-bit in the kernel.
     if conv.input_strides[4] != 1 or image > _REACH or min(conv.input_strides) < 0:
@@ -164,7 +165,7 @@ def _check_memory(conv: Convolution) -> None:
         )
 
 
-def _input_extents(conv: Convolution) -> tuple[int, ...]:
+def _compute_input_extents(conv: Convolution) -> tuple[int, ...]:
     return (conv.groups * conv.channels, *(a.size for a in conv.axes))
 
 

@@ -349,7 +349,7 @@ def estimate_s(conv: Convolution, schedule: ConvSchedule) -> float:
             f"{block_layout.shared_bytes} bytes of shared memory for each of {schedule.blocks} blocks"
         )
     wide, columns = schedule.wide * _WARPGROUPS, block_layout.together * schedule.columns
-    classes = [math.prod(c) for c in _products_per_class(conv)]
+    classes = [math.prod(c) for c in _count_products_per_class(conv)]
     slots = -(-conv.channels // schedule.channels) * sum(classes) / len(classes) / schedule.taps
     tensor = wide * max(16.0, columns / 2) * schedule.products
     read = wide * (16.0 * math.sqrt(conv.axes[2].stride) + columns / 4 * schedule.products + 2)
@@ -377,7 +377,7 @@ def estimate_s(conv: Convolution, schedule: ConvSchedule) -> float:
     )
 
 
-def _products_per_class(conv: Convolution) -> list[tuple[int, ...]]:
+def _count_products_per_class(conv: Convolution) -> list[tuple[int, ...]]:
     z, y, x = conv.axes
     last = [1] if len(x.classes) == 1 or can_merge_classes(x) else [1] * len(x.classes)
     return [(a.count, b.count, c) for a in z.classes for b in y.classes for c in last]

@@ -339,7 +339,7 @@ def _print_main_loop(product: Product, schedule: GemmSchedule, weight: Nest | No
     ragged = product.k % schedule.depth != 0
     high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
     left_m, left_mask = _handle_edge("m", product.m, schedule.rows, product.left)
-    to64 = ".to(tl.int64)" if _wide(product) else ""
+    to64 = ".to(tl.int64)" if _needs_64_bit_addresses(product) else ""
     right_n, right_mask = _handle_edge("n", product.n, schedule.columns, product.right)
     words = {
         "SPLIT": schedule.split,
@@ -363,8 +363,8 @@ def _print_main_loop(product: Product, schedule: GemmSchedule, weight: Nest | No
         "ROUNDING": _ROUNDED if schedule.method == "tf32" else "",
         "PRECISION": _PRECISION[schedule.method],
         "TO64": to64,
-        **_operand_placeholders("LEFT", product.left, to64),
-        **_operand_placeholders("RIGHT", product.right, to64),
+        **_fill_operand_placeholders("LEFT", product.left, to64),
+        **_fill_operand_placeholders("RIGHT", product.right, to64),
     }
     text = _BODY.replace("RIGHT_POINTER", _POINTER if weight is None else "")
     text = text.replace(
@@ -405,7 +405,7 @@ def _print_batch_offset(operand: Operand, to64: str) -> str:
     return " + ".join(digits) or f"batch{to64} * {operand.batch}"
 
 
-def _operand_placeholders(side: str, operand: Operand, to64: str) -> dict[str, int | str]:
+def _fill_operand_placeholders(side: str, operand: Operand, to64: str) -> dict[str, int | str]:
     return {
         f"p{side}": f"p{operand.value}",
         f"{side}_OFFSET": operand.offset,
@@ -415,7 +415,7 @@ def _operand_placeholders(side: str, operand: Operand, to64: str) -> dict[str, i
     }
 
 
-def _wide(product: Product) -> bool:
+def _needs_64_bit_addresses(product: Product) -> bool:
     """Whether an address needs 64 bits."""
     # Addresses are computed for the whole last tile of k, masked or not: hence the 256 beyond it.
     reach = [product.batch * product.m * product.n]

@@ -176,7 +176,7 @@ def choose_schedules(
         s
         for name in methods
         if _serves(name, product, sm, rights)
-        for s in _schedules_of_method(name, product, sm)
+        for s in _list_method_schedules(name, product, sm)
     ]
     return order_by_bound(product, schedules)[:most]
 
@@ -334,12 +334,12 @@ def _serves(name: str, product: Product, sm: int, rights: Collection[str]) -> bo
     )
 
 
-def _schedules_of_method(name: str, product: Product, sm: int) -> Iterable[GemmSchedule]:
+def _list_method_schedules(name: str, product: Product, sm: int) -> Iterable[GemmSchedule]:
     if name == "fold":
         yield GemmSchedule("fold", warps=4)
         return
     if name in _PACKED:
-        yield from _schedules_of_packed(name, product)
+        yield from _list_packed_schedules(name, product)
         return
     for rows, columns, depth, warps, stages in _TILES[name]:
         # Half of such a tile or more would be empty. Tiles of 16 are the smallest there are, so
@@ -360,7 +360,7 @@ def _schedules_of_method(name: str, product: Product, sm: int) -> Iterable[GemmS
             )
 
 
-def _schedules_of_packed(name: str, product: Product) -> Iterable[GemmSchedule]:
+def _list_packed_schedules(name: str, product: Product) -> Iterable[GemmSchedule]:
     """The schedules of a packed method; none for a product whose tiles would be mostly empty, which
     costs more to pack than the method saves.
     """

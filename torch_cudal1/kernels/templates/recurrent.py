@@ -133,14 +133,14 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
             if bidirectional
             else (stack.layers - 1, layer_elements)
         )
-        written[between] = _dense_spec("float32", shape)
+        written[between] = _make_dense_spec("float32", shape)
     sets = 2 if bidirectional else stack.layers
-    written[products] = _dense_spec(
+    written[products] = _make_dense_spec(
         "float32", (sets, stack.steps, _BLOCKS, stack.sequences, stack.rows)
     )
     # Flags tell other blocks that a step is there. They are cleared by a launch before: flags that
     # a previous call left would let blocks go on before there is anything to read.
-    written[flags] = _dense_spec("int32", (sizes["FLAGS"],))
+    written[flags] = _make_dense_spec("int32", (sizes["FLAGS"],))
     if (scratch_bytes := 4 * sum(spec.numel for spec in written.values())) > _MAX_SCRATCH_BYTES:
         raise NotLowerableError(f"{scratch_bytes} bytes of scratch; at most {_MAX_SCRATCH_BYTES}")
     launches = (
@@ -172,8 +172,8 @@ def _plan_wave(stack: _Stack, between: int, products: int, flags: int) -> list[_
     # A single layer has nothing between layers: no scratch is made, and the kernel finds a null
     # pointer.
     middle = "between" if stack.layers > 1 else "nullptr"
-    body = f"const Layer layers[] = {layers}; stack(input, hidden, {_cell_or_null(stack, 'cell')}, layers, result, last, "
-    body += f"{_cell_or_null(stack, 'last_cell')}, {middle}, products, flags);"
+    body = f"const Layer layers[] = {layers}; stack(input, hidden, {_format_cell(stack, 'cell')}, layers, result, last, "
+    body += f"{_format_cell(stack, 'last_cell')}, {middle}, products, flags);"
     scratch = [(between, "float* between")] if stack.layers > 1 else []
     arguments_before = [
         (stack.input, "const float* input"),
@@ -212,7 +212,7 @@ def _plan_bidirectional(stack: _Stack, between: int, products: int, flags: int) 
             "result, OUT_STEP, OUT_SEQUENCE" if top else f"between + {layer % 2 * half}, {dense}"
         )
         body = f"const Layer layers[] = {directions}; both_ways<{'INPUT' if first else '2 * HIDDEN'}>({layer}, {source}, hidden, "
-        body += f"{_cell_or_null(stack, 'cell')}, layers, {target}, last, {_cell_or_null(stack, 'last_cell')}, products, flags);"
+        body += f"{_format_cell(stack, 'cell')}, layers, {target}, last, {_format_cell(stack, 'last_cell')}, products, flags);"
         launch_arguments = (
             [(stack.input, "const float* input")] * first
             + arguments
@@ -250,7 +250,7 @@ def _list_last_states(stack: _Stack) -> list[tuple[int, str]]:
     return list(zip(stack.outs[1:], ("float* last", "float* last_cell"), strict=False))
 
 
-def _cell_or_null(stack: _Stack, name: str) -> str:
+def _format_cell(stack: _Stack, name: str) -> str:
     return name if stack.mode == 0 else "nullptr"
 
 
@@ -397,7 +397,7 @@ def _refuse_unserved(
         f"rows of at most {_MAX_ROW_ELEMENTS}": max(widths) > _MAX_ROW_ELEMENTS,
         "dense states and weights, features next to each other": source.strides[2] != 1
         or result.strides[2] != 1
-        or any(spec.strides != _dense_spec(spec.dtype, spec.shape).strides for spec in dense),
+        or any(spec.strides != _make_dense_spec(spec.dtype, spec.shape).strides for spec in dense),
         "hidden states as wide as the result of a cell": shapes
         != {(stack.gates * stack.hidden, stack.hidden)},
         "at least one step": stack.steps < 1,
@@ -406,7 +406,7 @@ def _refuse_unserved(
         raise NotLowerableError(f"recurrent kernels serve {unserved[0]}")
 
 
-def _dense_spec(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+def _make_dense_spec(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return TensorSpec(dtype, shape, strides, "cuda")
 

@@ -88,11 +88,11 @@ def lower_split_precision(
     sides = ((sizes["A_BATCHES"], sizes["M_PAD"]), (sizes["B_BATCHES"], sizes["N_PAD"]))
     # Of a streamed product the left operand is read as it lies: it has no scratch of its own.
     for i, (batch, rows) in list(enumerate(sides))[int(stream) :]:
-        scratch[first + i] = _dense_spec("float32", (batch, sizes["SEGMENTS"], rows, 4))
-        scratch[first + 2 + i] = _dense_spec(
+        scratch[first + i] = _make_dense_spec("float32", (batch, sizes["SEGMENTS"], rows, 4))
+        scratch[first + 2 + i] = _make_dense_spec(
             "int16", (batch, planes, sizes["CHUNKS"], rows, _DEPTH)
         )
-        scratch[first + 4 + i] = _dense_spec("int32", (batch, rows, 2))
+        scratch[first + 4 + i] = _make_dense_spec("int32", (batch, rows, 2))
     operands = (product.left.value, product.right.value)
     row_sizes, piece_values = (first, first + 1), (first + 2, first + 3, first + 4, first + 5)
     text, name = _print_text(schedule, epilogue, sizes)
@@ -275,6 +275,6 @@ def _print_wgmma_register_operand(count: int, columns: int, kind: str) -> str:
 }}"""
 
 
-def _dense_spec(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+def _make_dense_spec(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return TensorSpec(dtype, shape, strides, "cuda")

@@ -39,7 +39,7 @@ class Forest:
 
     def predict(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation over the trees, for each of (rows, columns)."""
-        predictions = self._by_tree(rows)
+        predictions = self._predict_by_tree(rows)
         return predictions.mean(0), predictions.std(0)
 
     def predict_out_of_bag(self, rows: Tensor) -> Tensor:
@@ -50,9 +50,9 @@ class Forest:
         # group.
         is_out_of_bag = (~self.seen).to(rows.dtype)
         # 0 / 0 is the NaN of a row that every tree has seen.
-        return (self._by_tree(rows) * is_out_of_bag).sum(0) / is_out_of_bag.sum(0)
+        return (self._predict_by_tree(rows) * is_out_of_bag).sum(0) / is_out_of_bag.sum(0)
 
-    def _by_tree(self, rows: Tensor) -> Tensor:
+    def _predict_by_tree(self, rows: Tensor) -> Tensor:
         node = torch.zeros(len(self.leaves), len(rows), dtype=torch.long)
         for features, cuts in zip(self.features, self.cuts, strict=True):
             node = _descend(rows, node, features, cuts)
@@ -85,7 +85,7 @@ def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Fores
     bins = torch.searchsorted(edges.contiguous(), rows.T.contiguous()).T
     node = torch.zeros(_TREES, len(rows), dtype=torch.long)
     features, cuts = [], []
-    means = _node_means(
+    means = _compute_node_means(
         # The root has no parent: a prior of nearly nothing only avoids 0 / 0.
         node,
         weights,
@@ -103,7 +103,9 @@ def fit(rows: Tensor, values: Tensor, groups: Tensor, *, seed: int = 0) -> Fores
             torch.where(cut < _BINS - 1, edges[feature, cut.clamp(max=_BINS - 2)], torch.inf)
         )
         node = _descend(rows, node, features[-1], cuts[-1])
-        means = _node_means(node, weights, values, 2 << level, means.repeat_interleave(2, 1))
+        means = _compute_node_means(
+            node, weights, values, 2 << level, means.repeat_interleave(2, 1)
+        )
     return Forest(tuple(features), tuple(cuts), means, weights > 0)
 
 
@@ -113,7 +115,7 @@ def _descend(rows: Tensor, node: Tensor, features: Tensor, cuts: Tensor) -> Tens
     return 2 * node + (values > cuts.gather(1, node))
 
 
-def _node_means(
+def _compute_node_means(
     node: Tensor,
     weights: Tensor,
     values: Tensor,
@@ -146,13 +148,13 @@ def _choose_splits(
         offsets + torch.arange(features.shape[1])[:, None] * _BINS + bins.T[features]
     ).flatten()
 
-    def below(amount: Tensor) -> Tensor:
+    def sum_below(amount: Tensor) -> Tensor:
         """Sums over the rows of a node up to each bin: (trees, nodes, columns tried, bins)."""
         amounts = amount[:, None, :].expand(-1, features.shape[1], -1).flatten()
         total = torch.bincount(bins_of_rows, amounts, trees * nodes * features.shape[1] * _BINS)
         return total.view(trees, nodes, -1, _BINS).cumsum(3)
 
-    size, total = below(weights), below(weights * values)
+    size, total = sum_below(weights), sum_below(weights * values)
     other_size, other_total = size[..., -1:] - size, total[..., -1:] - total
     # Least variance within the sides is most squared sum over size.
     gain = (

@@ -20,7 +20,7 @@ from torch_cudal1.kernels.proposal import Proposal
 from torch_cudal1.search.cost_model.forest import Forest, fit
 from torch_cudal1.search.cost_model.timings import Config, KernelTiming
 
-__all__ = ["CostModel", "Prediction", "fit_cost_model", "pairwise_rank_error"]
+__all__ = ["CostModel", "Prediction", "fit_cost_model", "measure_rank_error"]
 
 _MAX_TIMINGS = 2000  # the newest: more are fitted no better, and slower
 _MIN_TIMINGS, _MIN_GROUPS = 24, 6  # below which no model is fitted
@@ -111,8 +111,8 @@ def fit_cost_model(timings: Sequence[KernelTiming], family: str) -> CostModel | 
     bounds = logs - values
     errors = (
         # Out of bag, so each fusion group is judged by trees that have not seen it.
-        pairwise_rank_error(logs, bounds + forest.predict_out_of_bag(rows), groups),
-        pairwise_rank_error(logs, bounds, groups),
+        measure_rank_error(logs, bounds + forest.predict_out_of_bag(rows), groups),
+        measure_rank_error(logs, bounds, groups),
     )
     # Timings of products on record: the order is better than the bound's in 3 of 7 cases, worse in
     # 2. The model has to prove itself on each machine.
@@ -124,7 +124,7 @@ def fit_cost_model(timings: Sequence[KernelTiming], family: str) -> CostModel | 
     return CostModel(family, columns, forest, errors)
 
 
-def pairwise_rank_error(times: Tensor, predictions: Tensor, groups: Tensor) -> float:
+def measure_rank_error(times: Tensor, predictions: Tensor, groups: Tensor) -> float:
     """How wrong predictions are about the order within groups: the part of all pairwise differences
     (of logarithms) that they have the other way round.
 

@@ -71,7 +71,7 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """sha256 over names, sizes and digests: equal content is an equal bundle."""
-        return digest_of(self._body())
+        return digest_of(self._encode_body())
 
     @property
     def size_bytes(self) -> int:
@@ -88,9 +88,11 @@ class Manifest:
         }
         return tuple(sorted(families))
 
-    def header(self) -> bytes:
+    def encode_header(self) -> bytes:
         """The header's bytes, as safetensors wants them: JSON padded with spaces to eight bytes."""
-        record: dict[str, Any] = {"__metadata__": {METADATA_KEY: canonical_json(self._body())}}
+        record: dict[str, Any] = {
+            "__metadata__": {METADATA_KEY: canonical_json(self._encode_body())}
+        }
         start = 0
         for member in self.members:
             record[member.name] = {
@@ -103,7 +105,7 @@ class Manifest:
         # The format wants the tensor data aligned to eight bytes, and allows spaces only.
         return text + b" " * (-len(text) % 8)
 
-    def _body(self) -> dict[str, Any]:
+    def _encode_body(self) -> dict[str, Any]:
         return {"format": FORMAT, "files": [[m.name, m.size_bytes, m.sha256] for m in self.members]}
 
 
@@ -118,7 +120,7 @@ class Bundle:
     _file: BinaryIO
     _start: int
 
-    def files(self) -> Iterator[tuple[Member, bytes]]:
+    def iter_files(self) -> Iterator[tuple[Member, bytes]]:
         """Every member with its bytes, one at a time. Raises SupplyError where they are not what
         the manifest says.
         """
@@ -166,7 +168,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             raise SupplyError(
                 path, "form", f"{came}; it is truncated, or not a bundle of `cudal1 export`"
             )
-        manifest = _manifest(path, file.read(length))
+        manifest = _parse_manifest(path, file.read(length))
         expected = 8 + length + manifest.size_bytes
         # Nothing may follow the last member: such bytes would be covered by no digest.
         if status.st_size != expected:
@@ -206,7 +208,7 @@ def write_bundle(path: Path, inventory: Inventory) -> Manifest:
 
 
 def _fill(file: BinaryIO, path: Path, manifest: Manifest, sources: Sequence[Path]) -> None:
-    header = manifest.header()
+    header = manifest.encode_header()
     file.write(len(header).to_bytes(8, "little") + header)
     for member, source in zip(manifest.members, sources, strict=True):
         digest = hashlib.sha256()
@@ -236,7 +238,7 @@ def _assign_layers(files: Sequence[CacheFile]) -> list[tuple[Member, CacheFile]]
     return sorted(layered, key=lambda pair: pair[0].name)
 
 
-def _manifest(path: Path, header: bytes) -> Manifest:
+def _parse_manifest(path: Path, header: bytes) -> Manifest:
     """The manifest in a header. The counts bound the memory that parsing may take before anything
     in it is believed.
     """
@@ -260,7 +262,7 @@ def _manifest(path: Path, header: bytes) -> Manifest:
             raise SupplyError(
                 path, "format", f"format {body['format']!r}, this version reads {FORMAT}"
             )
-        members = tuple(_member(path, *record) for record in body["files"])
+        members = tuple(_parse_member(path, *record) for record in body["files"])
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         if isinstance(error, SupplyError):
             raise
@@ -282,7 +284,7 @@ def _manifest(path: Path, header: bytes) -> Manifest:
             f"it announces {manifest.size_bytes} bytes, expected at most {TOTAL_LIMIT_BYTES}",
         )
     # There is one header for a manifest: duplicates, gaps, overlaps and other keys are excluded.
-    if manifest.header() != header:
+    if manifest.encode_header() != header:
         raise SupplyError(
             path,
             "form",
@@ -291,7 +293,7 @@ def _manifest(path: Path, header: bytes) -> Manifest:
     return manifest
 
 
-def _member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
+def _parse_member(path: Path, name: Any, size: Any, sha256: Any) -> Member:
     if not (
         isinstance(name, str)
         and isinstance(sha256, str)

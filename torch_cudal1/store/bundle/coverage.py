@@ -135,7 +135,7 @@ def _cover_regions(
             status,
             entry.choice.label,
             gain,
-            _where(entry),
+            _describe_origin(entry),
         )
         chosen.append(entry)
     # All regions of a lock are not one call, and a call with a missing region has no measurement.
@@ -228,7 +228,7 @@ def _is_baseline(entry: Entry) -> bool:
     return entry.choice.origin == "baseline" and entry.choice.program.digest == entry.region_key
 
 
-def _where(entry: Entry) -> str:
+def _describe_origin(entry: Entry) -> str:
     rights = (
         f"; with the right to TF32 in {' and '.join(entry.contract.rights)}"
         if entry.contract.rights

@@ -25,7 +25,7 @@ from typing import Any
 from torch_cudal1.core.errors import SupplyError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.store.bundle.bundle_file import Bundle, Manifest, Member, open_bundle
-from torch_cudal1.store.cache.files import files_under, hold_lock, read_file, write_file
+from torch_cudal1.store.cache.files import hold_lock, iter_files, read_file, write_file
 from torch_cudal1.store.cache.inventory import decode_file
 
 __all__ = [
@@ -71,7 +71,7 @@ def list_imported_bundles(cache_dir: Path) -> tuple[Path, ...]:
     """The folders of imported bundles, the latest import first."""
     return tuple(
         sorted(
-            _folders(cache_dir / _FOLDER, _DIGEST),
+            _iter_folders(cache_dir / _FOLDER, _DIGEST),
             # The name second, so that processes agree on the order of imports with equal stamps.
             key=lambda folder: (-folder.stat().st_mtime_ns, folder.name),
         )
@@ -87,14 +87,16 @@ def list_imported_roots(cache_dir: Path) -> tuple[Path, ...]:
         layer
         for bundle in bundles
         # As numbers: as text "10" would come before "2".
-        for layer in sorted(_folders(bundle, _LAYER), key=lambda folder: int(folder.name))
+        for layer in sorted(_iter_folders(bundle, _LAYER), key=lambda folder: int(folder.name))
     )
 
 
 def list_interrupted(cache_dir: Path) -> tuple[Path, ...]:
     """What killed imports left. One that is at work holds the lock `IMPORT_LOCK`."""
     return tuple(
-        _folders(cache_dir / _FOLDER, re.compile(rf"({re.escape(_INCOMING)}|{re.escape(_OLD)}).*"))
+        _iter_folders(
+            cache_dir / _FOLDER, re.compile(rf"({re.escape(_INCOMING)}|{re.escape(_OLD)}).*")
+        )
     )
 
 
@@ -124,7 +126,7 @@ def import_bundle(
                 final.is_dir()
                 # `is_dir` follows a link, and what a link leads to was not written by an import.
                 and not final.is_symlink()
-                and all(_lies_in(final, member) for member in manifest.members)
+                and all(_holds_member(final, member) for member in manifest.members)
             )
             if not already:
                 # Where nothing can be locked a name of its own keeps two imports apart.
@@ -135,7 +137,7 @@ def import_bundle(
                     say,
                 )
             # Also where it was there already: the latest import is asked first.
-            _put_first(final)
+            _stamp_as_latest(final)
     records = sum(member.relative_path.startswith("v1/alias/") for member in manifest.members)
     return ImportReport(
         manifest.digest,
@@ -174,10 +176,10 @@ def _bring_in(
 
 def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], None]) -> None:
     read_bytes, total = 0, bundle.manifest.size_bytes
-    for member, data in bundle.files():
+    for member, data in bundle.iter_files():
         say(f"importing {member.name}", read_bytes / total)
         read_bytes += member.size_bytes
-        if _lies_in(incoming, member):
+        if _holds_member(incoming, member):
             # Checked and written by an import that was killed.
             continue
         # Digest, decoding and path are checked before the write, so no file of the folder is
@@ -196,7 +198,7 @@ def _stage(bundle: Bundle, incoming: Path, say: Callable[[str, float | None], No
 
 def _publish(incoming: Path, final: Path) -> None:
     # Locks of the writes; an imported folder is read-only and needs none.
-    for lock in list(files_under(incoming, ".lock")):
+    for lock in list(iter_files(incoming, ".lock")):
         lock.unlink(missing_ok=True)
     old = final.with_name(_OLD + final.name)
     # A folder that is there was found damaged by `import_bundle`. It is renamed first: a directory
@@ -208,12 +210,14 @@ def _publish(incoming: Path, final: Path) -> None:
     _remove(old)
 
 
-def _put_first(final: Path) -> None:
+def _stamp_as_latest(final: Path) -> None:
     """Stamp the folder later than every other import, also where a clock was ahead or the file
     system's ticks are coarse.
     """
     stamps = [
-        folder.stat().st_mtime_ns for folder in _folders(final.parent, _DIGEST) if folder != final
+        folder.stat().st_mtime_ns
+        for folder in _iter_folders(final.parent, _DIGEST)
+        if folder != final
     ]
     stamp = max(time.time_ns(), max(stamps, default=0) + _TICK_NS)
     # The folder may be read-only now, such as one in a container image: the order stays as it was
@@ -223,7 +227,7 @@ def _put_first(final: Path) -> None:
 
 
 def _check_space(path: Path, home: Path, manifest: Manifest, incoming: Path) -> None:
-    there = sum(file.stat().st_size for file in files_under(incoming, ""))
+    there = sum(file.stat().st_size for file in iter_files(incoming, ""))
     free = shutil.disk_usage(home).free
     if free + there < manifest.size_bytes:
         raise SupplyError(
@@ -233,7 +237,7 @@ def _check_space(path: Path, home: Path, manifest: Manifest, incoming: Path) -> 
         )
 
 
-def _lies_in(folder: Path, member: Member) -> bool:
+def _holds_member(folder: Path, member: Member) -> bool:
     path = folder / member.name
     if path.is_symlink() or not path.is_file() or path.stat().st_size != member.size_bytes:
         return False
@@ -268,7 +272,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _folders(home: Path, name: re.Pattern[str]) -> Iterator[Path]:
+def _iter_folders(home: Path, name: re.Pattern[str]) -> Iterator[Path]:
     """Real folders of `home` whose name fits; links are not followed, a missing home has none."""
     try:
         with os.scandir(home) as entries:

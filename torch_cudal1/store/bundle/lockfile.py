@@ -135,7 +135,7 @@ def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
     A decision record that the lock does not know is not reported: it is about a graph or a set of
     choices that the lock does not have.
     """
-    present = make_lock(inventory.only(lock.keys, lock.families or None))
+    present = make_lock(inventory.select(lock.keys, lock.families or None))
     rows: list[LockDifference] = []
     unlocked = {row.purpose: row for row in present.entries}
     # A lock of named targets is made under one precision: entries of other contracts in the same
@@ -160,7 +160,7 @@ def diff_lock(lock: Lock, inventory: Inventory) -> tuple[LockDifference, ...]:
             # lock.
             rows.append(
                 LockDifference(
-                    "changed", entry.family, entry.key, entry.region, _changes(entry, present_entry)
+                    "changed", entry.family, entry.key, entry.region, _diff(entry, present_entry)
                 )
             )
     for extra in unlocked.values():
@@ -221,8 +221,8 @@ def read_lock(path: Path) -> Lock:
         lock = Lock(
             tuple(LockedEntry(**_check_fields(LockedEntry, pin)) for pin in body["entries"]),
             tuple(LockedRecord(**_check_fields(LockedRecord, pin)) for pin in body["aliases"]),
-            tuple(map(_text, body["families"])),
-            {name: tuple(map(_text, keys)) for name, keys in body["targets"].items()},
+            tuple(map(_require_text, body["families"])),
+            {name: tuple(map(_require_text, keys)) for name, keys in body["targets"].items()},
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         # SupplyError has a ValueError among its bases, and already says what is wrong.
@@ -284,7 +284,7 @@ def _lock_record(file: CacheFile) -> LockedRecord:
     )
 
 
-def _changes(locked: LockedEntry, present: LockedEntry) -> str:
+def _diff(locked: LockedEntry, present: LockedEntry) -> str:
     """The facts that differ, for a reader. Equal facts under another digest: another run of the
     judge.
     """
@@ -319,7 +319,7 @@ def _check_fields(kind: type[LockedEntry | LockedRecord], record: Any) -> dict[s
     return record
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r}, expected text")
     return value

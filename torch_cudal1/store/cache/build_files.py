@@ -20,7 +20,7 @@ import torch
 
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.target import triton_version
-from torch_cudal1.store.cache.files import files_under, size_of
+from torch_cudal1.store.cache.files import iter_files, size_of
 
 __all__ = [
     "BuildCount",
@@ -61,7 +61,7 @@ def build_path(cache_dir: Path, key: str) -> Path:
 def count_builds(cache_dir: Path) -> BuildCount:
     """What is kept now, of all versions; files that vanish meanwhile count as gone."""
     home = build_folder(cache_dir)
-    sizes = [size_of(path) for ending in _ENDINGS for path in files_under(home, ending)]
+    sizes = [size_of(path) for ending in _ENDINGS for path in iter_files(home, ending)]
     return BuildCount(len(sizes), sum(sizes))
 
 

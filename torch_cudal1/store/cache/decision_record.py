@@ -18,8 +18,8 @@ from typing import Any
 
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Contract, Target
-from torch_cudal1.store.cache.entry_file import digest_of, plain, unplain
-from torch_cudal1.store.trust.signatures import Signature, Signer, signatures_from, with_signature
+from torch_cudal1.store.cache.entry_file import decode_plain, digest_of, encode_plain
+from torch_cudal1.store.trust.signatures import Signature, Signer, add_signature, parse_signatures
 
 __all__ = [
     "DecisionRecord",
@@ -48,7 +48,7 @@ def encode_record(name: str, value: Mapping[str, Any], target: Target, contract:
         "name": name,
         "family": target.family,
         "contract": contract.digest,
-        "value": plain(value),
+        "value": encode_plain(value),
     }
     return _encode({"body": body, "digest": digest_of(body)})
 
@@ -73,8 +73,8 @@ def open_record(data: bytes, segments: tuple[str, ...]) -> DecisionRecord | Refu
                 f"unreadable: it holds {sorted(record)}; expected body, digest and perhaps "
                 f"signatures"
             )
-        signatures = signatures_from(record["signatures"]) if "signatures" in record else ()
-        value = unplain(body["value"])
+        signatures = parse_signatures(record["signatures"]) if "signatures" in record else ()
+        value = decode_plain(body["value"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         return Refusal(f"unreadable: {type(error).__name__}: {error}")
     return (
@@ -107,7 +107,7 @@ def sign_record(data: bytes, segments: tuple[str, ...], signer: Signer) -> bytes
         return opened
     # "alias" is the stored name of a decision record. It is part of what is signed, so existing
     # signatures fix it.
-    signatures = with_signature(opened.signatures, signer.sign("alias", opened.digest))
+    signatures = add_signature(opened.signatures, signer.sign("alias", opened.digest))
     return _encode(
         {**json.loads(data), "signatures": [signature.to_json() for signature in signatures]}
     )

@@ -34,7 +34,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.check import check_program
 from torch_cudal1.ir.program import Program, canonical_json, tensor_digest
 from torch_cudal1.ir.records import Candidate, Contract, Entry, Target
-from torch_cudal1.store.trust.signatures import Signature, Signer, signatures_from, with_signature
+from torch_cudal1.store.trust.signatures import Signature, Signer, add_signature, parse_signatures
 
 __all__ = [
     "FORMAT",
@@ -42,12 +42,12 @@ __all__ = [
     "DecodedEntry",
     "decode_entry",
     "decode_golden",
+    "decode_plain",
     "digest_of",
     "encode_entry",
+    "encode_plain",
     "open_entry",
-    "plain",
     "sign_entry",
-    "unplain",
 ]
 
 # Bump when a file of the old form can no longer be read.
@@ -98,12 +98,12 @@ def encode_entry(entry: Entry, golden: Mapping[str, torch.Tensor] | None = None)
     """
     golden = dict(golden or {})
     tensors = {
-        _PAYLOAD + name: _storable(name, tensor)
+        _PAYLOAD + name: _make_storable(name, tensor)
         for name, tensor in entry.choice.program.all_payloads().items()
     }
-    tensors |= {_GOLDEN + name: _storable(name, tensor) for name, tensor in golden.items()}
+    tensors |= {_GOLDEN + name: _make_storable(name, tensor) for name, tensor in golden.items()}
     try:
-        body = _entry_json(entry) | {
+        body = _encode_entry(entry) | {
             "golden": {name: tensor_digest(golden[name]) for name in sorted(golden)}
         }
         # The digest covers the body without itself and without signatures, so that signing changes
@@ -126,10 +126,10 @@ def decode_entry(data: bytes) -> Entry | Refusal:
 
 
 def open_entry(data: bytes) -> DecodedEntry | Refusal:
-    """`decode_entry`, with the digest and the signatures that `trust_policy.standing` needs."""
+    """`decode_entry`, with the digest and the signatures that `trust_policy.decide_standing` needs."""
     try:
         header, tensors = _open(data)
-        return DecodedEntry(_entry_from(header.body, tensors), header.digest, header.signatures)
+        return DecodedEntry(_decode_entry(header.body, tensors), header.digest, header.signatures)
     except _DAMAGE as error:
         return Refusal(f"unreadable: {type(error).__name__}: {error}")
 
@@ -141,10 +141,10 @@ def sign_entry(data: bytes, signer: Signer) -> bytes | Refusal:
     opened = open_entry(data)
     if isinstance(opened, Refusal):
         return opened
-    signatures = with_signature(opened.signatures, signer.sign("entry", opened.digest))
+    signatures = add_signature(opened.signatures, signer.sign("entry", opened.digest))
     text = canonical_json(
         {
-            **_metadata(data).body,
+            **_read_metadata(data).body,
             "digest": opened.digest,
             "signatures": [s.to_json() for s in signatures],
         }
@@ -167,7 +167,7 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def plain(value: Any) -> Any:
+def encode_plain(value: Any) -> Any:
     """`value` as strict JSON: mappings and sequences rebuilt, inf and nan as {"float": "inf"}.
     Raises TypeError for objects.
     """
@@ -176,9 +176,9 @@ def plain(value: Any) -> Any:
         # otherwise.
         if any(not isinstance(name, str) for name in value):
             raise TypeError(f"keys {list(value)!r}, expected strings")
-        return {name: plain(item) for name, item in value.items()}
+        return {name: encode_plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [encode_plain(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": float(value).hex()}
     if value is None or isinstance(value, (bool, int, str)):
@@ -186,19 +186,19 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} of type {type(value).__name__} is not plain JSON")
 
 
-def unplain(value: Any) -> Any:
-    """The inverse of `plain`; sequences come back as lists."""
+def decode_plain(value: Any) -> Any:
+    """The inverse of `encode_plain`; sequences come back as lists."""
     if isinstance(value, list):
-        return [unplain(item) for item in value]
+        return [decode_plain(item) for item in value]
     if isinstance(value, dict):
         # An object with further keys, or with another number, is the caller's own data.
         if len(value) == 1 and value.get("float") in _NOT_FINITE:
             return float(value["float"])
-        return {name: unplain(item) for name, item in value.items()}
+        return {name: decode_plain(item) for name, item in value.items()}
     return value
 
 
-def _storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _make_storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise ProgramError(
             "payload",
@@ -209,7 +209,7 @@ def _storable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().clone()
 
 
-def _entry_json(entry: Entry) -> dict[str, Any]:
+def _encode_entry(entry: Entry) -> dict[str, Any]:
     choice = entry.choice
     # Read for the exception only: an Entry whose evidence has no timing would fail when it is
     # shown.
@@ -220,15 +220,15 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "created": entry.created,
         "region": {"key": entry.region_key, "name": entry.region_name},
         "target": asdict(entry.target),
-        "contract": plain(asdict(entry.contract)),
+        "contract": encode_plain(asdict(entry.contract)),
         "choice": {
             "program": choice.program.to_json(),
             "schedule": choice.schedule,
             "origin": choice.origin,
             "techniques": list(choice.techniques),
         },
-        "evidence": plain(entry.evidence),
-        "tried": plain(entry.tried),
+        "evidence": encode_plain(entry.evidence),
+        "tried": encode_plain(entry.tried),
     }
 
 
@@ -242,7 +242,7 @@ class _Header:
 
 
 def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
-    header = _metadata(data)
+    header = _read_metadata(data)
     meta = header.body
     # Cloned, because tensors in the file start at unaligned offsets, and `decode_entry` promises
     # aligned memory.
@@ -256,7 +256,7 @@ def _open(data: bytes) -> tuple[_Header, dict[str, torch.Tensor]]:
     return header, tensors
 
 
-def _metadata(data: bytes) -> _Header:
+def _read_metadata(data: bytes) -> _Header:
     # Read by hand before `safetensors.load`: the limit bounds what an unchecked length may
     # allocate.
     size = int.from_bytes(data[:8], "little")
@@ -280,10 +280,10 @@ def _metadata(data: bytes) -> _Header:
     digest, signatures = body.pop("digest", None), body.pop("signatures", None)
     if digest != digest_of(body):
         raise ValueError("digest of the metadata differs")
-    return _Header(body, digest, () if signatures is None else signatures_from(signatures))
+    return _Header(body, digest, () if signatures is None else parse_signatures(signatures))
 
 
-def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry:
+def _decode_entry(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry:
     payloads = {
         name.removeprefix(_PAYLOAD): tensor
         for name, tensor in tensors.items()
@@ -303,24 +303,24 @@ def _entry_from(meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Entry
     # The digests prove that the file is whole, not that its Program is safe to run.
     check_program(program)
     entry = Entry(
-        region_key=_text(region["key"]),
-        region_name=_text(region["name"]),
+        region_key=_require_text(region["key"]),
+        region_name=_require_text(region["name"]),
         target=Target(
-            **{field.name: _text(meta["target"][field.name]) for field in fields(Target)}
+            **{field.name: _require_text(meta["target"][field.name]) for field in fields(Target)}
         ),
         contract=_contract_from(meta["contract"]),
         choice=Candidate(
             program,
             choice["schedule"],
-            _text(choice["origin"]),
-            tuple(map(_text, choice["techniques"])),
+            _require_text(choice["origin"]),
+            tuple(map(_require_text, choice["techniques"])),
         ),
-        evidence=_mapping(unplain(meta["evidence"])),
-        tried=tuple(map(_mapping, unplain(meta["tried"]))),
-        created=_text(meta["created"]),
-        package=_text(meta["package"]),
+        evidence=_require_mapping(decode_plain(meta["evidence"])),
+        tried=tuple(map(_require_mapping, decode_plain(meta["tried"]))),
+        created=_require_text(meta["created"]),
+        package=_require_text(meta["package"]),
     )
-    # Read for the exception only, as in `_entry_json`: here it makes the file unreadable, a miss.
+    # Read for the exception only, as in `_encode_entry`: here it makes the file unreadable, a miss.
     _ = entry.speedup
     return entry
 
@@ -330,16 +330,16 @@ def _contract_from(data: Mapping[str, Any]) -> Contract:
     # `type(...) is`, because bool is an int in Python: `true` must not pass as a version.
     if precision not in _PRECISIONS or type(finite) is not bool or type(version) is not int:
         raise ValueError(f"unknown contract {data!r}")
-    return Contract(precision, tuple(map(_text, data["rights"])), finite, version)
+    return Contract(precision, tuple(map(_require_text, data["rights"])), finite, version)
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r}, expected text")
     return value
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _require_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{value!r}, expected an object")
     return value

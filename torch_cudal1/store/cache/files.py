@@ -35,8 +35,8 @@ from torch_cudal1.core.refusal import Refusal
 __all__ = [
     "LockState",
     "Stored",
-    "files_under",
     "hold_lock",
+    "iter_files",
     "read_file",
     "remove_leftovers",
     "size_of",
@@ -163,7 +163,7 @@ def hold_lock(path: Path, timeout_s: float) -> Iterator[LockState]:
             lock.release()
 
 
-def files_under(root: Path, suffix: str) -> Iterator[Path]:
+def iter_files(root: Path, suffix: str) -> Iterator[Path]:
     """Files below `root` whose name ends with `suffix`, in path order; folders that vanish or
     refuse are skipped.
     """
@@ -184,7 +184,7 @@ def remove_leftovers(root: Path) -> tuple[Path, ...]:
     """Delete the temporary files below `root` that no living writer owns; returns what was deleted."""
     removed: list[Path] = []
     # A list, because the loop deletes from the folders that the walk reads.
-    for temporary in list(files_under(root, _TEMPORARY)):
+    for temporary in list(iter_files(root, _TEMPORARY)):
         if not temporary.name.startswith("."):
             # Files of other programs may end with ".tmp" too; those of this package are hidden.
             continue

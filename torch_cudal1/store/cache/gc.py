@@ -29,7 +29,7 @@ from torch_cudal1.store.bundle.imported import IMPORT_LOCK, list_imported_bundle
 from torch_cudal1.store.cache.build_files import build_folder, name_versions
 from torch_cudal1.store.cache.decision_record import open_record
 from torch_cudal1.store.cache.entry_file import open_entry
-from torch_cudal1.store.cache.files import files_under, hold_lock, read_file, size_of
+from torch_cudal1.store.cache.files import hold_lock, iter_files, read_file, size_of
 from torch_cudal1.store.cache.inventory import decode_file
 from torch_cudal1.store.hub.hub_layout import PULL_LOCK
 
@@ -70,10 +70,10 @@ def find_unused(cache_dir: Path, hub: str = "") -> Iterator[UnusedFolder]:
 def find_build_folders(cache_dir: Path) -> Iterator[UnusedFolder]:
     """Every folder of compiled kernels, of the versions installed here too."""
     home = build_folder(cache_dir)
-    leftovers = _leftovers(home)
+    leftovers = _list_leftovers(home)
     for folder in (
         *leftovers,
-        *(folder for folder in _subfolders(home) if folder not in leftovers),
+        *(folder for folder in _list_subfolders(home) if folder not in leftovers),
     ):
         why = (
             "kernels compiled here"
@@ -91,7 +91,7 @@ def find_build_folders(cache_dir: Path) -> Iterator[UnusedFolder]:
 def find_folder(folder: Path, why: str) -> Iterator[UnusedFolder]:
     """A folder of this package, if it is there, and what a killed purge left of it."""
     # The parent is listed, because a link or a file in the folder's place is not this package's.
-    for path in _subfolders(folder.parent):
+    for path in _list_subfolders(folder.parent):
         if path.name in (folder.name, _LEAVING + folder.name):
             yield UnusedFolder(
                 path,
@@ -128,11 +128,11 @@ def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
     """
     home = cache_dir / "imported"
     lock = home / IMPORT_LOCK
-    for folder in (*list_interrupted(cache_dir), *_leftovers(home)):
+    for folder in (*list_interrupted(cache_dir), *_list_leftovers(home)):
         yield UnusedFolder(folder, "an import or a purge was killed", _size(folder), lock)
     later: dict[tuple[str, str], list[frozenset[str]]] = {}
     for bundle in list_imported_bundles(cache_dir):
-        facts = list(_file_facts(bundle))
+        facts = list(_iter_file_facts(bundle))
         # Signers are compared too: an unsigned copy must not replace a signed file, which is
         # trusted where the copy is not. The first bundle is the latest, and nothing replaces it.
         if later and all(
@@ -145,9 +145,9 @@ def _find_replaced_imports(cache_dir: Path) -> Iterator[UnusedFolder]:
             later.setdefault((path, target), []).append(signers)
 
 
-def _file_facts(bundle: Path) -> Iterator[_Facts]:
+def _iter_file_facts(bundle: Path) -> Iterator[_Facts]:
     """The usable files of an import. One that cannot be read is of no use."""
-    for path in (*files_under(bundle, ".safetensors"), *files_under(bundle, ".json")):
+    for path in (*iter_files(bundle, ".safetensors"), *iter_files(bundle, ".json")):
         # Without the layer.
         relative_path = path.relative_to(bundle).as_posix().partition("/")[2]
         # Decoded as a look-up would: a damaged file in a later import must not replace a whole one.
@@ -176,10 +176,10 @@ def _file_facts(bundle: Path) -> Iterator[_Facts]:
 
 def _find_unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
     name, _, revision = hub.partition("@")
-    for repository in (repo for host in _subfolders(home) for repo in _subfolders(host)):
+    for repository in (repo for host in _list_subfolders(home) for repo in _list_subfolders(host)):
         lock = repository / PULL_LOCK
         # Before the pins are read: what a killed purge left may go whatever they name.
-        for folder in _leftovers(repository):
+        for folder in _list_leftovers(repository):
             yield UnusedFolder(folder, "a purge was killed", _size(folder), lock)
         pinned = _read_pinned_commits(repository)
         if pinned is None:
@@ -187,7 +187,7 @@ def _find_unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
             continue
         # A setting `hub = name@commit` makes no pin file, and its commit is in use all the same.
         in_use = pinned | ({revision} if repository.name == name.replace("/", "--") else set())
-        for commit in _subfolders(repository):
+        for commit in _list_subfolders(repository):
             # Folders of other names ("pins") are not commits.
             if _COMMIT.fullmatch(commit.name) and commit.name not in in_use:
                 yield UnusedFolder(
@@ -198,7 +198,7 @@ def _find_unpinned_commits(home: Path, hub: str) -> Iterator[UnusedFolder]:
 def _read_pinned_commits(repository: Path) -> set[str] | None:
     """The commits that the pins of a repository name; None where one cannot be read."""
     commits: set[str] = set()
-    for path in files_under(repository / "pins", ".json"):
+    for path in iter_files(repository / "pins", ".json"):
         data = read_file(path, _PIN_LIMIT_BYTES)
         try:
             commits.add(str(json.loads(b"" if isinstance(data, Refusal) else data)["commit"]))
@@ -207,11 +207,11 @@ def _read_pinned_commits(repository: Path) -> set[str] | None:
     return commits
 
 
-def _leftovers(folder: Path) -> list[Path]:
-    return [path for path in _subfolders(folder) if path.name.startswith(_LEAVING)]
+def _list_leftovers(folder: Path) -> list[Path]:
+    return [path for path in _list_subfolders(folder) if path.name.startswith(_LEAVING)]
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def _list_subfolders(folder: Path) -> list[Path]:
     """Real folders; links are not followed, and what is not there has none."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -219,4 +219,4 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _size(folder: Path) -> int:
-    return sum(map(size_of, files_under(folder, "")))
+    return sum(map(size_of, iter_files(folder, "")))

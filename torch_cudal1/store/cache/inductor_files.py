@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.store.cache.files import files_under, read_file, write_file
+from torch_cudal1.store.cache.files import iter_files, read_file, write_file
 
 __all__ = ["LIMIT_BYTES", "pack_folder", "unpack_folder"]
 
@@ -38,7 +38,7 @@ def pack_folder(folder: Path) -> dict[str, list[str]] | Refusal:
     """
     files: dict[str, list[str]] = {}
     size = 0
-    for path in files_under(folder, ""):
+    for path in iter_files(folder, ""):
         # A link would pack a file from outside the folder, and sign it.
         if path.suffix in _LEFT_OUT or path.is_symlink():
             continue

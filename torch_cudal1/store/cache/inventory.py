@@ -18,8 +18,8 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import Contract, Entry
 from torch_cudal1.store.cache.cache_paths import CachePath, entry_path, parse_cache_path
 from torch_cudal1.store.cache.decision_record import open_record
-from torch_cudal1.store.cache.entry_file import DecodedEntry, digest_of, open_entry, plain
-from torch_cudal1.store.cache.files import files_under, read_file
+from torch_cudal1.store.cache.entry_file import DecodedEntry, digest_of, encode_plain, open_entry
+from torch_cudal1.store.cache.files import iter_files, read_file
 from torch_cudal1.store.cache.local_cache import BrokenFile, LocalCache
 
 __all__ = [
@@ -58,7 +58,7 @@ class CacheFile:
         # A record of a whole call is about the choices that were made on one device model; other
         # models of the family have a record with other candidates under the same name.
         candidates = self.content.get("candidates")
-        return digest_of(plain(candidates))[:16] if candidates else ""
+        return digest_of(encode_plain(candidates))[:16] if candidates else ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Inventory:
     records: tuple[CacheFile, ...]
     broken: tuple[BrokenFile, ...]
 
-    def only(
+    def select(
         self,
         keys: Collection[str] | None = None,
         families: Collection[str] | None = None,
@@ -98,7 +98,7 @@ class Inventory:
         # Without a choice of regions every record goes along, also those whose entries are
         # elsewhere.
         if keys is not None:
-            keys_and_candidates = _keys_and_candidates(entries)
+            keys_and_candidates = _collect_keys_and_candidates(entries)
             records = tuple(
                 record for record in records if _is_about_known(record, keys_and_candidates)
             )
@@ -151,8 +151,8 @@ def take_inventory(cache: LocalCache) -> Inventory:
     broken: list[BrokenFile] = []
     for root in (cache.root, *cache.read_only):
         for path in (
-            *files_under(root / "v1", ".safetensors"),
-            *files_under(root / "v1" / "alias", ".json"),
+            *iter_files(root / "v1", ".safetensors"),
+            *iter_files(root / "v1" / "alias", ".json"),
         ):
             file = _read(path, root)
             if isinstance(file, BrokenFile):
@@ -189,7 +189,7 @@ def _has_precision(file: CacheFile, contract: Contract) -> bool:
     )
 
 
-def _keys_and_candidates(
+def _collect_keys_and_candidates(
     entries: Collection[CacheFile],
 ) -> dict[tuple[str, str], tuple[set[str], set[str]]]:
     """Region keys and candidates of the entries, by family and contract."""

@@ -48,8 +48,8 @@ from torch_cudal1.store.cache.entry_file import (
 from torch_cudal1.store.cache.files import (
     LockState,
     Stored,
-    files_under,
     hold_lock,
+    iter_files,
     read_file,
     remove_leftovers,
     write_file,
@@ -65,7 +65,7 @@ from torch_cudal1.store.trust.trust_policy import (
     Unvouched,
     Vouched,
     check_revoked_program,
-    standing,
+    decide_standing,
 )
 
 __all__ = [
@@ -76,7 +76,7 @@ __all__ = [
     "PurgeReport",
     "SignReport",
     "Stored",
-    "stale_reason",
+    "explain_staleness",
 ]
 
 # The longest wait for a search of the same key to store its decision.
@@ -174,7 +174,7 @@ class LocalCache:
                 hit = Hit(
                     file.entry,
                     str(path),
-                    stale_reason(file.entry.target, target),
+                    explain_staleness(file.entry.target, target),
                     file.standing.by,
                     file.digest,
                 )
@@ -205,7 +205,7 @@ class LocalCache:
         """Why `program`, or one nested in it, may not be used, wherever it comes from."""
         return check_revoked_program(program, self.rules)
 
-    def golden(self, hit: Hit) -> dict[str, torch.Tensor] | Refusal:
+    def read_golden(self, hit: Hit) -> dict[str, torch.Tensor] | Refusal:
         """The golden vectors stored with a hit, for re-validation."""
         data = read_file(Path(hit.where), ENTRY_LIMIT_BYTES)
         return data if isinstance(data, Refusal) else decode_golden(data)
@@ -270,13 +270,13 @@ class LocalCache:
         models of a GPU may hold a record about others. Raises ValueError for a bad name.
         """
         reasons: list[str] = []
-        for root, origin in self._roots():
+        for root, origin in self._iter_roots():
             path = record_path(root, name, target, contract)
             record = _read_record(path, root)
             if isinstance(record, Refusal):
                 reasons += [] if record.reason == "absent" else [f"{path}: {record.reason}"]
                 continue
-            stand = standing(
+            stand = decide_standing(
                 SignedContent("alias", record.digest, record.signatures), origin, self.rules
             )
             # A record names what runs, and the judge cannot check it: from elsewhere it needs a
@@ -290,10 +290,10 @@ class LocalCache:
                 return record.value
         return Refusal("; ".join(reasons) or "absent")
 
-    def entries(self) -> Iterator[EntryFile | BrokenFile]:
+    def iter_entries(self) -> Iterator[EntryFile | BrokenFile]:
         """Every entry file of every folder, the writable one first, in path order."""
-        for root, origin in self._roots():
-            for path in files_under(root / VERSION_FOLDER, ".safetensors"):
+        for root, origin in self._iter_roots():
+            for path in iter_files(root / VERSION_FOLDER, ".safetensors"):
                 file = self._read_entry_file(path, root, origin)
                 yield BrokenFile(path, file.reason) if isinstance(file, Refusal) else file
 
@@ -306,7 +306,7 @@ class LocalCache:
         """
         lists = _SignLists()
         # A list, because signing replaces the files that the walk finds.
-        for file in list(self.own.entries()):
+        for file in list(self.own.iter_entries()):
             if isinstance(file, BrokenFile):
                 lists.failed.extend([file] if match is None else [])
             elif match is None or match(file.entry):
@@ -321,7 +321,7 @@ class LocalCache:
         for path in (
             # `match` reads entries, and no filter can say which records belong to the matching
             # ones.
-            files_under(self.root / VERSION_FOLDER / "alias", ".json") if match is None else ()
+            iter_files(self.root / VERSION_FOLDER / "alias", ".json") if match is None else ()
         ):
             _write_signed(path, _sign_record(path, self.root, signer), lists)
         return SignReport(tuple(lists.signed), tuple(lists.unchanged), tuple(lists.failed))
@@ -330,11 +330,11 @@ class LocalCache:
         """Read every file again, decision records too; the broken ones with their reasons (none:
         all is well).
         """
-        broken = [file for file in self.entries() if isinstance(file, BrokenFile)]
+        broken = [file for file in self.iter_entries() if isinstance(file, BrokenFile)]
         for root in (self.root, *self.read_only):
             records = (
                 (path, _read_record(path, root))
-                for path in files_under(root / VERSION_FOLDER / "alias", ".json")
+                for path in iter_files(root / VERSION_FOLDER / "alias", ".json")
             )
             broken += [
                 BrokenFile(path, record.reason)
@@ -350,7 +350,7 @@ class LocalCache:
         Only the writable folder is changed. A decision record whose entry is gone stays, and is a
         miss when it is read.
         """
-        files = list(self.own.entries())
+        files = list(self.own.iter_entries())
         to_delete = [
             file.path
             for file in files
@@ -359,7 +359,7 @@ class LocalCache:
         ]
         records = [
             path
-            for path in files_under(self.root / VERSION_FOLDER / "alias", ".json")
+            for path in iter_files(self.root / VERSION_FOLDER / "alias", ".json")
             if match is None or isinstance(_read_record(path, self.root), Refusal)
         ]
         failed: list[BrokenFile] = []
@@ -369,13 +369,13 @@ class LocalCache:
             deleted, deleted_records, remove_leftovers(self.root / VERSION_FOLDER), tuple(failed)
         )
 
-    def _roots(self) -> Iterator[tuple[Path, Origin]]:
+    def _iter_roots(self) -> Iterator[tuple[Path, Origin]]:
         yield self.root, "own"
         for root in self.read_only:
             yield root, "elsewhere"
 
     def _lookup_roots(self) -> Iterator[tuple[Path, Origin]]:
-        yield from self._roots()
+        yield from self._iter_roots()
         if self.shipped is not None:
             # Last, so that what the user tuned or imported comes before what the package brings.
             yield self.shipped, "shipped"
@@ -396,7 +396,11 @@ class LocalCache:
             return Refusal(f"unreadable: it holds the entry of {expected_path.relative_to(root)}")
         sealed = SignedContent("entry", opened.digest, opened.signatures, entry.choice.program)
         return EntryFile(
-            path, entry, opened.digest, opened.signatures, standing(sealed, origin, self.rules)
+            path,
+            entry,
+            opened.digest,
+            opened.signatures,
+            decide_standing(sealed, origin, self.rules),
         )
 
     def _sign_entry_file(self, path: Path, signer: Signer) -> tuple[bytes, bytes] | Refusal:
@@ -412,11 +416,11 @@ class LocalCache:
         return (
             (data, signed)
             if isinstance(data, bytes) and isinstance(signed, bytes)
-            else Refusal(_first_reason(data, signed))
+            else Refusal(_find_first_reason(data, signed))
         )
 
 
-def stale_reason(judged: Target, here: Target) -> str | None:
+def explain_staleness(judged: Target, here: Target) -> str | None:
     """Why an entry judged on `judged` must be re-validated on `here`; None when nothing differs."""
     pairs = [(f.name, getattr(judged, f.name), getattr(here, f.name)) for f in fields(Target)]
     changes = [
@@ -445,11 +449,11 @@ def _sign_record(path: Path, root: Path, signer: Signer) -> tuple[bytes, bytes] 
     return (
         (data, signed)
         if isinstance(data, bytes) and isinstance(signed, bytes)
-        else Refusal(_first_reason(data, signed))
+        else Refusal(_find_first_reason(data, signed))
     )
 
 
-def _first_reason(*answers: bytes | Refusal) -> str:
+def _find_first_reason(*answers: bytes | Refusal) -> str:
     return next((answer.reason for answer in answers if isinstance(answer, Refusal)), "")
 
 

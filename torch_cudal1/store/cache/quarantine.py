@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.store.cache.files import Stored, files_under, read_file, write_file
+from torch_cudal1.store.cache.files import Stored, iter_files, read_file, write_file
 
 __all__ = [
     "QuarantineRecord",
@@ -76,7 +76,7 @@ def find_quarantine_reason(
 
 def list_quarantined(roots: Sequence[Path]) -> tuple[QuarantineRecord, ...]:
     """Every record of the folders, in path order."""
-    read_records = (_read(path) for root in roots for path in files_under(root / _FOLDER, ".json"))
+    read_records = (_read(path) for root in roots for path in iter_files(root / _FOLDER, ".json"))
     return tuple(record for record in read_records if record is not None)
 
 
@@ -85,7 +85,7 @@ def lift_quarantine(root: Path, match: Callable[[QuarantineRecord], bool]) -> tu
     what they know.
     """
     deleted = []
-    for path in list(files_under(root / _FOLDER, ".json")):
+    for path in list(iter_files(root / _FOLDER, ".json")):
         record = _read(path)
         if record is not None and match(record):
             # Another process lifted it.

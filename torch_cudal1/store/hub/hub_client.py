@@ -118,7 +118,7 @@ class Client:
                 else HubFailure(f"{repo}: {sha!r} came, expected a commit", "refused")
             )
 
-        return self._patiently(ask, str(repo), self.timeout_s)
+        return self._ask_with_retries(ask, str(repo), self.timeout_s)
 
     def read(
         self, repo: Repo, path: str, listed: FileListing | None, limit_bytes: int
@@ -127,7 +127,7 @@ class Client:
         beforehand).
         """
         wait_s = self.timeout_s + (listed.size_bytes if listed else 0) / _RATE_BYTES_S
-        return self._patiently(
+        return self._ask_with_retries(
             lambda until: self._read(repo, path, listed, limit_bytes, until),
             f"{repo}: {path}",
             wait_s,
@@ -162,12 +162,12 @@ class Client:
                 # Only Xet, the library's own storage protocol, raises the built-in ConnectionError:
                 # the HTTP library has errors of its own.
                 hint = "a server without Xet storage takes files where HF_HUB_DISABLE_XET=1 is set"
-                return HubFailure(f"{repo}: {_first_line(error)}; {hint}", "unreachable")
+                return HubFailure(f"{repo}: {_format_first_line(error)}; {hint}", "unreachable")
 
         wait_s = self.timeout_s * _PUSH_PATIENCE + sum(map(len, files.values())) / _RATE_BYTES_S
         # One attempt: a commit whose answer was lost may have been made. `push` looks before it
         # sends again.
-        return self._patiently(send, str(repo), wait_s, attempts=1)
+        return self._ask_with_retries(send, str(repo), wait_s, attempts=1)
 
     def create(self, repo: Repo) -> str | HubFailure:
         """Make the repository, private, unless it is there; its address."""
@@ -175,7 +175,7 @@ class Client:
         def ask(_: float) -> str | HubFailure:
             return str(self.api.create_repo(repo.name, private=True, exist_ok=True))
 
-        return self._patiently(ask, str(repo), self.timeout_s, attempts=1)
+        return self._ask_with_retries(ask, str(repo), self.timeout_s, attempts=1)
 
     def _read(
         self, repo: Repo, path: str, listed: FileListing | None, limit_bytes: int, until: float
@@ -235,7 +235,7 @@ class Client:
                     )
         return _compare_digest(bytes(data), listed, file_name)
 
-    def _patiently(
+    def _ask_with_retries(
         self,
         ask: Callable[[float], _T | HubFailure],
         subject: str,
@@ -314,22 +314,24 @@ def _call_hub(
     except errors.EntryNotFoundError:
         return HubFailure(f"{subject}: the Hub has no such file", "absent")
     except errors.HfHubHTTPError as error:
-        return _failure_of_status(error, subject)
+        return _classify_status(error, subject)
     except transport as error:
         return _RetryableFailure(
-            f"{subject}: {type(error).__name__}: {_first_line(error)}", "unreachable"
+            f"{subject}: {type(error).__name__}: {_format_first_line(error)}", "unreachable"
         )
     except (
         ValueError,
         RuntimeError,
     ) as error:
         # An answer that is no JSON, a name that the library refuses, or an upload that failed.
-        return HubFailure(f"{subject}: {type(error).__name__}: {_first_line(error)}", "refused")
+        return HubFailure(
+            f"{subject}: {type(error).__name__}: {_format_first_line(error)}", "refused"
+        )
 
 
-def _failure_of_status(error: Any, subject: str) -> HubFailure:
+def _classify_status(error: Any, subject: str) -> HubFailure:
     status = error.response.status_code
-    reason = f"{subject}: the Hub answered {status}: {_first_line(error)}"
+    reason = f"{subject}: the Hub answered {status}: {_format_first_line(error)}"
     # Conflict and "precondition failed": the parent commit is no longer the head of the branch.
     if status in (409, 412):
         return HubFailure(f"{subject}: another commit came first ({status})", "overtaken")
@@ -357,9 +359,9 @@ def _call_within(
     return box[0] if box else late_answer
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(_lines(str(error))), type(error).__name__)[:300]
+def _format_first_line(error: BaseException) -> str:
+    return next(iter(_iter_lines(str(error))), type(error).__name__)[:300]
 
 
-def _lines(text: str) -> Iterator[str]:
+def _iter_lines(text: str) -> Iterator[str]:
     return (line.strip() for line in text.splitlines() if line.strip())

@@ -112,7 +112,9 @@ class Root:
         def parse(body: Any) -> Root:
             targets = {}
             for name, row in body["targets"].items():
-                target = Target(**{f.name: _text(row["target"][f.name]) for f in fields(Target)})
+                target = Target(
+                    **{f.name: _require_text(row["target"][f.name]) for f in fields(Target)}
+                )
                 # Otherwise entries of one machine could be offered as those of another.
                 if name != target_id(target):
                     raise ValueError(
@@ -166,7 +168,7 @@ class TargetIndex:
         }
         return _write({"contracts": rows})
 
-    def covering(self, contract: str, key: str) -> str | None:
+    def find_shard_prefix(self, contract: str, key: str) -> str | None:
         """The prefix of the shard that holds `key` if any does, the longest one; None when no shard
         can hold it.
         """
@@ -185,13 +187,15 @@ class Shard:
     def read(cls, data: bytes) -> Shard | Refusal:
         """The shard in `data`, or which rule it breaks."""
 
-        def rows(part: Any) -> dict[str, FileListing]:
+        def parse_rows(part: Any) -> dict[str, FileListing]:
             return {
                 _match(_KEY, key, "the hex digits of a key"): FileListing.from_json(row)
                 for key, row in part.items()
             }
 
-        return _read(data, lambda body: cls(rows(body["entries"]), rows(body["aliases"])))
+        return _read(
+            data, lambda body: cls(parse_rows(body["entries"]), parse_rows(body["aliases"]))
+        )
 
     def write(self) -> bytes:
         """Its file."""
@@ -260,7 +264,7 @@ def sort_by_closeness(root: Root, machine: Target) -> list[tuple[str, Target]]:
     first.
     """
 
-    def distance(target: Target) -> int:
+    def measure_distance(target: Target) -> int:
         return sum(
             weight
             for name, weight in _WEIGHTS.items()
@@ -273,7 +277,7 @@ def sort_by_closeness(root: Root, machine: Target) -> list[tuple[str, Target]]:
         if target.family == machine.family
     ]
     # The id second, so that all processes ask in the same order.
-    return sorted(same_family, key=lambda item: (distance(item[1]), item[0]))
+    return sorted(same_family, key=lambda item: (measure_distance(item[1]), item[0]))
 
 
 def _read(data: bytes, parse: Callable[[Any], _T]) -> _T | Refusal:
@@ -300,7 +304,7 @@ def _match(pattern: re.Pattern[str], text: Any, expected: str) -> str:
     return text
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r}, expected text")
     return value

@@ -108,14 +108,14 @@ class Mirror:
             else root_index
         )
 
-    def shards(self, name: str, listed: FileListing) -> TargetIndex | HubFailure:
+    def read_target_index(self, name: str, listed: FileListing) -> TargetIndex | HubFailure:
         """The shards of a target of `index()`."""
         return self._parse_index(target_index_file(name), listed, TargetIndex.read)
 
-    def shard(
+    def read_shard(
         self, name: str, contract: str, prefix: str, listed: FileListing
     ) -> Shard | HubFailure:
-        """A shard of `shards()`."""
+        """A shard of `read_target_index()`."""
         return self._parse_index(shard_file(name, contract, prefix), listed, Shard.read)
 
     def bring(
@@ -125,27 +125,29 @@ class Mirror:
         contract.
         """
         name = target_id(target)
-        shards = self.shards(name, target_index)
+        shards = self.read_target_index(name, target_index)
         if isinstance(shards, HubFailure):
             return shards
-        prefix = shards.covering(contract.digest, key)
+        prefix = shards.find_shard_prefix(contract.digest, key)
         shard = (
             Shard()
             if prefix is None
-            else self.shard(name, contract.digest, prefix, shards.shards[contract.digest][prefix])
+            else self.read_shard(
+                name, contract.digest, prefix, shards.shards[contract.digest][prefix]
+            )
         )
         if isinstance(shard, HubFailure):
             return shard
         listed = (shard.entries if kind == "entry" else shard.records).get(key)
         if listed is None:
             return HubFailure(f"{self.repo}: no {KIND_LABEL[kind]} {key}", "absent")
-        return self.file(kind, key, target, contract.digest, listed)
+        return self.fetch_file(kind, key, target, contract.digest, listed)
 
     def folder(self, name: str) -> Path:
         """The ordinary cache folder of a target."""
         return self.root / target_folder(name)
 
-    def file(
+    def fetch_file(
         self, kind: Kind, key: str, target: Target, contract: str, listed: FileListing
     ) -> Path | HubFailure:
         """The file of a listed entry or decision record, on this disk: whole, and of this very key,
@@ -178,7 +180,7 @@ class Mirror:
         parsed = self._parsed.get(path)
         if parsed is not None:
             return parsed  # type: ignore[return-value]  # only `parse` of this path ever put it there
-        data = self._read_or_download(path, listed, lambda data: _as_refusal(parse(data)))
+        data = self._read_or_download(path, listed, lambda data: _keep_refusal(parse(data)))
         if isinstance(data, HubFailure):
             return data
         index = parse(data)
@@ -259,7 +261,7 @@ def _matches_listing(data: bytes, listed: FileListing) -> bool:
     return len(data) == listed.size_bytes and hashlib.sha256(data).hexdigest() == listed.sha256
 
 
-def _as_refusal(parsed: object) -> Refusal | None:
+def _keep_refusal(parsed: object) -> Refusal | None:
     return parsed if isinstance(parsed, Refusal) else None
 
 
@@ -280,4 +282,4 @@ def _check_entry(data: bytes, key: str, target: Target, contract: str) -> Refusa
 
 
 def _check_record(data: bytes, name: str, target: Target, contract: str) -> Refusal | None:
-    return _as_refusal(decode_record(data, (target.family, contract, name[:2], f"{name}.json")))
+    return _keep_refusal(decode_record(data, (target.family, contract, name[:2], f"{name}.json")))

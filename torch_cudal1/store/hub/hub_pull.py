@@ -141,14 +141,14 @@ def _list_files(
 ) -> list[_RemoteFile]:
     """Every file that the shards of a target list; shards that cannot be read are problems."""
     name, target, listed = target_row
-    index = mirror.shards(name, listed)
+    index = mirror.read_target_index(name, listed)
     if isinstance(index, HubFailure):
         problems.append(index)
         return []
     files: list[_RemoteFile] = []
     for contract, shards in index.shards.items():
         for prefix, row in shards.items():
-            shard = mirror.shard(name, contract, prefix, row)
+            shard = mirror.read_shard(name, contract, prefix, row)
             if isinstance(shard, HubFailure):
                 problems.append(shard)
                 continue
@@ -164,4 +164,4 @@ def _list_files(
 
 
 def _fetch_file(mirror: Mirror, file: _RemoteFile) -> Path | HubFailure:
-    return mirror.file(file.kind, file.key, file.target, file.contract, file.listed)
+    return mirror.fetch_file(file.kind, file.key, file.target, file.contract, file.listed)

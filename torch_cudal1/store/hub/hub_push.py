@@ -109,7 +109,7 @@ def list_offers(inventory: Inventory, families: Collection[str] | None = None) -
     """
     offers: list[Offer] = []
     by_target: dict[Target, list[CacheFile]] = {}
-    for file in inventory.only(families=families).entries:
+    for file in inventory.select(families=families).entries:
         if isinstance(file.content, Entry):
             by_target.setdefault(file.content.target, []).append(file)
     for target, entries in by_target.items():
@@ -119,7 +119,7 @@ def list_offers(inventory: Inventory, families: Collection[str] | None = None) -
         ]
         keys = {file.cache_path.name for file in entries}
         records = (
-            Inventory(tuple(entries), inventory.records, ()).only(keys, [target.family]).records
+            Inventory(tuple(entries), inventory.records, ()).select(keys, [target.family]).records
         )
         offers += [
             Offer("alias", file.cache_path.name, target, file.cache_path.contract, file)
@@ -196,14 +196,14 @@ def _merge_target(
     mirror: Mirror, name: str, offers: Sequence[Offer], change: _CommitDraft
 ) -> HubFailure | None:
     listed = change.targets.get(name)
-    index = TargetIndex() if listed is None else mirror.shards(name, listed[1])
+    index = TargetIndex() if listed is None else mirror.read_target_index(name, listed[1])
     # An index that cannot be read is never replaced: the rows in it would be lost.
     if isinstance(index, HubFailure):
         return index
     shards = {contract: dict(rows) for contract, rows in index.shards.items()}
     located_offers = sorted(
         (
-            (offer.contract, index.covering(offer.contract, offer.key) or "", offer)
+            (offer.contract, index.find_shard_prefix(offer.contract, offer.key) or "", offer)
             for offer in offers
         ),
         key=lambda p: p[:2],
@@ -211,7 +211,9 @@ def _merge_target(
     for (contract, prefix), group in groupby(located_offers, key=lambda located: located[:2]):
         listed_shard = shards.get(contract, {}).get(prefix)
         shard = (
-            Shard() if listed_shard is None else mirror.shard(name, contract, prefix, listed_shard)
+            Shard()
+            if listed_shard is None
+            else mirror.read_shard(name, contract, prefix, listed_shard)
         )
         if isinstance(shard, HubFailure):
             return shard

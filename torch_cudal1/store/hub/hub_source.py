@@ -36,7 +36,7 @@ from torch_cudal1.store.hub.hub_layout import Kind, sort_by_closeness
 from torch_cudal1.store.hub.hub_mirror import CircuitBreaker, Mirror
 from torch_cudal1.store.trust.trust_policy import Rules
 
-__all__ = ["Hub", "HubSource", "hub_for", "list_mirrored_roots", "open_hub"]
+__all__ = ["Hub", "HubSource", "list_mirrored_roots", "open_hub", "open_hub_source"]
 
 # An entry of a more distant target would be judged again anyway.
 _TARGETS_ASKED = 4
@@ -72,7 +72,7 @@ class Hub:
                 commit = self.read_pin() or self._resolve_commit()
                 if isinstance(commit, HubFailure):
                     return commit
-                self._mirror = self._at(commit)
+                self._mirror = self._open_mirror(commit)
             return self._mirror
 
     def open_latest(self) -> Mirror | HubFailure:
@@ -87,7 +87,7 @@ class Hub:
         return (
             commit
             if isinstance(commit, HubFailure)
-            else replace(self._at(commit), breaker=unlimited)
+            else replace(self._open_mirror(commit), breaker=unlimited)
         )
 
     def record_pin(self, mirror: Mirror) -> Stored | Refusal:
@@ -125,7 +125,7 @@ class Hub:
         # Quoted, because a branch's name may hold slashes.
         return self.folder / "pins" / f"{quote(self.repo.revision, safe='')}.json"
 
-    def _at(self, commit: str) -> Mirror:
+    def _open_mirror(self, commit: str) -> Mirror:
         return Mirror(Repo(self.repo.name, commit), self.client, self.folder / commit, self.breaker)
 
     def _resolve_commit(self) -> str | HubFailure:
@@ -169,7 +169,7 @@ class HubSource:
 
     def find(self, region: Region, target: Target, contract: Contract) -> Hit | Refusal:
         """The entry of the closest target that has one: what makes this a `Source`."""
-        return self._first(
+        return self._read_from_closest(
             "entry",
             region.key,
             target,
@@ -181,7 +181,7 @@ class HubSource:
         self, name: str, target: Target, contract: Contract
     ) -> dict[str, Any] | Refusal:
         """The object of `LocalCache.put_decision_record` that was pushed under `name`."""
-        return self._first(
+        return self._read_from_closest(
             "alias",
             name,
             target,
@@ -189,7 +189,7 @@ class HubSource:
             lambda cache: cache.get_decision_record(name, target, contract),
         )
 
-    def _first(
+    def _read_from_closest(
         self,
         kind: Kind,
         key: str,
@@ -224,7 +224,7 @@ class HubSource:
         return _report_miss(key, reasons)
 
 
-def hub_for(settings: Settings) -> HubSource | None:
+def open_hub_source(settings: Settings) -> HubSource | None:
     """The repository of `settings.hub`, with one `Hub` for a process; None where none is set."""
     return HubSource(open_hub(settings.hub, settings), Rules.of(settings)) if settings.hub else None
 

@@ -83,12 +83,12 @@ _lock = threading.Lock()
 
 def read_publishers(path: Path | None) -> Publishers | Refusal:
     """The allow-list at `path`; an empty one for None."""
-    return Publishers() if path is None else _read(path, "publisher", _publishers)
+    return Publishers() if path is None else _read(path, "publisher", _parse_publishers)
 
 
 def read_revocations(path: Path | None) -> Revocations | Refusal:
     """The revocation list at `path`; an empty one for None."""
-    return Revocations() if path is None else _read(path, "revoked", _revocations)
+    return Revocations() if path is None else _read(path, "revoked", _parse_revocations)
 
 
 def append_revocation(path: Path, kind: RevokedKind, subject: str, reason: str) -> None:
@@ -108,7 +108,7 @@ def append_revocation(path: Path, kind: RevokedKind, subject: str, reason: str) 
             before = path.read_text(encoding="utf-8").rstrip("\n")
         text = f"{before}\n\n{block}".lstrip("\n")
         try:
-            _revocations(_parse(text.encode(), "revoked"))
+            _parse_revocations(_parse(text.encode(), "revoked"))
         except _ListError as problem:
             # A list that does not parse makes every look-up refuse, so it is never written.
             raise SettingError(
@@ -128,7 +128,7 @@ def _read(path: Path, word: str, build: Callable[[list[_Item]], _T]) -> _T | Ref
         with _lock:
             if (memo := _memo.get((word, path))) is not None and memo[0] == state:
                 return memo[1]  # type: ignore[no-any-return]
-        built = build(_parse(_content(path), word))
+        built = build(_parse(_read_content(path), word))
     except _ListError as problem:
         where = f"line {problem.line}: " if problem.line else ""
         return Refusal(f"{path}: {where}{problem.reason}")
@@ -192,7 +192,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     # O_NONBLOCK: opening a named pipe without it waits for a writer, perhaps for ever.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         # One byte more than allowed tells a list at the limit from a longer one.
@@ -220,26 +220,26 @@ def _parse(data: bytes, word: str) -> list[_Item]:
     for name in document:
         if name != word:
             raise _ListError(
-                f"{name!r} is not known here; expected only [[{word}]]", _line_of(text, name)
+                f"{name!r} is not known here; expected only [[{word}]]", _find_line(text, name)
             )
     tables = document.get(word, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise _ListError(f"{word!r} is no list of tables; write [[{word}]]", _line_of(text, word))
+        raise _ListError(f"{word!r} is no list of tables; write [[{word}]]", _find_line(text, word))
     heads = [
         number
         for number, line in enumerate(text.splitlines(), 1)
         if re.match(rf"\s*\[\[\s*{word}\s*\]\]", line)
     ]
     # Tables may also be written inline; then only the first line with the word is known.
-    lines = heads if len(heads) == len(tables) else [_line_of(text, word)] * len(tables)
+    lines = heads if len(heads) == len(tables) else [_find_line(text, word)] * len(tables)
     return list(zip(tables, lines, strict=True))
 
 
-def _line_of(text: str, word: str) -> int:
+def _find_line(text: str, word: str) -> int:
     return next((number for number, line in enumerate(text.splitlines(), 1) if word in line), 1)
 
 
-def _publishers(items: list[_Item]) -> Publishers:
+def _parse_publishers(items: list[_Item]) -> Publishers:
     names: dict[str, str] = {}
     for table, line in items:
         name = _require_text(table, "name", line)
@@ -254,7 +254,7 @@ def _publishers(items: list[_Item]) -> Publishers:
     return Publishers(names)
 
 
-def _revocations(items: list[_Item]) -> Revocations:
+def _parse_revocations(items: list[_Item]) -> Revocations:
     reasons: dict[RevokedKind, dict[str, str]] = {kind: {} for kind in _KINDS}
     for table, line in items:
         named = [kind for kind in _KINDS if kind in table]
@@ -263,7 +263,7 @@ def _revocations(items: list[_Item]) -> Revocations:
                 f"{len(named)} of {', '.join(_KINDS)} in one record; expected exactly one", line
             )
         kind, subject = named[0], table[named[0]]
-        checked = parse_public(subject) if kind == "key" else _digest(subject)
+        checked = parse_public(subject) if kind == "key" else _parse_digest(subject)
         if isinstance(checked, Refusal):
             raise _ListError(f"{kind}: {checked.reason}", line)
         reasons[kind][subject] = _require_text(table, "reason", line)
@@ -284,7 +284,7 @@ def _check_names(table: Mapping[str, Any], allowed: tuple[str, ...], line: int) 
             raise _ListError(f"{name!r} is not known here; expected {', '.join(allowed)}", line)
 
 
-def _digest(text: Any) -> str | Refusal:
+def _parse_digest(text: Any) -> str | Refusal:
     if isinstance(text, str) and _DIGEST.fullmatch(text):
         return text
     return Refusal(f"{text!r} is no digest; expected 64 hex digits (0-9, a-f)")

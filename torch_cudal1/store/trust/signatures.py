@@ -32,12 +32,12 @@ __all__ = [
     "Kind",
     "Signature",
     "Signer",
+    "add_signature",
+    "create_key",
     "load_signer",
-    "new_key",
     "parse_public",
-    "signatures_from",
+    "parse_signatures",
     "verify",
-    "with_signature",
 ]
 
 Kind: TypeAlias = Literal["entry", "alias"]
@@ -75,23 +75,23 @@ class Signer:
 
     def sign(self, kind: Kind, digest: str) -> Signature:
         """Sign a record's digest. The same key and digest give the same signature."""
-        return Signature(self.public, self._private.sign(_message(kind, digest)).hex())
+        return Signature(self.public, self._private.sign(_encode_message(kind, digest)).hex())
 
 
-def signatures_from(value: Any) -> tuple[Signature, ...]:
+def parse_signatures(value: Any) -> tuple[Signature, ...]:
     """What a file holds under "signatures". Raises ValueError for anything but a sorted list, of
     one signature a key.
     """
     if not isinstance(value, list) or not 0 < len(value) <= _MAX_SIGNATURES:
         raise ValueError(f"signatures are no list of 1 to {_MAX_SIGNATURES}")
-    signatures = tuple(_signature(item) for item in value)
+    signatures = tuple(_parse_signature(item) for item in value)
     # One order only: two spellings of one list would be two files with one digest.
     if list(signatures) != sorted({signature.key: signature for signature in signatures}.values()):
         raise ValueError("signatures are not in order, or two are by one key")
     return signatures
 
 
-def with_signature(signatures: Sequence[Signature], added: Signature) -> tuple[Signature, ...]:
+def add_signature(signatures: Sequence[Signature], added: Signature) -> tuple[Signature, ...]:
     """`signatures` and `added`, which replaces one by the same key."""
     return tuple(
         sorted(
@@ -115,7 +115,7 @@ def verify(signature: Signature, kind: Kind, digest: str) -> Refusal | None:
     try:
         Ed25519PublicKey.from_public_bytes(
             bytes.fromhex(signature.key.removeprefix(KEY_PREFIX))
-        ).verify(value, _message(kind, digest))
+        ).verify(value, _encode_message(kind, digest))
     except InvalidSignature:
         return Refusal(
             "the signature does not fit: file or signature were altered, or it was made for "
@@ -133,7 +133,7 @@ def parse_public(text: Any) -> str | Refusal:
     )
 
 
-def new_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
+def create_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
     """Write a fresh private key to `path`, which must not exist; its public key. Raises
     SettingError, and OSError from the disk.
 
@@ -174,11 +174,11 @@ def new_key(name: str, path: Path, *, keep_out_of: Sequence[Path]) -> str:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    return _public_of(private)
+    return _encode_public(private)
 
 
 def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
-    """The key that `new_key` wrote. Raises SettingError for a file that others may read, or that
+    """The key that `create_key` wrote. Raises SettingError for a file that others may read, or that
     holds no such key.
     """
     _keep_out(path, keep_out_of)
@@ -220,10 +220,10 @@ def load_signer(path: Path, *, keep_out_of: Sequence[Path]) -> Signer:
     # The PEM may hold any kind of key, such as RSA.
     if not isinstance(private, Ed25519PrivateKey):
         raise SettingError("KEYFILE", str(path), f"an ed25519 key, found {type(private).__name__}")
-    return Signer(_public_of(private), private)
+    return Signer(_encode_public(private), private)
 
 
-def _public_of(private: Ed25519PrivateKey) -> str:
+def _encode_public(private: Ed25519PrivateKey) -> str:
     return KEY_PREFIX + private.public_key().public_bytes_raw().hex()
 
 
@@ -240,7 +240,7 @@ def _keep_out(path: Path, folders: Sequence[Path]) -> None:
             )
 
 
-def _message(kind: Kind, digest: str) -> bytes:
+def _encode_message(kind: Kind, digest: str) -> bytes:
     """What is signed: no other protocol signs these bytes, and no decision record can be shown for
     an entry.
     """
@@ -249,7 +249,7 @@ def _message(kind: Kind, digest: str) -> bytes:
     return f"torch-cudal1 signature 1\n{kind}\n{digest}\n".encode()
 
 
-def _signature(item: Any) -> Signature:
+def _parse_signature(item: Any) -> Signature:
     # The digest does not cover signatures, so no other byte may stand among them.
     if not isinstance(item, Mapping) or set(item) != {"key", "value"}:
         raise ValueError(f"{item!r} is no signature; expected key and value")

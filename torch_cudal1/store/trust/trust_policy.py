@@ -41,9 +41,9 @@ __all__ = [
     "Unvouched",
     "Vouched",
     "check_revoked_program",
+    "decide_standing",
     "find_list_problems",
     "shorten_key",
-    "standing",
 ]
 
 Origin: TypeAlias = Literal["own", "shipped", "elsewhere"]
@@ -101,7 +101,7 @@ class Forbidden(Refusal):
 Standing: TypeAlias = Vouched | Unvouched | Forbidden
 
 
-def standing(record: SignedContent, origin: Origin, rules: Rules) -> Standing:
+def decide_standing(record: SignedContent, origin: Origin, rules: Rules) -> Standing:
     """Who vouches for a whole record found at `origin`. Digest and path were checked before."""
     revoked = read_revocations(rules.revoked)
     if isinstance(revoked, Refusal):
@@ -172,16 +172,16 @@ def _find_revoked_program(program: Program, revoked: Revocations) -> Refusal | N
     # Digests of Programs cost hashing their payloads.
     if not revoked.program:
         return None
-    reasons = (revoked.program.get(digest) for digest in _digests(program))
+    reasons = (revoked.program.get(digest) for digest in _iter_digests(program))
     return next((Refusal(reason) for reason in reasons if reason), None)
 
 
-def _digests(program: Program) -> Iterator[str]:
+def _iter_digests(program: Program) -> Iterator[str]:
     yield program.digest
     # A revoked Program must not run inside another one either.
     for step in program.steps:
         if isinstance(step, Call):
-            yield from _digests(step.program)
+            yield from _iter_digests(step.program)
 
 
 def shorten_key(key: str) -> str:

@@ -27,7 +27,7 @@ from torch_cudal1.ingest.llm.appraise import Appraiser, NamedCompletion
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.journal import SampleJournal
 from torch_cudal1.ingest.llm.policy import LanguageModel, create_tiny
-from torch_cudal1.ingest.llm.selectors import selector
+from torch_cudal1.ingest.llm.selectors import make_selector
 from torch_cudal1.judge.pool.measured import TrainingTask
 from torch_cudal1.training.contrastive import ContrastiveStep
 from torch_cudal1.training.environment import Environment
@@ -136,7 +136,7 @@ def run_arm(
             # is read at equal cost of measuring.
             recorder,
             arm.grpo(plan.rl),
-            selector(arm.selector),
+            make_selector(arm.selector),
             arm.reward,
             budget=plan.budget,
         )
@@ -144,7 +144,7 @@ def run_arm(
         exam = evaluate_policy(
             replace(recorder, stage="exam"),
             model,
-            PolicyEvalConfig(selector=selector(arm.selector)),
+            PolicyEvalConfig(selector=make_selector(arm.selector)),
         )
         step_curve = compute_step_curve(
             appraiser.database, "rl", [task.id for task in environment.train]
@@ -312,7 +312,7 @@ def _test_held_out(
                 seed,
                 _choose_recorder(arm, environment),
             )
-            tests[name] = evaluate_held_out(recorder, model, selector(name), plan.held_out)
+            tests[name] = evaluate_held_out(recorder, model, make_selector(name), plan.held_out)
     return tests
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torch_cudal1.ingest.llm.extras import quiet
+from torch_cudal1.ingest.llm.extras import silence_progress_bars
 from torch_cudal1.training.environment import Environment
 from torch_cudal1.training.experiments.arm_runner import run_arm, train_base
 from torch_cudal1.training.experiments.plan import ARMS, ExperimentPlan
@@ -185,7 +185,7 @@ def _run_base_job(
     # One thread for each of several processes: with PyTorch's default each would start as many
     # threads as the machine has cores. It also makes sums independent of the machine.
     torch.set_num_threads(1)
-    quiet()
+    silence_progress_bars()
     train_base(
         plan,
         load_environment(plan, seed),
@@ -199,7 +199,7 @@ def _run_arm_job(
     plan: ExperimentPlan, load_environment: LoadEnvironment, folder: Path, seed: int, name: str
 ) -> None:
     torch.set_num_threads(1)
-    quiet()
+    silence_progress_bars()
     result = run_arm(
         plan,
         load_environment(plan, seed),

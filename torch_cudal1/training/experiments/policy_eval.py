@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_cudal1.ingest.llm.database import Database
 from torch_cudal1.ingest.llm.policy import LanguageModel
-from torch_cudal1.ingest.llm.selectors import Nothing, Selector, exemplars
+from torch_cudal1.ingest.llm.selectors import Nothing, Selector, select_exemplars
 from torch_cudal1.judge.pool.measured import Measured, TrainingTask
 from torch_cudal1.training.experiments.plan import HeldOut
 from torch_cudal1.training.recorder import Recorder, TaskPrompt, summarize_outcomes
@@ -49,7 +49,7 @@ def evaluate_policy(
     # One view for all tasks; the exam's own samples are not in it.
     view = recorder.view()
     prompts = [
-        TaskPrompt(task, exemplars(config.selector, recorder.seed, task.id, view))
+        TaskPrompt(task, select_exemplars(config.selector, recorder.seed, task.id, view))
         for task in recorder.tasks
     ]
     batch = recorder.sample(
@@ -93,7 +93,9 @@ def evaluate_held_out(
         # Exemplars are drawn anew in each round, from a view that has the round before: this is how
         # an arm with exemplars can improve without gradients.
         seed = recorder.seed * 1_000_003 + number
-        prompts = [TaskPrompt(task, exemplars(selector, seed, task.id, view)) for task in active]
+        prompts = [
+            TaskPrompt(task, select_exemplars(selector, seed, task.id, view)) for task in active
+        ]
         batch = recorder.sample(
             writer, str(number), prompts, count=config.round, temperature=config.temperature
         )

@@ -155,4 +155,4 @@ class NaivePool:
             self._gates.append(self._state.gate)
         # Shared with the judge's slots that validate; a slot that times waits until all of them
         # have left.
-        return self._state.gate.shared()
+        return self._state.gate.hold_shared()

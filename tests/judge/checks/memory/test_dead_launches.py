@@ -42,7 +42,7 @@ def test_a_kernel_is_dead_only_where_no_byte_in_its_place_and_no_infinity_change
         yield from (1, 2)
 
     monkeypatch.setattr(dead_launches, "_run_without", run_without)
-    monkeypatch.setattr(dead_launches, "with_an_infinity", list_variants)
+    monkeypatch.setattr(dead_launches, "iter_infinite_variants", list_variants)
     monkeypatch.setattr(dead_launches, "count_launches", lambda program: 2)
     first_set = SimpleNamespace(expected=SimpleNamespace(outputs=[torch.tensor([1.0, 2.0])]))
     trial: Any = SimpleNamespace(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.judge.checks.module_sources import ModuleBench, ModuleCase, format_backward
-from torch_cudal1.judge.checks.module_semantics.gradients import GRAD, _expand, _stride
+from torch_cudal1.judge.checks.module_semantics.gradients import GRAD, _copy_with_gaps, _expand
 
 
 def test_an_expanded_cotangent_is_one_number_everywhere() -> None:
@@ -17,10 +17,10 @@ def test_an_expanded_cotangent_is_one_number_everywhere() -> None:
 
 def test_a_strided_cotangent_has_the_same_values_with_gaps() -> None:
     values = torch.randn(3, 4)
-    cotangent = _stride(values)
+    cotangent = _copy_with_gaps(values)
     assert torch.equal(cotangent, values)
     assert cotangent.stride() == (8, 2)
-    assert torch.equal(_stride(torch.tensor(2.0)), torch.tensor(2.0))
+    assert torch.equal(_copy_with_gaps(torch.tensor(2.0)), torch.tensor(2.0))
 
 
 SAME = "Same.apply(self.plain(x, y))"

@@ -14,7 +14,7 @@ from torch_cudal1.judge.checks.module_semantics.parameters import (
     UPDATE_PATH,
     _list_scalars,
     _measure_difference,
-    _nudge,
+    _perturb_tensor,
 )
 
 
@@ -38,7 +38,7 @@ def test_each_number_and_flag_is_changed_alone() -> None:
 
 def test_a_nudge_moves_every_element_by_a_tenth_to_twice_and_keeps_the_strides() -> None:
     tensor = torch.tensor([[0.0, 2.0], [-4.0, 8.0]]).t()
-    moved = _nudge(tensor)
+    moved = _perturb_tensor(tensor)
     assert moved.stride() == tensor.stride()
     share = (moved - tensor).abs() / tensor.abs().clamp_min(1.0)
     assert bool(((share >= 0.1) & (share <= 1.0)).all())

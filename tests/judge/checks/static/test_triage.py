@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.judge.sources import source
-from torch_cudal1.judge.checks.static.triage import findings, raise_profile, triage
+from torch_cudal1.judge.checks.static.triage import find_suspicious_text, raise_profile, triage
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
 FOUND: dict[
@@ -65,7 +65,7 @@ SIZES = (16, 4096)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_rule_finds_its_cheat(name: str) -> None:
     parts, rule = FOUND[name]
-    findings_of_rule = findings(source(**parts), SIZES)
+    findings_of_rule = find_suspicious_text(source(**parts), SIZES)
     assert rule in {finding.rule for finding in findings_of_rule}, findings_of_rule
     assert all(finding.line > 0 for finding in findings_of_rule)
     (check,) = triage(SourceCandidate(source(**parts)), SIZES)
@@ -91,12 +91,12 @@ HONEST: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_text_has_no_findings(name: str) -> None:
-    assert findings(source(**HONEST[name]), SIZES) == []
+    assert find_suspicious_text(source(**HONEST[name]), SIZES) == []
 
 
 def test_findings_raise_the_profile_and_never_lower_it() -> None:
-    weighty = findings(source(before="s = torch.cuda.Stream()"))
-    light = findings(source(before="try:\n    pass\nfinally:\n    pass"))
+    weighty = find_suspicious_text(source(before="s = torch.cuda.Stream()"))
+    light = find_suspicious_text(source(before="try:\n    pass\nfinally:\n    pass"))
     assert raise_profile("fast", weighty) == "standard"
     assert raise_profile("fast", light) == "fast"
     assert raise_profile("strict", weighty) == "strict"
@@ -104,6 +104,6 @@ def test_findings_raise_the_profile_and_never_lower_it() -> None:
 
 
 def test_what_does_not_parse_is_not_its_business() -> None:
-    assert findings("class (") == []
+    assert find_suspicious_text("class (") == []
     (check,) = triage(SourceCandidate("class ("))
     assert check.passed

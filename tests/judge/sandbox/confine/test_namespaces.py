@@ -14,7 +14,7 @@ import pytest
 from tests.judge.sandbox.confine.launching import linux, run_confined
 from torch_cudal1.judge.sandbox.confine.landlock import FilesystemAccess
 from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
-from torch_cudal1.judge.sandbox.confine.namespaces import _outermost
+from torch_cudal1.judge.sandbox.confine.namespaces import _drop_nested
 
 ENTER = """
 from torch_cudal1.judge.sandbox.confine.namespaces import enter_namespaces
@@ -60,7 +60,7 @@ def test_a_process_in_namespaces_sees_its_own_world_and_writes_only_there(scratc
 
 
 def test_a_path_inside_another_one_is_not_mounted_twice() -> None:
-    assert _outermost(["/usr/lib", "/usr", "/usrlocal", "/usr", "/opt/gcc/bin", "/opt/gcc"]) == [
+    assert _drop_nested(["/usr/lib", "/usr", "/usrlocal", "/usr", "/opt/gcc/bin", "/opt/gcc"]) == [
         "/usr",
         "/opt/gcc",
         "/usrlocal",

@@ -15,12 +15,12 @@ from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.memory.instrumented_program import (
     SLOT,
     Content,
-    complete_outputs,
     count_launches,
     instrument,
+    require_all_outputs,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.checks.special_values import with_an_infinity
+from torch_cudal1.judge.checks.special_values import iter_infinite_variants
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
@@ -70,7 +70,7 @@ def check_dead_launches(trial: Trial) -> list[CheckResult]:
     # The complete run has the same fresh memory, so that only the launch makes the difference.
     complete_run = _run_without(trial, sample, fills[0], skip=-1)
     for number in skipped:
-        if _is_idle(trial, sample, fills, number, complete_run) and not _matters_for_infinities(
+        if _is_idle(trial, sample, fills, number, complete_run) and not _is_needed_for_infinities(
             trial, sample, fills, number
         ):
             return [
@@ -104,13 +104,13 @@ def _is_idle(
     )
 
 
-def _matters_for_infinities(
+def _is_needed_for_infinities(
     trial: Trial, sample: InputSet, fills: Sequence[int], number: int
 ) -> bool:
     # The contract promises finite inputs, so a kernel that only handles infinities does nothing.
     if trial.contract.assume_finite:
         return False
-    with closing(with_an_infinity(trial, sample)) as variants:
+    with closing(iter_infinite_variants(trial, sample)) as variants:
         # A rewrite may launch a kernel only to handle infinities: with finite inputs nothing
         # depends on it.
         return any(
@@ -138,7 +138,7 @@ def _run_without(trial: Trial, sample: InputSet, content: Content, *, skip: int)
     )
     # The instrumented copy is unloaded, or its memory would stay in the child.
     trial.child.call("forget", slot=SLOT)
-    return complete_outputs(trial, outputs)
+    return require_all_outputs(trial, outputs)
 
 
 GHOST = CheckSpec(

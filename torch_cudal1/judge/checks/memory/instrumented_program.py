@@ -16,7 +16,7 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.wire.transport import write_payloads
 from torch_cudal1.judge.worker.guard_pages import Side
 
-__all__ = ["SLOT", "Content", "complete_outputs", "count_launches", "instrument"]
+__all__ = ["SLOT", "Content", "count_launches", "instrument", "require_all_outputs"]
 
 Content: TypeAlias = int | Literal["noise"]  # what memory is filled with: a byte, or numbers
 
@@ -44,12 +44,12 @@ def instrument(
     program = trial.candidate.program
     fields: dict[str, Any] = {
         "program": program.to_json(),
-        "payloads": write_payloads(program, trial.child.new_file()),
+        "payloads": write_payloads(program, trial.child.reserve_file()),
     }
     trial.child.call("instrument", slot=SLOT, skip=skip, fill=fill, seed=seed, side=side, **fields)
 
 
-def complete_outputs(trial: Trial, outputs: Outputs) -> Outputs:
+def require_all_outputs(trial: Trial, outputs: Outputs) -> Outputs:
     # Outputs are compared by position, so a missing one would shift all others.
     if len(outputs) != len(trial.reference.outputs):
         raise CandidateFailure(

@@ -16,9 +16,9 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.memory.instrumented_program import (
     SLOT,
-    complete_outputs,
     count_launches,
     instrument,
+    require_all_outputs,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
@@ -112,11 +112,13 @@ def _run_between_redzones(
 ) -> tuple[CheckResult | None, Outputs]:
     """A failed check if a band or a fence changed, and the outputs."""
     # Fences lie where allocations of the size of its outputs will be made.
-    holes = sorted({_extent_bytes(out) for out in sample.expected.outputs if out is not None} - {0})
+    holes = sorted(
+        {_measure_extent_bytes(out) for out in sample.expected.outputs if out is not None} - {0}
+    )
     answer, outputs = trial.fetch(
         "banded", slot=slot, inputs=sample.name, seed=seed, positions=list(positions), holes=holes
     )
-    outputs = complete_outputs(trial, outputs)
+    outputs = require_all_outputs(trial, outputs)
     for index in positions:
         # Digests, because bands of 64 KiB a tensor would be as large as small inputs.
         if answer["bands"].get(str(index)) != redzone_digest(seed + index):
@@ -250,7 +252,7 @@ def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> Check
     return None
 
 
-def _extent_bytes(tensor: torch.Tensor) -> int:
+def _measure_extent_bytes(tensor: torch.Tensor) -> int:
     return storage_extent(tensor.shape, tensor.stride()) * tensor.element_size()
 
 

@@ -10,7 +10,7 @@ import random
 import torch
 
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.checks.memory.instrumented_program import complete_outputs
+from torch_cudal1.judge.checks.memory.instrumented_program import require_all_outputs
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
@@ -102,7 +102,7 @@ def _run_with_fill(
     answer, outputs = trial.fetch(
         "poisoned", inputs=sample.name, byte=byte, deterministic=deterministic
     )
-    return complete_outputs(trial, outputs), answer.get("control") is True
+    return require_all_outputs(trial, outputs), answer.get("control") is True
 
 
 def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:

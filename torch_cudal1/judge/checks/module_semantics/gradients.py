@@ -66,7 +66,7 @@ def _compare_rounds(trial: Trial, reference: SourceReference) -> Agreement:
     """
     # A slot of its own: asking for gradients must not change the instance that the other checks
     # call.
-    aside = trial.in_slot(reference, "candidate gradients")
+    aside = trial.load_in_slot(reference, "candidate gradients")
     first = aside.draw("normal")
     agreement = _compare_gradients(aside, first, "gradients")
     if not agreement.problem:
@@ -77,7 +77,9 @@ def _compare_rounds(trial: Trial, reference: SourceReference) -> Agreement:
     # `sum` hands on a cotangent that is one number expanded, a slice one with steps: kernels that
     # assume contiguous ones read other memory.
     for name, odd in (
-        (("expanded", _expand), ("strided", _stride)) if aside.profile.gradient_rounds > 1 else ()
+        (("expanded", _expand), ("strided", _copy_with_gaps))
+        if aside.profile.gradient_rounds > 1
+        else ()
     ):
         if agreement.problem:
             break
@@ -133,7 +135,7 @@ def _expand(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _stride(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_with_gaps(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.dim():
         return tensor.clone()
     wide = torch.zeros(
@@ -191,7 +193,7 @@ def _compare_further(trial: Trial, reference: SourceReference) -> list[Agreement
 
 def _compare_one_round(trial: Trial, reference: SourceReference, question: str) -> Agreement:
     # A module of its own: casts and train mode would change the instance of the other checks.
-    aside = trial.in_slot(reference, f"candidate {question}")
+    aside = trial.load_in_slot(reference, f"candidate {question}")
     sample = aside.draw("normal")
     # There is nothing to reproduce where eager raises.
     if eager_refuses(sample):

@@ -57,11 +57,11 @@ def check_loss_curve(trial: Trial) -> list[CheckResult]:
         return report_not_applicable("grad", "no gradients are claimed of a source")
     try:
         backward = reference.with_gradients(RunMode(gradients=True))
-        aside = trial.in_slot(backward, "candidate training")
+        aside = trial.load_in_slot(backward, "candidate training")
         sample = aside.draw("normal")
         # The number of steps depends on the size of the work and not on the clock.
         recipe = _make_recipe(
-            reference, backward, sample, trial.affordable_sets(trial.profile.descent, 0.1)
+            reference, backward, sample, trial.count_affordable_sets(trial.profile.descent, 0.1)
         )
         if recipe is None:
             return report_not_applicable("grad", "no parameter with a gradient moves the results")
@@ -120,7 +120,7 @@ def _make_recipe(
     # From float64's gradients, so that all three sides move by the same rates.
     first = _require_exact(
         backward.exact(
-            _with_cotangents(sample.inputs, recipe, _require_exact(backward.exact(sample.inputs)))
+            _fill_cotangents(sample.inputs, recipe, _require_exact(backward.exact(sample.inputs)))
         )
     )
     rates = {}
@@ -140,7 +140,7 @@ def _descend(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> lis
     values, losses = list(inputs), []
     for _ in range(recipe.steps + 1):
         results = run(values)
-        losses.append(_loss(results[: recipe.outputs]))
+        losses.append(_compute_loss(results[: recipe.outputs]))
         for index, rate in recipe.rates.items():
             gradient = results[recipe.moving[index]]
             if gradient is not None and len(losses) > 1:  # the first cotangents are noise
@@ -148,16 +148,16 @@ def _descend(inputs: Sequence[torch.Tensor], recipe: _Recipe, run: _Pass) -> lis
                 values[index] = values[index] - (rate * gradient).to(values[index].dtype)
         # The next call gets this loss's cotangents, so one call a step yields the loss and a
         # gradient, which is one step old.
-        values = _with_cotangents(values, recipe, results)
+        values = _fill_cotangents(values, recipe, results)
     return losses
 
 
-def _loss(outputs: Outputs) -> float:
+def _compute_loss(outputs: Outputs) -> float:
     there = [out.double() for out in outputs if out is not None and out.dtype.is_floating_point]
     return sum(float(out.square().mean()) / 2 for out in there)
 
 
-def _with_cotangents(
+def _fill_cotangents(
     values: Sequence[torch.Tensor], recipe: _Recipe, outputs: Outputs
 ) -> list[torch.Tensor]:
     """The gradient of the loss with respect to each result, in the cotangent's own form."""

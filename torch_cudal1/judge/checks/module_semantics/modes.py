@@ -117,7 +117,7 @@ def _compare_in_train_mode(
     trial: Trial, reference: SourceReference, run_mode: RunMode
 ) -> Agreement:
     # A slot of its own: train mode moves buffers that the other checks rely on.
-    aside = trial.in_slot(reference, "candidate train mode", run_mode)
+    aside = trial.load_in_slot(reference, "candidate train mode", run_mode)
     first = aside.draw("normal")
     agreement = compare_call(aside, first, "train mode") or Agreement("train mode")
     # Constructors leave running means of 0 and variances of 1, which hide a norm that ignores them.
@@ -224,7 +224,7 @@ def _compare_run_mode(
 def _compare_sets(
     trial: Trial, reference: SourceReference, question: str, run_mode: RunMode
 ) -> Agreement:
-    aside = trial.in_slot(reference, f"candidate {question}", run_mode)
+    aside = trial.load_in_slot(reference, f"candidate {question}", run_mode)
     agreement = Agreement(question)
     for sample in (aside.draw("normal"), aside.draw("shifted")):
         agreement = compare_call(aside, sample, question) or agreement

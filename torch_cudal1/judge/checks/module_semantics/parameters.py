@@ -28,7 +28,7 @@ from torch_cudal1.judge.checks.agreement import (
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.profiles import UPDATE_WAYS
 from torch_cudal1.judge.reference.compare import same_numbers, unit_roundoff
-from torch_cudal1.judge.reference.error_statistics import flat_blocks
+from torch_cudal1.judge.reference.error_statistics import iter_flat_blocks
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
@@ -85,7 +85,9 @@ def check_perturbations(trial: Trial) -> list[CheckResult]:
         agreement = _compare_change_of(trial, first, before, position, "normal")
         # A change that drowns in rounding is tried on inputs where it may show.
         for distribution in (
-            _ADAPTED[: trial.affordable_sets(len(_ADAPTED), 0.02)] if agreement is None else ()
+            _ADAPTED[: trial.count_affordable_sets(len(_ADAPTED), 0.02)]
+            if agreement is None
+            else ()
         ):
             base = trial.derive_sibling(first, distribution)
             agreement = _compare_change_of(trial, base, None, position, distribution)
@@ -134,7 +136,8 @@ def _draw_positions(trial: Trial, sample: InputSet) -> list[int]:
     positions = _list_positions(trial, sample)
     return sorted(
         random.SystemRandom().sample(
-            positions, min(len(positions), trial.affordable_sets(trial.profile.perturbed, 0.2))
+            positions,
+            min(len(positions), trial.count_affordable_sets(trial.profile.perturbed, 0.2)),
         )
     )
 
@@ -148,7 +151,7 @@ def _compare_change_of(
     before = trial.run(base).outputs if before is None else before
 
     def make(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        return [_nudge(t) if i == position else None for i, t in enumerate(inputs)]
+        return [_perturb_tensor(t) if i == position else None for i, t in enumerate(inputs)]
 
     variant = trial.derive(base, f"moved {position} {distribution}", make)
     if eager_refuses(variant):
@@ -201,7 +204,7 @@ def _measure_change(
         change = _measure_difference(actual, eager, [None, None])
         if change is None or change.size > _PLAIN_FRACTION * change.result:
             return change
-    exact = [sample.exact_at(position) for sample, _ in (old, new)]
+    exact = [sample.get_exact(position) for sample, _ in (old, new)]
     change = _measure_difference(actual, eager, exact)
     if change is not None and change.is_visible and change.error > change.limit:
         # Where TF32 is allowed eager may have used none; the candidate's difference may carry its
@@ -235,7 +238,7 @@ def _measure_difference(actual: Outputs, eager: Outputs, exact: Outputs) -> _Cha
         for eager_change, each in zip((c, d), exact, strict=True)
     )
     sums, count = torch.zeros(5, dtype=torch.float64, device=d.device), 0
-    for x, y, u, v, e, f in flat_blocks(a, b, c, d, before, after):
+    for x, y, u, v, e, f in iter_flat_blocks(a, b, c, d, before, after):
         exact_change, actual_change, eager_change = (
             f - e,
             y.double() - x.double(),
@@ -260,7 +263,7 @@ def _measure_difference(actual: Outputs, eager: Outputs, exact: Outputs) -> _Cha
     return _Change(error, limit, size, max(old_rms, new_rms))
 
 
-def _nudge(tensor: torch.Tensor) -> torch.Tensor:
+def _perturb_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Each element times 1 + U(0.1, 1); zeros become that."""
     copy = clone_strided(tensor)
     flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
@@ -366,7 +369,7 @@ def check_scalars(trial: Trial) -> list[CheckResult]:
     agreements: list[Agreement | None] = []
     variants = list(_list_scalars(reference.form.init))
     # Each takes a module of its own in both processes.
-    for question, init in variants[: trial.affordable_sets(12)]:
+    for question, init in variants[: trial.count_affordable_sets(12)]:
         other = reference.with_init(init)
         try:
             other.eager(make_inputs(other, 1, "normal", trial.device, examples=trial.examples))
@@ -386,7 +389,7 @@ def check_scalars(trial: Trial) -> list[CheckResult]:
 
 def _compare_with_scalar(trial: Trial, other: SourceReference, question: str) -> Agreement:
     # Constructed anew: a scalar of the constructor cannot change in a living module.
-    aside = trial.in_slot(other, f"candidate {question}")
+    aside = trial.load_in_slot(other, f"candidate {question}")
     return compare_call(aside, aside.draw("normal"), question) or Agreement(question)
 
 

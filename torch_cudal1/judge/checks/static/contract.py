@@ -61,7 +61,7 @@ def contract(region: Region, candidate: Candidate) -> list[CheckResult]:
         _check_outputs(program, reference)
     except ProgramError as error:
         return [CheckResult("contract", False, detail=str(error))]
-    steps = sum(len(nested.steps) for nested in _programs(program))
+    steps = sum(len(nested.steps) for nested in _iter_programs(program))
     passed = CheckResult(
         "contract",
         True,
@@ -126,19 +126,19 @@ def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
                 yield from _bound_names(handler.body)
 
 
-def _programs(program: Program, depth: int = 0) -> Iterator[Program]:
+def _iter_programs(program: Program, depth: int = 0) -> Iterator[Program]:
     # Programs come from strangers: a deep one would end this process's recursion.
     if depth > _MAX_NESTING:
         raise ProgramError("size", f"Programs nested more than {_MAX_NESTING} deep")
     yield program
     for step in program.steps:
         if isinstance(step, Call):
-            yield from _programs(step.program, depth + 1)
+            yield from _iter_programs(step.program, depth + 1)
 
 
 def _check_size(program: Program) -> None:
     steps = 0
-    for nested in _programs(program):
+    for nested in _iter_programs(program):
         steps += len(nested.steps)
         # Counted while walking, so that the walk itself is bounded.
         if steps > _MAX_STEPS:
@@ -151,7 +151,7 @@ def _check_size(program: Program) -> None:
                 )
     kernels = {
         step.payload: nested
-        for nested in _programs(program)
+        for nested in _iter_programs(program)
         for step in nested.steps
         if isinstance(step, Launch)
     }
@@ -165,11 +165,11 @@ def _check_size(program: Program) -> None:
 def _check_operators(program: Program, reference: Program) -> None:
     reference_targets = {
         step.target
-        for nested in _programs(reference)
+        for nested in _iter_programs(reference)
         for step in nested.steps
         if isinstance(step, Aten)
     }
-    for nested in _programs(program):
+    for nested in _iter_programs(program):
         for position, step in enumerate(nested.steps):
             if (
                 isinstance(step, Aten)
@@ -185,8 +185,8 @@ def _check_payloads(program: Program, reference: Program) -> None:
     """Constants are the reference's own, bit for bit; every payload is a constant in use or the
     code of a launch.
     """
-    reference_digests = _constant_digests(reference)
-    for nested in _programs(program):
+    reference_digests = _digest_constants(reference)
+    for nested in _iter_programs(program):
         launched = {step.payload for step in nested.steps if isinstance(step, Launch)}
         # A payload without use could carry code or answers.
         unused = set(nested.payloads) - launched - set(nested.constants)
@@ -205,10 +205,10 @@ def _check_payloads(program: Program, reference: Program) -> None:
                 )
 
 
-def _constant_digests(program: Program) -> frozenset[str]:
+def _digest_constants(program: Program) -> frozenset[str]:
     return frozenset(
         tensor_digest(nested.payloads[name])
-        for nested in _programs(program)
+        for nested in _iter_programs(program)
         for name in nested.constants
     )
 
@@ -216,7 +216,7 @@ def _constant_digests(program: Program) -> frozenset[str]:
 def _check_outputs(program: Program, reference: Program) -> None:
     actual, expected = outline_outputs(program), outline_outputs(reference)
     # A constant outlives the call: a caller that writes into the result would change the next one.
-    for nested in list(_programs(program))[1:]:
+    for nested in list(_iter_programs(program))[1:]:
         if any(out is not None and out.constant for out in outline_outputs(nested)):
             raise ProgramError(
                 "outputs", "a nested Program returns memory of a constant, which outlives the call"
@@ -234,7 +234,7 @@ def _check_outputs(program: Program, reference: Program) -> None:
 
 def _check_written(program: Program) -> None:
     """No step reads memory of an Alloc, and no output returns it, before a launch was given it."""
-    for nested in _programs(program):
+    for nested in _iter_programs(program):
         unwritten: set[int] = set()
         for position, step in enumerate(nested.steps):
             if isinstance(step, Alloc):
@@ -256,6 +256,7 @@ def _check_written(program: Program) -> None:
 
 CONTRACT = CheckName(
     name="contract",
+    module=__name__,
     failure="compile",
     asks=(
         "does the source parse, import, define `ModelNew` and make a module; of a Program: form, "

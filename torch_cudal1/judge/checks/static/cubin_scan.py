@@ -67,8 +67,8 @@ def cubin_scan(program: Program, sm: int | None = None) -> list[CheckResult]:
     """
     scanned = 0
     try:
-        for nested in _programs(program):
-            for payload, launches in _by_payload(nested).items():
+        for nested in _iter_programs(program):
+            for payload, launches in _group_launches_by_payload(nested).items():
                 if payload not in nested.payloads:
                     raise ProgramError("cubin_scan", f"no payload {payload!r}")
                 cubin = inspect_cubin(bytes(nested.payloads[payload].contiguous().cpu().numpy()))
@@ -94,12 +94,12 @@ def list_impurities(cubin: Cubin) -> Iterator[str]:
         for position, (low, high) in enumerate(
             struct.iter_unpack("<QQ", code[: len(code) // 16 * 16])
         ):
-            impurity = _impurity(low, high)
+            impurity = _find_impurity(low, high)
             if impurity:
                 yield f"{impurity} at {section}+{position * 16:#x}"
 
 
-def _impurity(low: int, high: int) -> str:
+def _find_impurity(low: int, high: int) -> str:
     opcode = low & _OPCODE
     # The index of a special register stands in bits 72 to 79: bits 8 to 15 of the upper half.
     if opcode in _READS_SPECIAL and high >> 8 & 0xFF in _SPECIAL:
@@ -114,14 +114,14 @@ def _impurity(low: int, high: int) -> str:
     return ""
 
 
-def _programs(program: Program) -> Iterator[Program]:
+def _iter_programs(program: Program) -> Iterator[Program]:
     yield program
     for step in program.steps:
         if isinstance(step, Call):
-            yield from _programs(step.program)
+            yield from _iter_programs(step.program)
 
 
-def _by_payload(program: Program) -> Mapping[str, list[Launch]]:
+def _group_launches_by_payload(program: Program) -> Mapping[str, list[Launch]]:
     launches: dict[str, list[Launch]] = {}
     for step in program.steps:
         if isinstance(step, Launch):
@@ -172,6 +172,7 @@ def _check_limits(cubin: Cubin, kernel: Kernel, launch: Launch, sm: int) -> None
 
 CUBIN_SCAN = CheckName(
     name="cubin_scan",
+    module=__name__,
     asks=(
         "of a Program's machine code: only the kernels its plan launches, no memory that outlives a "
         "call, no launches of its own"

@@ -41,7 +41,7 @@ def find_difference(actual: OutputOutline, expected: OutputOutline) -> str:
         return f"is {spec.dtype}{list(spec.shape)} on {spec.device}, expected {form}"
     # The strides of an Alloc are the candidate's own choice; those of operators are compared on
     # real results (`fresh_output`).
-    if actual.alloc and _real_strides(spec) != _real_strides(expected_spec):
+    if actual.alloc and _list_relevant_strides(spec) != _list_relevant_strides(expected_spec):
         return f"is allocated with strides {list(spec.strides)}, expected {list(expected_spec.strides)}"
     # A caller that writes into such a result would change the next one.
     if actual.constant and not expected.constant:
@@ -56,7 +56,7 @@ def find_difference(actual: OutputOutline, expected: OutputOutline) -> str:
     return ""
 
 
-def _real_strides(spec: TensorSpec) -> tuple[int, ...]:
+def _list_relevant_strides(spec: TensorSpec) -> tuple[int, ...]:
     """Strides of the dimensions that have one: those of length 0 and 1 do not matter."""
     return (
         tuple(s for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)

@@ -20,7 +20,7 @@ from torch_cudal1.judge.checks.static.source_syntax import parse_source
 from torch_cudal1.judge.profiles import ProfileName
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 
-__all__ = ["TRIAGE", "Finding", "findings", "raise_profile", "triage"]
+__all__ = ["TRIAGE", "Finding", "find_suspicious_text", "raise_profile", "triage"]
 
 _SHOWN = 8
 _WEIGHTY = frozenset(  # rules whose cheats the fast profile may not meet
@@ -146,7 +146,7 @@ def triage(candidate: SourceCandidate, sizes: Collection[int] = ()) -> list[Chec
     """
     # Recorded only: of published kernels that a static checker refused most were refused for words
     # in comments, and names can be hidden in strings and aliases.
-    matches = findings(candidate.text, sizes)
+    matches = find_suspicious_text(candidate.text, sizes)
     rules = list(dict.fromkeys(each.rule for each in matches))
     shown = "; ".join(f"{each.rule} in line {each.line}: {each.text}" for each in matches[:_SHOWN])
     more = f"; and {len(matches) - _SHOWN} more" if len(matches) > _SHOWN else ""
@@ -168,26 +168,28 @@ def raise_profile(profile: ProfileName, matches: Collection[Finding]) -> Profile
     )
 
 
-def findings(text: str, sizes: Collection[int] = ()) -> list[Finding]:
+def find_suspicious_text(text: str, sizes: Collection[int] = ()) -> list[Finding]:
     """Every rule that the text meets, each rule at most once a line, in order of lines."""
     # `contract` refuses it with the reason.
     tree = parse_source(text)
     if isinstance(tree, str):
         return []
     # Words in prose mean nothing: static checkers were misled by "forward pass".
-    documented = {id(node) for node in _docstrings(tree)}
+    documented = {id(node) for node in _iter_docstrings(tree)}
     matches = {
         (line, rule, text_found)
         for node in ast.walk(tree)
         if id(node) not in documented
         # Small numbers occur everywhere.
-        for rule, text_found in _rules(node, frozenset(size for size in sizes if size >= _SMALL))
+        for rule, text_found in _match_rules(
+            node, frozenset(size for size in sizes if size >= _SMALL)
+        )
         for line in (getattr(node, "lineno", 0),)
     }
     return [Finding(rule, line, text_found) for line, rule, text_found in sorted(matches)]
 
 
-def _docstrings(tree: ast.Module) -> Iterator[ast.AST]:
+def _iter_docstrings(tree: ast.Module) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if (
@@ -199,9 +201,9 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.AST]:
             yield body[0].value
 
 
-def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
+def _match_rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Call):
-        yield from _call(node)
+        yield from _match_call(node)
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         names = (
             [alias.name for alias in node.names]
@@ -228,10 +230,10 @@ def _rules(node: ast.AST, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
     elif isinstance(node, (ast.Try, ast.Global)):
         yield ("fallback", "try") if isinstance(node, ast.Try) else ("state", "global")
     elif isinstance(node, ast.Constant):
-        yield from _constant(node.value, sizes)
+        yield from _match_constant(node.value, sizes)
 
 
-def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
+def _match_call(node: ast.Call) -> Iterator[tuple[str, str]]:
     path = _join_names(node.func)
     name = path.rpartition(".")[2]
     rule = _CALLS.get(name)
@@ -244,7 +246,7 @@ def _call(node: ast.Call) -> Iterator[tuple[str, str]]:
     ):
         yield rule, path
     # Assigning under a computed name patches a module as an attribute does.
-    if name in ("setattr", "delattr") and node.args and _outside(_join_names(node.args[0])):
+    if name in ("setattr", "delattr") and node.args and _is_outside(_join_names(node.args[0])):
         yield "patched", f"{name}({_join_names(node.args[0])}, ...)"
     for keyword in node.keywords:
         if keyword.arg in (
@@ -262,7 +264,7 @@ def _list_written(target: ast.expr) -> Iterator[tuple[str, str]]:
         yield from (pair for item in target.elts for pair in _list_written(item))
     elif isinstance(target, ast.Attribute):
         path = _join_names(target)
-        if _outside(path):
+        if _is_outside(path):
             yield ("flags" if ".backends." in path or path.endswith(".config") else "patched"), path
     elif isinstance(target, ast.Subscript) and _join_names(target.value) in (
         "os.environ",
@@ -275,7 +277,7 @@ def _list_written(target: ast.expr) -> Iterator[tuple[str, str]]:
         )
 
 
-def _outside(path: str) -> bool:
+def _is_outside(path: str) -> bool:
     # Names of modules that sources import by custom: assigning to their attributes patches them.
     return path.partition(".")[0] in (
         "torch",
@@ -294,7 +296,7 @@ def _outside(path: str) -> bool:
     )
 
 
-def _constant(value: object, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
+def _match_constant(value: object, sizes: frozenset[int]) -> Iterator[tuple[str, str]]:
     # Only strings that hold device code: the words occur in messages too.
     if isinstance(value, str) and any(word in value for word in _CODE_WORDS):
         yield from ((rule, word.strip()) for word, rule in _CUDA_WORDS.items() if word in value)
@@ -315,5 +317,7 @@ def _join_names(node: ast.AST) -> str:
 
 
 TRIAGE = CheckName(
-    name="triage", asks="what in the source deserves a closer look; it refuses nothing"
+    name="triage",
+    module=__name__,
+    asks="what in the source deserves a closer look; it refuses nothing",
 )

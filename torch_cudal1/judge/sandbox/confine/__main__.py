@@ -52,7 +52,7 @@ def main(plan: LaunchPlan, command: list[str]) -> NoReturn:
     report = os.pipe()
     output = os.pipe()
     child = (
-        _first(plan, command, output[1], report)
+        _fork_first_process(plan, command, output[1], report)
         if plan.namespaces
         else _fork_worker(plan, command, output[1])
     )
@@ -64,13 +64,15 @@ def main(plan: LaunchPlan, command: list[str]) -> NoReturn:
         # Only now: root owns /proc/self/uid_map of a process that is not dumpable, and
         # enter_namespaces writes it.
         kernel.prctl(_PR_SET_DUMPABLE, 0)
-    status = watch.until_end(child, output[0])
+    status = watch.wait_for_end(child, output[0])
     report_bytes = b"" if watch.is_terminated else os.read(report[0], 4)
     os.write(1, bytes(watch.tail))
     end_like(struct.unpack("i", report_bytes)[0] if report_bytes else status)
 
 
-def _first(plan: LaunchPlan, command: list[str], output: int, report: tuple[int, int]) -> int:
+def _fork_first_process(
+    plan: LaunchPlan, command: list[str], output: int, report: tuple[int, int]
+) -> int:
     """Fork the first process of the new namespaces, and return its process id.
 
     That process starts the worker, reaps orphans, and writes the worker's wait status to the pipe

@@ -73,31 +73,31 @@ def _write_outside(ask: ProbeTargets) -> str:
     return f"wrote into {ask.outside}"
 
 
-def _tcp(ask: ProbeTargets) -> str:
+def _connect_tcp(ask: ProbeTargets) -> str:
     with socket.create_connection(("127.0.0.1", ask.tcp), 1.0):
         return f"connected to 127.0.0.1:{ask.tcp}"
 
 
-def _udp(ask: ProbeTargets) -> str:
+def _send_udp(ask: ProbeTargets) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.sendto(b"x", ("127.0.0.1", ask.udp))
         return f"sent a datagram to 127.0.0.1:{ask.udp}"
 
 
-def _unix(address: str) -> str:
+def _connect_unix(address: str) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(1.0)
         sock.connect(address)
         return "connected to a socket outside"
 
 
-def _signal(ask: ProbeTargets) -> str:
+def _signal_judge(ask: ProbeTargets) -> str:
     # Signal 0 makes the permission check of kill(2) and delivers nothing.
     os.kill(ask.judge, 0)
     return "could have signalled the judge"
 
 
-def _ptrace(ask: ProbeTargets) -> str:
+def _attach_to_judge(ask: ProbeTargets) -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     # PTRACE_ATTACH would stop the judge; PTRACE_SEIZE does not.
     kernel.check_result(libc.ptrace(_PTRACE_SEIZE, ask.judge, None, None), "ptrace")
@@ -105,7 +105,7 @@ def _ptrace(ask: ProbeTargets) -> str:
     return "attached to the judge"
 
 
-def _peek(ask: ProbeTargets) -> str:
+def _read_judge_memory(ask: ProbeTargets) -> str:
     for name in ("environ", "maps", "mem"):
         try:
             with open(f"/proc/{ask.judge}/{name}", "rb") as file:
@@ -295,13 +295,13 @@ ACTS: dict[str, tuple[int, Act]] = {
     NO_SURVIVORS: (1, _survive),
     "reading files": (2, _read_canary),
     "writing files": (2, _write_outside),
-    "TCP": (2, _tcp),
-    "UDP": (2, _udp),
-    "abstract sockets": (2, lambda ask: _unix("\0" + ask.abstract)),
-    "sockets with a path": (2, lambda ask: _unix(ask.path)),
-    "signals": (2, _signal),
-    "ptrace": (2, _ptrace),
-    "the judge's memory": (2, _peek),
+    "TCP": (2, _connect_tcp),
+    "UDP": (2, _send_udp),
+    "abstract sockets": (2, lambda ask: _connect_unix("\0" + ask.abstract)),
+    "sockets with a path": (2, lambda ask: _connect_unix(ask.path)),
+    "signals": (2, _signal_judge),
+    "ptrace": (2, _attach_to_judge),
+    "the judge's memory": (2, _read_judge_memory),
     "the judge's limits": (2, _shrink),
     "privileges": (2, _regain),
     "new namespaces": (2, _namespace),

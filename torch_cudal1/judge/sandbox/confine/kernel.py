@@ -45,7 +45,7 @@ def syscall(number: int, *args: object) -> int:
     """A system call by its number; arguments: integers, bytes, ctypes objects. Raises OSError."""
     _need_linux()
     return check_result(
-        _LIBC.syscall(ctypes.c_long(number), *[_argument(arg) for arg in args]),
+        _LIBC.syscall(ctypes.c_long(number), *[_convert_argument(arg) for arg in args]),
         f"system call {number}",
     )
 
@@ -122,7 +122,7 @@ def pivot_root() -> None:
     os.chdir("/")
 
 
-def _argument(value: object) -> object:
+def _convert_argument(value: object) -> object:
     # ctypes passes a Python int as a 32-bit C int, and the kernel reads 64-bit registers.
     return ctypes.c_ulong(value & 0xFFFFFFFFFFFFFFFF) if isinstance(value, int) else value
 

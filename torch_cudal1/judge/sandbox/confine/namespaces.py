@@ -73,7 +73,7 @@ def build_root(reach: FilesystemAccess, scratch: str) -> None:
     # A fresh /proc shows the processes of this pid namespace only.
     kernel.mount("proc", base + "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
     # A path inside another one comes with it.
-    for path in _outermost(p for p in (*reach.read, *reach.look) if not p.startswith("/proc")):
+    for path in _drop_nested(p for p in (*reach.read, *reach.look) if not p.startswith("/proc")):
         _show(base, path, read_only=True)
     # After the read-only ones, so that a writable folder inside a readable one is mounted over it.
     for path in (*reach.devices, *reach.write):
@@ -93,7 +93,7 @@ def build_root(reach: FilesystemAccess, scratch: str) -> None:
     os.chdir(scratch)
 
 
-def _outermost(paths: Iterable[str]) -> list[str]:
+def _drop_nested(paths: Iterable[str]) -> list[str]:
     """The paths that do not lie inside another of `paths`, shortest first."""
     chosen: list[str] = []
     for path in sorted(set(paths), key=len):

@@ -151,7 +151,7 @@ def assemble_filter(syscall_rules: tuple[SyscallRule, ...]) -> tuple[Instruction
         (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
     ]
     for rule in syscall_rules:
-        body = _body(rule)
+        body = _assemble_rule(rule)
         code += [(_JUMP_EQUAL, 0, len(body), rule.number), *body]
     return (*code, (_RETURN, 0, 0, _ALLOW))
 
@@ -185,7 +185,7 @@ def install_filter(syscall_rules: tuple[SyscallRule, ...], *, all_threads: bool)
         )
 
 
-def _body(rule: SyscallRule) -> list[Instruction]:
+def _assemble_rule(rule: SyscallRule) -> list[Instruction]:
     """Instructions for a call with the rule's number: refuse it, or go on to the next rule."""
     # The tests replace the number in the accumulator, and the next rule compares it: load it again.
     # Offsets of the arguments: 16 + 8 * index, the low half first (little endian).

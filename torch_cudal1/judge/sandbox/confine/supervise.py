@@ -54,7 +54,7 @@ class Supervisor:
     def _note_sigterm(self, *_: object) -> None:
         self.is_terminated = True
 
-    def until_end(self, worker: int, output: int) -> int:
+    def wait_for_end(self, worker: int, output: int) -> int:
         """Wait until `worker`, which writes to the pipe `output`, ends or SIGTERM comes; then kill
         all it started.
 
@@ -76,7 +76,7 @@ class Supervisor:
             if status is None:
                 # It is not reaped yet, so its number cannot belong to another process.
                 os.kill(worker, signal.SIGKILL)
-            status = _alone(worker, status)
+            status = _wait_for_descendants(worker, status)
         killed = kill_descendants(worker)
         self._drain(output)
         return status if status is not None else killed
@@ -98,7 +98,7 @@ class Supervisor:
                 return
 
 
-def _alone(worker: int, status: int | None) -> int | None:
+def _wait_for_descendants(worker: int, status: int | None) -> int | None:
     """Wait at most 1.5 s until this process has no descendants; the wait status of `worker`, None
     while it lives.
     """
