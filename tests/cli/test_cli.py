@@ -83,7 +83,9 @@ def environment() -> dict[str, str]:
 
 
 def start(*command: object) -> subprocess.Popen[str]:
-    """Start `python ...` as a shell would: an interrupt reaches it."""
+    """Start `python ...` as a shell would: an interrupt reaches it, also where the tests themselves run
+    in the background of a script, whose processes ignore interrupts.
+    """
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         env=environment(),
@@ -92,6 +94,7 @@ def start(*command: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

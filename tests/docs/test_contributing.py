@@ -76,7 +76,7 @@ generator = torch.Generator().manual_seed(3)
 inputs = tuple(torch.randn(rows, 40, generator=generator) for rows in (70, 33))
 kernel = lambda x, y: torch.exp(-torch.cdist(x, y, p=1.0))
 compare.all_cases = lambda: {"a kernel matrix": (kernel, inputs)}
-compare.main([])
+compare.main(["a kernel matrix"])
 """
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.run(
