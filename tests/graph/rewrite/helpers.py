@@ -106,10 +106,14 @@ def same(actual: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def close_to_float64(
-    gm: fx.GraphModule, fn: Callable[..., Any], *inputs: Any, slack: float = 4.0
+    gm: fx.GraphModule,
+    fn: Callable[..., Any],
+    *inputs: Any,
+    slack: float = 4.0,
+    magnitude: float = 0.0,
 ) -> None:
     """`gm` is about as close to `fn` in float64 as `fn` itself: at most `slack` times its error
-    plus a few units in the last place.
+    plus a few units in the last place. `magnitude`: of what is summed, where it may cancel.
 
     Non-finite elements must be non-finite in the same way as those of `fn` at its own precision.
     """
@@ -127,7 +131,7 @@ def close_to_float64(
         good = ~odd & torch.isfinite(true)
         if not good.any():
             continue
-        scale = true[good].abs().max()
+        scale = true[good].abs().max().clamp(min=magnitude)
         limit = (
             slack * (base.double() - true)[good].abs().max()
             + 16 * torch.finfo(got.dtype).eps * scale

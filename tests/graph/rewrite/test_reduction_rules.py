@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.fx as fx
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.graph.rewrite.helpers import capture, close_to_float64, ops, run
@@ -140,12 +140,15 @@ def test_two_infinities_whose_weights_cancel_are_nan_as_in_eager() -> None:
     dims=st.sampled_from([(0,), (1,), (0, 1)]),
     seed=st.integers(0, 99),
 )
+@example(m=25, k=5, n=87, dims=(0, 1), seed=80)
 def test_ragged_shapes_and_shifted_inputs_stay_near_float64(
     m: int, k: int, n: int, dims: tuple[int, ...], seed: int
 ) -> None:
     fn: Fn = lambda x, w, b: (F.linear(x, w, b) * 0.5).sum(dims)
     x, w, b = draw((m, k), (n, k), (n,), seed=seed)
-    close_to_float64(rewritten(fn, x, w, b).gm, fn, x + 3, w, b)
+    # A single sum may come out near 0, where eager's own error can be smaller than any order's.
+    magnitude = float(fn((x + 3).abs(), w.abs(), b.abs()).max())
+    close_to_float64(rewritten(fn, x, w, b).gm, fn, x + 3, w, b, magnitude=magnitude)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
