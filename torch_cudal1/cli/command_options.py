@@ -26,6 +26,7 @@ __all__ = [
     "add_purge",
     "add_push",
     "add_revoke",
+    "add_run",
     "add_sign",
     "add_with_inductor",
     "add_workers",
@@ -55,6 +56,28 @@ def add_pull(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="such as cuda-sm_90, or all; repeatable; default: this machine's",
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `cudal1 run`: what belongs to the program comes after its name."""
+    parser.add_argument(
+        "-m",
+        dest="as_module",
+        action="store_true",
+        help="PROGRAM is a module's name, as with python -m",
+    )
+    parser.add_argument(
+        "--on-miss",
+        choices=("quick", "baseline", "tune", "error"),
+        help="what a region without a stored decision gets (quick)",
+    )
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file, or with -m a module")
+    parser.add_argument(
+        "arguments",
+        metavar="ARGUMENT",
+        nargs=argparse.REMAINDER,
+        help="the program's own arguments",
     )
 
 

@@ -117,7 +117,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_budget(parser)
     parser.add_argument(
         "--on-miss",
-        choices=("baseline", "tune", "error"),
+        choices=("quick", "baseline", "tune", "error"),
         help="what a region without a stored decision gets",
     )
 

@@ -37,6 +37,13 @@ _COMMANDS = (
         (command_options.add_demo, *_RUN),
     ),
     Command(
+        "run",
+        ".program.run",
+        "run",
+        "run a Python program, unmodified and accelerated, and report what it was worth",
+        (options.add_contract, options.add_cache, options.add_hub, command_options.add_run),
+    ),
+    Command(
         "doctor",
         ".doctor",
         "run",

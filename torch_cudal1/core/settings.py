@@ -30,6 +30,7 @@ __all__ = [
     "append_to_path",
     "default_key_folder",
     "environment_table",
+    "export_settings",
     "process_environment",
     "replace_environment",
     "select_environment",
@@ -354,6 +355,16 @@ def set_environment(variables: Mapping[str, str]) -> None:
     """Add `variables` to those of this process, which was made for measuring."""
     # Before the first CUDA call: CUDA reads variables such as CUDA_VISIBLE_DEVICES once.
     os.environ.update(variables)
+
+
+def export_settings(options: Mapping[str, object]) -> None:
+    """Set the variables of those settings that have a value, for `Settings.from_env` in this process
+    and in those that it starts.
+    """
+    for name, value in options.items():
+        if value is not None:
+            written = str(value).lower() if isinstance(value, bool) else str(value)
+            os.environ[PREFIX + name.upper()] = written
 
 
 def _find_annotation(name: str) -> Any:

@@ -78,6 +78,11 @@ class Screen:
         """One paragraph on stderr."""
         print(f"cudal1: {text.clean(message)}", file=self.err)
 
+    def note(self, message: str) -> None:
+        """One line on stderr beside another program's output; nothing if `quiet`."""
+        if not self.quiet:
+            print(f"cudal1: {text.clean(message)}", file=self.err)
+
     @contextmanager
     def progress(self) -> Iterator[ProgressCallback]:
         """A callback `(what is being done, fraction done or None)` that shows itself only once the

@@ -1,0 +1,1 @@
+"""`cudal1 run`: a program of the user's, in this process."""
