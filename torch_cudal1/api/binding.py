@@ -48,7 +48,12 @@ from torch_cudal1.graph.capture import TracedModule
 from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
 from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.lower import LoweredRegion
-from torch_cudal1.graph.module_call import Call, ModuleCall, list_call_tensors
+from torch_cudal1.graph.module_call import (
+    Call,
+    ModuleCall,
+    list_call_tensors,
+    shares_written_memory,
+)
 from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.judge import pool_scope
 from torch_cudal1.runtime.dispatch import DirectCall
@@ -59,6 +64,10 @@ from torch_cudal1.search.tune import Choice, Progress, choose
 from torch_cudal1.store.context import TuneContext, make_context
 
 __all__ = ["Bound", "Unbound", "bind", "collect_weight_identities"]
+
+SHARED_WRITES = (
+    "its forward writes to memory that several tensors share, so no call of it can be measured"
+)
 
 
 @dataclass(frozen=True)
@@ -240,6 +249,8 @@ class _CapturedCall:
             # Ranks would wait for one another while each measures.
             if self.context.settings.on_miss != "quick" or has_ranks(self.context.settings):
                 return Unbound(missed, choices, missed=True), NoConsensus(missed)
+            if self._shares_written_memory:
+                return Unbound(SHARED_WRITES, choices), NoConsensus(SHARED_WRITES)
             choices, decision = self._choose_quickly()
         bound, decision = self.bind(choices, decision)
         entries = tuple(choice.entry for choice in choices if choice.entry is not None)
@@ -289,6 +300,14 @@ class _CapturedCall:
         # shares memory with one of them would be read after the write.
         return find_written_placeholders(self.traced)
 
+    @property
+    def _shares_written_memory(self) -> bool:
+        """Whether what the call writes to is memory of several inputs. AOTAutograd then traces one
+        tensor in place of them, and a measurement would not know what to put back.
+        """
+        written = self._written | self.traced.mutated_inputs
+        return shares_written_memory(self.captured.inputs, written)
+
     def _builders(
         self, choices: tuple[Choice, ...], compiled: ServedCall | None = None
     ) -> dict[str, Callable[[], Call]]:
@@ -326,6 +345,8 @@ class _CapturedCall:
         contenders = [name for name in builders if name != TORCH_COMPILE or is_search]
         if not contenders:
             return EndToEndDecision("eager", "eager is the fastest baseline and nothing beat it")
+        if self._shares_written_memory:
+            return EndToEndDecision("eager", SHARED_WRITES)
         return run_trial(
             self._make_trial(is_training=len(choices) > 1),
             {name: builders[name]() for name in contenders},

@@ -189,12 +189,17 @@ class _GraphRequest:
         of torch.compile asked for.
         """
         from torch_cudal1.api.quick_tier import choose_graph_call
+        from torch_cudal1.graph.module_call import shares_written_memory
 
         contenders: dict[str, Callable[[], _GraphCall]] = {}
         written = traced.replay_writes
         # A measurement must be able to put back what calls write. Inductor's own CUDA graphs would
         # record the addresses of such calls.
-        if written is not None and not self.options.get("triton.cudagraphs"):
+        if (
+            written is not None
+            and not shares_written_memory(self.inputs, written)
+            and not self.options.get("triton.cudagraphs")
+        ):
             inductor = cache(self.compile_inductor)
             names = ["inductor", *(["inductor+graph"] if self._can_be_graphed() else []), "eager"]
             contenders = {

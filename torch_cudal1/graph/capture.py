@@ -146,6 +146,14 @@ class TracedModule:
         return alone and not _has_shared_outputs(graph.module)
 
     @property
+    def mutated_inputs(self) -> frozenset[int]:
+        """Positions of the inputs that `call` writes to by AOTAutograd's notes: also those that it
+        traced as one tensor, of which no graph names an input.
+        """
+        notes = self._context.fw_metadata
+        return frozenset(() if notes is None else notes.mutated_inp_runtime_indices)
+
+    @property
     def replay_writes(self) -> frozenset[int] | None:
         """Positions of the inputs that `call` writes to, if a CUDA graph may replay it: one inference
         graph without an output in an input's memory, that writes to inputs only. Else None.

@@ -27,7 +27,13 @@ from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.guard_records import GuardRecords
 
-__all__ = ["Call", "ModuleCall", "capture_module_call", "list_call_tensors"]
+__all__ = [
+    "Call",
+    "ModuleCall",
+    "capture_module_call",
+    "list_call_tensors",
+    "shares_written_memory",
+]
 
 # Takes the user's args and kwargs.
 Call: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -270,6 +276,13 @@ def _fall_back_on_other_overlaps(
         return compiled(*inputs)
 
     return run
+
+
+def shares_written_memory(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> bool:
+    """Whether a tensor at one of the positions `written` lies, if only in part, in memory of another."""
+    spans = [_find_address_span(tensor) for tensor in tensors]
+    sizes = [end - begin for begin, end in spans]
+    return bool(_find_overlaps([begin for begin, _ in spans], sizes, written))
 
 
 def _find_overlaps(
