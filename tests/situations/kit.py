@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 import torch_cudal1
 from tests.entries import plant, plant_regions
-from torch_cudal1.api import pieces, quick_tier
+from torch_cudal1.api import module_trial, pieces, quick_tier
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.capture import trace
@@ -38,6 +38,7 @@ DOORS = (
     "quick backend",
     "accelerate, training",
     "pieces, training",
+    "quick, training",
 )
 
 
@@ -171,7 +172,7 @@ def check(scene: Scene, door: str, cache_dir: Path) -> None:
         _check_in_pieces(scene, expected, cache_dir, trains=trains)
         return
     if door.startswith("quick"):
-        _check_quick_tier(scene, expected, door, cache_dir)
+        _check_quick_tier(scene, expected, door, cache_dir, trains=trains)
         return
     opened = Compiled(cache_dir) if door == "backend" else AcceleratedDoor(cache_dir)
     answer = play_scene(scene, opened, trains=trains)
@@ -183,15 +184,19 @@ def check(scene: Scene, door: str, cache_dir: Path) -> None:
         pytest.skip("torch.compile gets this wrong with a backend of its own too")
 
 
-def _check_quick_tier(scene: Scene, expected: Any, door: str, cache_dir: Path) -> None:
+def _check_quick_tier(
+    scene: Scene, expected: Any, door: str, cache_dir: Path, *, trains: bool
+) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(quick_tier, "end_to_end_benchmark", measure_as_faster)
+        for module in (quick_tier, module_trial):
+            patched.setattr(module, "end_to_end_benchmark", measure_as_faster)
         patched.setattr("torch._inductor.compile_fx.compile_fx", compile_to_same)
-        answer = play_scene(scene, QuickDoor(cache_dir, backend=door == "quick backend"))
+        opened = QuickDoor(cache_dir, backend=door == "quick backend")
+        answer = play_scene(scene, opened, trains=trains)
     try:
         assert_same(answer, expected)
     except AssertionError:
-        if door == "quick" or _is_right(scene, expected):
+        if door != "quick backend" or _is_right(scene, expected):
             raise
         pytest.skip("torch.compile gets this wrong with a backend of its own too")
 
