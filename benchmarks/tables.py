@@ -26,6 +26,7 @@ from benchmarks.subject_tables.model_tables import (
     tabulate_overhead,
     tabulate_starts,
 )
+from benchmarks.subject_tables.real_model_tables import tabulate_real_models
 from benchmarks.subject_tables.training_tables import tabulate_training
 
 __all__ = ["main", "render_index", "render_pages", "summarise"]
@@ -128,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _SUBJECTS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
+    "real_models": ("Real models in half precision", tabulate_real_models),
     "models": ("Whole models: eager, torch.compile, cudal1", tabulate_models),
     "starts": ("Cold and warm starts", tabulate_starts),
     "overhead": ("Host time of a call, and of the cache", tabulate_overhead),

@@ -28,6 +28,7 @@ NAMED_BY = {
     "gemm": ("name",),
     "order": ("kind", "case", "strategy"),
     "families": ("case",),
+    "real_models": ("model",),
     "fleet": ("workers", "tasks"),
     "ranks": ("devices", "backend", "scene"),
     "training": ("name",),

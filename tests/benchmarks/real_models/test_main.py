@@ -51,4 +51,4 @@ def test_columns_are_prepared_in_processes_and_timed_in_turn(tmp_path: Path) -> 
     assert row["columns"]["eager"]["us"] > 0
     assert row["columns"]["eager"]["difference"] == 0.0
     assert row["against"]["best"] in ("eager", "reduce-overhead")
-    assert document["command"].startswith("python -m benchmarks.real_models ")
+    assert document["command"].startswith("python -m benchmarks.real_models")
