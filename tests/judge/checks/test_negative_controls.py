@@ -52,8 +52,8 @@ def test_results_are_rounded_to_each_coarser_type() -> None:
 
 def test_a_control_needs_several_distributions_and_sets_to_count_as_refused() -> None:
     control = _ControlResult(basic=True, refused=["normal", "normal", "shifted"])
-    assert control.enough((2, 3))
-    assert not control.enough((3, 3))
+    assert control.has_enough_refusals((2, 3))
+    assert not control.has_enough_refusals((3, 3))
 
 
 def test_the_controls_are_counted_and_unobservable_ones_are_named(
