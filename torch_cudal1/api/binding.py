@@ -55,6 +55,7 @@ from torch_cudal1.graph.module_call import (
     shares_written_memory,
 )
 from torch_cudal1.graph.swap import Swapped
+from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.judge import pool_scope
 from torch_cudal1.runtime.dispatch import DirectCall
 from torch_cudal1.runtime.guard import ModuleGuard
@@ -326,7 +327,9 @@ class _CapturedCall:
     def _writes_in_place(self, choices: tuple[Choice, ...]) -> bool:
         """Whether Inductor compiles Dynamo's own graph, because it writes to what the user passes."""
         candidate = choices[0].candidate
-        is_inductor = candidate.origin == "baseline" and candidate.schedule.compiles
+        # A replay in place would draw the same random numbers again.
+        may_replay = not is_random_program(candidate.program)
+        is_inductor = candidate.origin == "baseline" and candidate.schedule.compiles and may_replay
         return is_inductor and bool(self._written) and self.traced.replay_writes == self._written
 
     def _build_served_call(

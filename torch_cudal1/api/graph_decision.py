@@ -37,6 +37,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.capture import is_dynamic
 from torch_cudal1.graph.graph_digest import compute_graph_digest, compute_graph_outline
+from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import QUICK
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -179,24 +180,28 @@ class _GraphRequest:
         # Ranks would wait for one another while each measures.
         quick = self.context.settings.on_miss == "quick" and not has_ranks(self.context.settings)
         if missing and quick:
-            return self._decide_quickly(traced, [item.region.key for item in graphs])
+            return self._decide_quickly(traced, graphs)
         if missing:
             return None, NoConsensus(missing)
         return _TracedGraph(self, traced, graphs, choices).decide()
 
-    def _decide_quickly(self, traced: TracedModule, regions: list[str]) -> _Decision:
+    def _decide_quickly(self, traced: TracedModule, graphs: Sequence[LoweredRegion]) -> _Decision:
         """The fastest of PyTorch's own ways, measured now; in training it is Inductor, which the user
         of torch.compile asked for.
         """
         from torch_cudal1.api.quick_tier import choose_graph_call
         from torch_cudal1.graph.module_call import shares_written_memory
 
+        regions = [item.region.key for item in graphs]
+        # A replay of `GraphedLater` would draw the same numbers again.
+        draws = any(is_random_program(item.region.program) for item in graphs)
         contenders: dict[str, Callable[[], _GraphCall]] = {}
         written = traced.replay_writes
         # A measurement must be able to put back what calls write. Inductor's own CUDA graphs would
         # record the addresses of such calls.
         if (
             written is not None
+            and not draws
             and not shares_written_memory(self.inputs, written)
             and not self.options.get("triton.cudagraphs")
         ):
@@ -366,7 +371,8 @@ class _TracedGraph:
             and first.candidate.program == first.region.program
         )
         # What `accelerate` swapped in for the same region writes to nothing.
-        return unchanged and self.traced.is_pure and self.request._can_be_graphed()
+        is_replayable = self.traced.is_pure and not is_random_program(first.region.program)
+        return unchanged and is_replayable and self.request._can_be_graphed()
 
     def _read_module_trial_winner(self) -> str:
         """What won when `accelerate` measured this very training step as a whole; "" if it never
