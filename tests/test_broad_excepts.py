@@ -15,6 +15,7 @@ DOORS = {
     "api/backend.py": "a failure of this package, into the user's compilation: Inductor runs",
     "api/dispatcher.py": "a failure of this package, into the user's call: the module's own forward runs",
     "api/shadow.py": "what the user's on_mismatch raises, into the user's call that reports to it",
+    "cli/commands/program/run.py": "what the program of `cudal1 run` raises, past the report: shown as Python shows it",
     "judge/worker/session.py": "what a candidate raises, out of the process that exists to run it: it is the candidate's reason",
 }
 

@@ -107,10 +107,10 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = LocalCache(folder / "made")
     signer = make_signer(folder)
     assert not cache.sign(signer, lambda entry: True).failed  # the entries, and no alias
-    write_bundle(folder / "unsigned-files.bundle", take_inventory(cache).only())
+    write_bundle(folder / "unsigned-files.bundle", take_inventory(cache))
     assert not cache.sign(signer).failed
     allow(folder / "publishers.toml", team=signer.public)
-    write_bundle(folder / "signed.bundle", take_inventory(cache).only())
+    write_bundle(folder / "signed.bundle", take_inventory(cache))
     return folder
 
 
