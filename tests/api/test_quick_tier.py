@@ -4,6 +4,7 @@ next process does not repeat it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,13 @@ from torch_cudal1.api import quick_tier
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
-from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, Schedule
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.context import TuneContext, make_context
 
 X = torch.randn(3, 4)
 EAGER_GRAPH = Schedule("eager", cuda_graph=True)
+REGIONAL_GRAPH = Schedule("regional", cuda_graph=True)
 ALL = [INDUCTOR, INDUCTOR_GRAPH, EAGER_GRAPH]
 
 
@@ -57,6 +59,8 @@ class Contender:
 class Trial:
     """Stands in for the example call."""
 
+    written: frozenset[int] = frozenset()
+
     def arguments(self, device: torch.device) -> Any:
         return nullcontext(((X,), {}))
 
@@ -78,6 +82,7 @@ def decide(
     monkeypatch: pytest.MonkeyPatch,
     failures: dict[str, Exception] | None = None,
     quarantined: dict[str, str] | None = None,
+    schedules: Sequence[Schedule] = ALL,
 ) -> Any:
     """What `choose_schedule` decides where each schedule takes so long."""
 
@@ -87,7 +92,9 @@ def decide(
 
     def build(choices: Any, compiled: Any) -> Any:
         schedule = str(choices[0].candidate.schedule)
-        assert (compiled is not None) == (schedule == "inductor+graph" and "inductor" in built)
+        base, _, graph = schedule.partition("+")
+        # What Inductor has compiled is not compiled again for the graph around it.
+        assert (compiled is not None) == (graph == "graph" and base in built)
         if schedule in (failures or {}):
             raise failures[schedule]
         built.append(schedule)
@@ -95,7 +102,7 @@ def decide(
 
     built: list[str] = []
     monkeypatch.setattr(quick_tier, "end_to_end_benchmark", benchmark)
-    monkeypatch.setattr(quick_tier, "list_quick_schedules", lambda *_: ALL)
+    monkeypatch.setattr(quick_tier, "list_quick_schedules", lambda *_, **__: list(schedules))
     with torch.no_grad():
         regions = capture_regions(Net().eval(), (X,))
     return quick_tier.choose_schedule(Trial(), regions, context, build)
@@ -156,6 +163,35 @@ def test_a_way_that_fails_costs_itself_only_and_its_reason_is_kept(
     assert "inductor failed (RuntimeError: no compiler)" in decision.note
     assert "not permitted when capturing" in decision.note
     assert choices[0].entry.evidence["baseline_failures"].keys() == {"inductor", "inductor+graph"}
+
+
+BY_BLOCKS = [REGIONAL, REGIONAL_GRAPH, EAGER_GRAPH]
+
+
+def test_blocks_are_compiled_in_place_of_the_whole(
+    context: TuneContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"own": 10.0, "regional": 5.0, "regional+graph": 2.0, "eager+graph": 3.0}
+    choices, decision = decide(times, context, monkeypatch, schedules=BY_BLOCKS)
+    assert choices[0].candidate.schedule == REGIONAL_GRAPH
+    # Nothing says that Inductor was left out: it compiled every block.
+    assert choices[0].entry.without_inductor == ""
+    assert decision.winner == "cudal1"
+
+
+def test_where_blocks_fail_the_whole_is_compiled(
+    context: TuneContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"own": 10.0, "inductor": 5.0, "inductor+graph": 2.0, "eager+graph": 3.0}
+    choices, decision = decide(
+        times,
+        context,
+        monkeypatch,
+        failures={"regional": RuntimeError("a part of it does not compile")},
+        schedules=BY_BLOCKS,
+    )
+    assert choices[0].candidate.schedule == INDUCTOR_GRAPH
+    assert "regional failed (RuntimeError: a part of it does not compile)" in decision.note
 
 
 def test_memory_that_does_not_last_leaves_the_modules_own_forward(

@@ -12,15 +12,17 @@ from torch_cudal1.ir.schedule import SCHEDULES, Schedule
 
 TEXTS = {
     ("eager", False): "eager",
+    ("regional", False): "regional",
     ("inductor", False): "inductor",
     ("max-autotune", False): "max-autotune",
     ("eager", True): "eager+graph",
+    ("regional", True): "regional+graph",
     ("inductor", True): "inductor+graph",
     ("max-autotune", True): "max-autotune+graph",
 }
 
 
-def test_there_are_three_bases_with_and_without_a_graph() -> None:
+def test_there_are_four_bases_with_and_without_a_graph() -> None:
     assert list(SCHEDULES) == list(TEXTS.values())
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.ir.stacks import ROWS, WIDTH, capture_region, make_stack
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Region
@@ -26,6 +27,8 @@ def capture(module: nn.Module, *, trains: bool = False) -> tuple[Region, ...]:
 
 
 NET = capture(nn.Linear(4, 4).eval())
+STACK = (capture_region(make_stack(6), torch.randn(ROWS, WIDTH)),)
+SHORT_STACK = (capture_region(make_stack(3), torch.randn(ROWS, WIDTH)),)
 RANDOM = capture(nn.Dropout())
 STEP = capture(nn.Linear(4, 4), trains=True)
 
@@ -47,6 +50,12 @@ def make_place(folder: Path, device: str = "cpu", **options: object) -> TuneCont
         # Off a GPU only eager draws eager's random numbers.
         (RANDOM, "cpu", (), []),
         (RANDOM, "cuda", (), ["inductor", "inductor+graph", "eager+graph"]),
+        # Layers are compiled once where a CUDA graph hides that they are called one by one.
+        (STACK, "cuda", (), ["regional", "regional+graph", "eager+graph"]),
+        (STACK, "cuda", ("graphs",), ["inductor"]),
+        (STACK, "cpu", (), ["inductor"]),
+        # Cutting one of three layers in two leaves two, which is most of them.
+        (SHORT_STACK, "cuda", (), ["inductor", "inductor+graph", "eager+graph"]),
         # Autograd holds what the graphs of a step return.
         (STEP, "cuda", (), ["inductor"]),
     ],
@@ -60,6 +69,11 @@ def test_what_is_right_by_construction_is_tried(
 ) -> None:
     place = make_place(tmp_path, device, without=without)
     assert list_quick_schedules(regions, place) == schedules
+
+
+def test_a_call_that_writes_to_its_inputs_is_compiled_as_dynamo_traced_it(tmp_path: Path) -> None:
+    schedules = list_quick_schedules(STACK, make_place(tmp_path, "cuda"), writes=True)
+    assert schedules == ["inductor", "inductor+graph", "eager+graph"]
 
 
 def test_its_entry_serves_every_later_process_and_is_a_miss_to_a_search(

@@ -30,7 +30,7 @@ from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.graph.functional_module import preserve_random_state
 from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.ir.records import Candidate, Region
-from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, Schedule
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
 from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
 from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.cache.resolve import resolve
@@ -52,13 +52,13 @@ MIN_SPEEDUP_OVER_SIMPLER = 1.01
 @dataclass
 class _Standing:
     """The fastest so far (`step`, of `call` under `schedule`; the own forward where `call` is None),
-    and what was learnt of each schedule. `compiled` is Inductor's, which a CUDA graph may replay.
+    and what was learnt of each schedule. `compiled`: by base, the callables that a CUDA graph may replay.
     """
 
     step: Callable[[], Any]
     schedule: Schedule = EAGER
     call: ServedCall | None = None
-    compiled: ServedCall | None = None
+    compiled: dict[str, ServedCall] = field(default_factory=dict)
     medians_us: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -110,12 +110,15 @@ def choose_schedule(
     """
     with trial.arguments(context.device) as (args, kwargs):
         standing = _Standing(trial.make_forward_step(args, kwargs))
-        for schedule in list_quick_schedules(regions, context):
+        pending = list(list_quick_schedules(regions, context, writes=bool(trial.written)))
+        while pending:
+            schedule = pending.pop(0)
             choices = make_quick_choices(regions, schedule)
             try:
-                call = build(choices, standing.compiled if schedule == INDUCTOR_GRAPH else None)
-                if schedule == INDUCTOR:
-                    standing.compiled = call
+                graphed = standing.compiled.get(schedule.base) if schedule.cuda_graph else None
+                call = build(choices, graphed)
+                if schedule.compiles and not schedule.cuda_graph:
+                    standing.compiled[schedule.base] = call
                 step = trial.make_served_step(call.with_refill(), args, kwargs, context)
                 _raise_failure(call)
                 standing.compare(schedule, call, step, context, regions[0].key)
@@ -123,6 +126,9 @@ def choose_schedule(
                 if is_sticky(error):
                     raise
                 standing.failures[str(schedule)] = _describe_failure(error)
+                if schedule == REGIONAL:
+                    # What fails cut in blocks may compile as a whole, as torch.compile does it.
+                    pending = [INDUCTOR, INDUCTOR_GRAPH, *pending[1:]]
     choices = store_quick_choices(
         make_quick_choices(regions, standing.schedule),
         context,

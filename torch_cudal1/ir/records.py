@@ -292,7 +292,12 @@ class Entry:
             self.evidence.get("baselines_us"),
             self.evidence.get("baseline_failures"),
         )
-        if not isinstance(baselines_us, Mapping) or not baselines_us or "inductor" in baselines_us:
+        # Block by block it is Inductor as well.
+        if (
+            not isinstance(baselines_us, Mapping)
+            or not baselines_us
+            or not baselines_us.keys().isdisjoint(("inductor", "regional"))
+        ):
             return ""
         failure = failures.get("inductor") if isinstance(failures, Mapping) else None
         return str(failure or "the search left it out")

@@ -1,4 +1,5 @@
-"""How a Program is run: step by step or through Inductor, with or without a CUDA graph around it.
+"""How a Program is run: step by step or through Inductor, whole or block by block, with or without a
+CUDA graph around it.
 
     Schedule("inductor", cuda_graph=True) == Schedule.parse("inductor+graph") == "inductor+graph"
 
@@ -10,15 +11,24 @@ from __future__ import annotations
 
 from typing import Self
 
-__all__ = ["BASES", "EAGER", "INDUCTOR", "INDUCTOR_GRAPH", "MAX_AUTOTUNE", "SCHEDULES", "Schedule"]
+__all__ = [
+    "BASES",
+    "EAGER",
+    "INDUCTOR",
+    "INDUCTOR_GRAPH",
+    "MAX_AUTOTUNE",
+    "REGIONAL",
+    "SCHEDULES",
+    "Schedule",
+]
 
-BASES = ("eager", "inductor", "max-autotune")
+BASES = ("eager", "regional", "inductor", "max-autotune")
 _GRAPH = "+graph"
 
 
 class Schedule(str):
-    """`base` ("eager": operator by operator; "inductor"; "max-autotune": Inductor with its
-    autotuning) and whether a CUDA graph replays it. Raises ValueError for any other base.
+    """`base` ("eager": operator by operator; "inductor"; "regional": Inductor block by block;
+    "max-autotune": Inductor with its autotuning) and whether a CUDA graph replays it. Raises ValueError for any other base.
     """
 
     # A str without attributes of its own: base and graph are read from the text, so they cannot
@@ -65,6 +75,7 @@ class Schedule(str):
 
 EAGER = Schedule("eager")
 INDUCTOR = Schedule("inductor")
+REGIONAL = Schedule("regional")
 MAX_AUTOTUNE = Schedule("max-autotune")
 INDUCTOR_GRAPH = Schedule("inductor", cuda_graph=True)
 # In the order of preference among baselines that are equally fast: the simplest first.

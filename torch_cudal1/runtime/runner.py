@@ -1,8 +1,8 @@
 """Makes a Program callable under a schedule: step by step or through Inductor, either with a CUDA
 graph around it.
 
-Inductor gets the whole Program as one graph, with each nested Program as one opaque node. Nothing
-here measures or decides.
+Inductor gets the whole Program as one graph, or each block of it, with each nested Program as one
+opaque node. Nothing here measures or decides.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch_cudal1.runtime.huge_pages import use_huge_pages
 from torch_cudal1.runtime.index_checks import cpu_index_checks
 from torch_cudal1.runtime.operator import register, run_operator
 from torch_cudal1.runtime.random_graph import RandomGraph, refuse_host_numbers
+from torch_cudal1.runtime.regional import compile_by_blocks
 from torch_cudal1.runtime.split_last_kernel import split_last_step
 
 __all__ = ["build_runner", "to_fx"]
@@ -108,7 +109,13 @@ def _compile(
     )
     checks = cpu_index_checks() if device.type == "cpu" and _has_indices(program) else {}
     # In this order: the user's own options outweigh all others.
-    runner = _call_inductor(program, device, defaults | checks | dict(options))
+    options = defaults | checks | dict(options)
+    if schedule.base == "regional":
+        runner = compile_by_blocks(
+            program, device, lambda segment: _call_inductor(segment, device, options)
+        )
+    else:
+        runner = _call_inductor(program, device, options)
     # Half the time of diag(a) @ B at N = 4096 was page faults of its fresh 64 MB
     # (benchmarks/LOG.md, 2026-11-22).
     return use_huge_pages(runner) if device.type == "cpu" else runner

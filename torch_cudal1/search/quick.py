@@ -2,7 +2,7 @@
 that it leaves in the cache.
 
 What the quick tier runs is right by construction: the user's own Program, step by step or through
-Inductor, with or without a CUDA graph. So no candidate is made and nothing is validated;
+Inductor, whole or block by block, with or without a CUDA graph. So no candidate is made and nothing is validated;
 `api.quick_tier` benchmarks the schedules in the user's own process, as part of the first compile. A
 search (`on_miss="tune"`) goes on from there: to it such an entry is a miss.
 """
@@ -12,30 +12,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from torch_cudal1.ir.blocks import partition_blocks
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import QUICK, Candidate, Entry, Region
-from torch_cudal1.ir.schedule import EAGER, INDUCTOR, Schedule
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR, REGIONAL, Schedule
 from torch_cudal1.search.new_entry import make_entry
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["list_quick_schedules", "make_quick_entry"]
+__all__ = ["choose_compiled_schedule", "list_quick_schedules", "make_quick_entry"]
+
+# Of the steps, where each block is counted once: with more of them Inductor is not through much
+# earlier.
+_MAX_DISTINCT_SHARE = 0.5
 
 
-def list_quick_schedules(regions: Sequence[Region], place: TuneContext) -> list[Schedule]:
+def list_quick_schedules(
+    regions: Sequence[Region], place: TuneContext, *, writes: bool = False
+) -> list[Schedule]:
     """The schedules that the quick tier benchmarks beside the module's own forward, in the order in
     which they are built. Eager step by step is never one: it is the own forward with more overhead.
+    `writes`: whether the call writes to its inputs.
     """
     without, on_gpu = place.settings.without, place.device.type == "cuda"
     draws = any(is_random_program(region.program) for region in regions)
     # Off a GPU only eager is known to draw eager's random numbers.
     may_compile = "compile" not in without and (on_gpu or not draws)
-    schedules = [INDUCTOR] if may_compile else []
     # A training step's graphs are called by autograd, which holds what they return.
     if not on_gpu or "graphs" in without or len(regions) > 1:
-        return schedules
+        return [INDUCTOR] if may_compile else []
     # Compiled ones first: where the GPU's memory does not last for every contender, the one that
     # fails is the least promising.
-    return schedules + [Schedule(schedule.base, True) for schedule in (*schedules, EAGER)]
+    compiled = [choose_compiled_schedule(regions[0], writes=writes)] if may_compile else []
+    return compiled + [Schedule(schedule.base, True) for schedule in (*compiled, EAGER)]
+
+
+def choose_compiled_schedule(region: Region, *, writes: bool = False) -> Schedule:
+    """How Inductor compiles an inference region that a CUDA graph may replay: block by block where
+    that compiles less and costs no fusion, else as a whole. `writes`: as above; such a call is
+    compiled as Dynamo traced it, which is no Program.
+    """
+    if writes or region.kind != "inference":
+        return INDUCTOR
+    partition = partition_blocks(region.program)
+    pays = partition.distinct_share <= _MAX_DISTINCT_SHARE and not partition.lost_fusions
+    return REGIONAL if pays else INDUCTOR
 
 
 def make_quick_entry(

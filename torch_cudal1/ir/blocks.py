@@ -1,0 +1,367 @@
+"""Finds repeated blocks: steps that stand in a Program several times, as the layers of a transformer
+do.
+
+        embedding ── layer ── layer ── layer ── layer ── norm ── out
+              └─ rest ──┘└─ block ─┘└─ block ─┘└──── rest ────┘
+
+Blocks are equal by structure: operators, arguments, shapes and wiring. Depth, names and weights are
+no part of it, so a block of one model is that of another. Which step of a layer is its first is
+free: a block begins where a cut costs Inductor no fusion, such as before a matrix product. Nothing
+is run or decided here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from torch.utils.flop_counter import flop_registry
+
+from torch_cudal1.ir.aliasing import is_view
+from torch_cudal1.ir.aten import CUSTOM_OPERATORS, overload
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.equal_steps import merge_equal_steps
+from torch_cudal1.ir.ops import attention_names
+from torch_cudal1.ir.program import Aten, Call, Program, Step, TensorSpec, Value, renumber_steps
+from torch_cudal1.ir.value_specs import value_specs
+
+__all__ = [
+    "MIN_OCCURRENCES",
+    "BlockPartition",
+    "RepeatedBlock",
+    "Segment",
+    "extract_steps",
+    "partition_blocks",
+]
+
+# The ends of a stack of layers are no occurrences: they are cut within a layer. With fewer than
+# this, little would be compiled or searched for once in place of several times.
+MIN_OCCURRENCES = 2
+# In one layer.
+_MAX_EQUAL_PRODUCTS = 8
+# Distances between equal products that are tried as the length of a block, the most frequent first.
+_MAX_LENGTHS = 32
+# A lone product with what surrounds it is a fusion group, and stands several times in one layer.
+_MIN_PRODUCTS = 2
+# Beside what PyTorch counts as floating-point operations of a library.
+_LIBRARY_CALLS = CUSTOM_OPERATORS | attention_names.targets(
+    (
+        *attention_names.FORWARDS,
+        *attention_names.BACKWARDS,
+        *attention_names.FORWARDS_ELSEWHERE,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps of a whole Program as a Program of their own; `inputs[i]` is the whole's value for its
+    input i, `outputs` likewise. `steps`: their positions.
+    """
+
+    program: Program
+    steps: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of its Program: equal segments have equal digests."""
+        return self.program.digest
+
+
+@dataclass(frozen=True)
+class RepeatedBlock:
+    """Equal segments of a Program, in step order. `lost_fusions`: how many pairs of steps a cut at
+    the ends of a block parts that Inductor could fuse in the whole Program.
+    """
+
+    occurrences: tuple[Segment, ...]
+    lost_fusions: int
+
+    @property
+    def program(self) -> Program:
+        """What every occurrence computes."""
+        return self.occurrences[0].program
+
+
+@dataclass(frozen=True)
+class BlockPartition:
+    """The repeated blocks of a Program, and all of its steps as segments in step order: occurrences
+    of blocks, and what lies between. `program`: the Program with equal steps merged, whose steps and
+    values the segments name.
+    """
+
+    program: Program
+    blocks: tuple[RepeatedBlock, ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def lost_fusions(self) -> int:
+        """How many pairs of steps the cuts part, at one occurrence of each block."""
+        return sum(block.lost_fusions for block in self.blocks)
+
+    @property
+    def distinct_share(self) -> float:
+        """The share of the steps that is left when every block is counted once; 1.0 without one."""
+        by_digest = {segment.digest: len(segment.steps) for segment in self.segments}
+        return sum(by_digest.values()) / len(self.program.steps) if by_digest else 1.0
+
+
+def partition_blocks(program: Program) -> BlockPartition:
+    """The repeated blocks of `program`, each with at least MIN_OCCURRENCES occurrences, and the
+    segments that it is cut into by them. No blocks where random numbers are drawn, whose order is
+    part of the result.
+    """
+    # Without two equal products there is no block, and shapes need not be worked out.
+    if is_random_program(program) or not _has_equal_products(program):
+        return BlockPartition(program, (), ())
+    # What each layer derives from one mask would be derived once in the whole, and in each block.
+    program = merge_equal_steps(program)
+    finder = _BlockFinder(program)
+    blocks = tuple(finder.find(0, len(program.steps)))
+    if not blocks:
+        return BlockPartition(program, (), ())
+    by_begin = {
+        occurrence.steps[0]: occurrence for block in blocks for occurrence in block.occurrences
+    }
+    segments: list[Segment] = []
+    position = 0
+    for begin in sorted(by_begin):
+        if position < begin:
+            segments.append(extract_steps(program, range(position, begin), finder.specs))
+        segments.append(by_begin[begin])
+        position = by_begin[begin].steps[-1] + 1
+    if position < len(program.steps):
+        rest = range(position, len(program.steps))
+        segments.append(extract_steps(program, rest, finder.specs))
+    return BlockPartition(program, blocks, tuple(segments))
+
+
+def extract_steps(
+    program: Program, steps: Sequence[int], specs: Mapping[int, TensorSpec]
+) -> Segment:
+    """The steps at these positions as a Program of their own, inputs numbered by first use. A
+    constant that they read is an input. `specs`: of the whole's values.
+    """
+    inside = {out for position in steps for out in program.steps[position].writes}
+    inputs = list(
+        dict.fromkeys(
+            i for position in steps for i in program.steps[position].reads if i not in inside
+        )
+    )
+    chosen = set(steps)
+    # A value that only these steps read is none of their results.
+    read_outside = {
+        i for q, step in enumerate(program.steps) if q not in chosen for i in step.reads
+    } | set(program.outputs)
+    input_numbers = {index: number for number, index in enumerate(inputs)}
+    body, numbers = renumber_steps((program.steps[position] for position in steps), input_numbers)
+    outputs = tuple(sorted(inside & read_outside))
+    # Numbered anew, so that equal parts of a Program are equal Programs.
+    part = Program(
+        tuple(specs[index] for index in inputs), body, tuple(numbers[index] for index in outputs)
+    )
+    return Segment(part, tuple(steps), tuple(inputs), outputs)
+
+
+class _BlockFinder:
+    """Finds the blocks of one Program. `specs`: of its values."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.specs = value_specs(program)
+        self._forms = self._write_forms()
+        numbers: dict[str, int] = {}
+        # Numbers are compared faster than texts.
+        self._classes = [numbers.setdefault(form, len(numbers)) for form in self._forms]
+        self._fusions = _Fusions(program)
+        self._readers: dict[int, list[int]] = {}
+        for position, step in enumerate(program.steps):
+            for value in step.reads:
+                self._readers.setdefault(value, []).append(position)
+
+    def find(self, begin: int, end: int) -> Iterator[RepeatedBlock]:
+        """The blocks of the steps from `begin` to `end`, in step order: the one that covers most,
+        then those before and behind it.
+        """
+        run = self._find_longest_run(begin, end)
+        if run is None:
+            return
+        start, length, stop = run
+        block = self._cut_run(start, length, stop)
+        if block is not None:
+            start, stop = block.occurrences[0].steps[0], block.occurrences[-1].steps[-1] + 1
+        yield from self.find(begin, start)
+        if block is not None:
+            yield block
+        yield from self.find(stop, end)
+
+    def _write_forms(self) -> list[str]:
+        """A text for each step, the same for steps that differ in nothing but the values they
+        read.
+        """
+        forms = []
+        for step in self._program.steps:
+            read = tuple(self.specs[index] for index in step.reads)
+            # By its text: arguments may be of any type, and 1, 1.0 and True would be equal.
+            computed = (
+                (step.target, _blank(step.args), _blank(step.kwargs))
+                if isinstance(step, Aten)
+                else step.program.digest
+                if isinstance(step, Call)
+                else step
+            )
+            forms.append(repr((computed, read)))
+        return forms
+
+    def _find_longest_run(self, begin: int, end: int) -> tuple[int, int, int] | None:
+        """Start, length of a block, and end of the longest run of equal blocks; None where no run
+        has enough of them.
+        """
+        classes, steps = self._classes, self._program.steps
+        positions_of_class: dict[int, list[int]] = {}
+        for position in range(begin, end):
+            if _is_product(steps[position]):
+                positions_of_class.setdefault(classes[position], []).append(position)
+        distances = Counter(
+            later - earlier
+            for positions in positions_of_class.values()
+            for number, earlier in enumerate(positions)
+            # A layer may have several equal products, such as those of attention.
+            for later in positions[number + 1 : number + 1 + _MAX_EQUAL_PRODUCTS]
+        )
+        best: tuple[int, int, int] | None = None
+        matched_most = 0
+        # Of equally long runs the shorter block counts, which comes first.
+        for length in sorted(distance for distance, _ in distances.most_common(_MAX_LENGTHS)):
+            matched = 0
+            for position in range(begin, end - length + 1):
+                if position < end - length and classes[position] == classes[position + length]:
+                    matched += 1
+                    continue
+                start = position - matched
+                if (
+                    matched >= (MIN_OCCURRENCES - 1) * length
+                    and matched > matched_most
+                    and sum(map(_is_product, steps[start : start + length])) >= _MIN_PRODUCTS
+                ):
+                    matched_most, best = matched, (start, length, position + length)
+                matched = 0
+        return best
+
+    def _cut_run(self, start: int, length: int, stop: int) -> RepeatedBlock | None:
+        """The block of a run, beginning at the step of a layer where a cut costs least; None where
+        the wiring of its layers differs too much.
+        """
+        begins = [
+            begin
+            for begin in range(start, start + length)
+            if (stop - begin) // length >= MIN_OCCURRENCES
+        ]
+        # By what the layers are, not by where they stand: the cut of a model with more layers, or
+        # with another head, must be the same.
+        begin = min(
+            begins,
+            key=lambda begin: (
+                # At the first cut between two occurrences.
+                self._fusions.count_parted(begin + length, length),
+                self._count_crossing(begin + length),
+                self._forms[begin : begin + length],
+            ),
+        )
+        segments = [
+            extract_steps(self._program, range(first, first + length), self.specs)
+            for first in range(begin, stop - length + 1, length)
+        ]
+        digest, count = Counter(segment.digest for segment in segments).most_common(1)[0]
+        if count < MIN_OCCURRENCES:
+            return None
+        equal = tuple(segment for segment in segments if segment.digest == digest)
+        return RepeatedBlock(equal, self._fusions.count_parted(begin + length, length))
+
+    def _count_crossing(self, cut: int) -> int:
+        """How many values made before the step at `cut` are read from there on."""
+        made_before = {value for step in self._program.steps[:cut] for value in step.writes}
+        return sum(
+            any(reader >= cut for reader in readers)
+            for value, readers in self._readers.items()
+            if value in made_before
+        )
+
+
+class _Fusions:
+    """Which steps Inductor may compute in one kernel: those that are no products, where one reads the
+    other's result and no product between them waits for it.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._steps = program.steps
+        # The step that computes a value, followed back through views; a view is no kernel.
+        makers: dict[int, int] = {}
+        self._edges: list[tuple[int, int]] = []
+        self._users: dict[int, list[int]] = {}
+        # A value that every layer reads has as many readers, and each is asked for at every cut.
+        self._is_fusible = cache(self._look_for_detour)
+        for position, step in enumerate(program.steps):
+            sources = [makers[value] for value in step.reads if value in makers]
+            if is_view(step):
+                makers.update((value, sources[0]) for value in step.writes if sources)
+                continue
+            makers.update((value, position) for value in step.writes)
+            for source in dict.fromkeys(sources):
+                self._edges.append((source, position))
+                self._users.setdefault(source, []).append(position)
+
+    def count_parted(self, cut: int, length: int) -> int:
+        """How many fusible pairs have one step among the `length` before `cut`, and one among as many
+        from there on.
+
+        What every layer reads is made before all of them: it lies in memory in the whole Program too.
+        """
+        return sum(
+            cut - length <= source < cut <= user < cut + length and self._is_fusible(source, user)
+            for source, user in self._edges
+        )
+
+    def _look_for_detour(self, source: int, user: int) -> bool:
+        if _is_product(self._steps[source]) or _is_product(self._steps[user]):
+            return False
+        # A path through a product: in one kernel the product would wait for itself.
+        pending = [(position, False) for position in self._users[source] if position < user]
+        seen = set(pending)
+        while pending:
+            position, behind_product = pending.pop()
+            behind_product = behind_product or _is_product(self._steps[position])
+            for follower in self._users.get(position, ()):
+                if follower == user and behind_product:
+                    return False
+                item = (follower, behind_product)
+                if follower < user and item not in seen:
+                    seen.add(item)
+                    pending.append(item)
+        return True
+
+
+def _has_equal_products(program: Program) -> bool:
+    products = Counter(
+        step.target for step in program.steps if isinstance(step, Aten) and _is_product(step)
+    )
+    return any(count >= MIN_OCCURRENCES for count in products.values())
+
+
+def _is_product(step: Step) -> bool:
+    """Whether Inductor calls a library, or another kernel, for a step: nothing is fused with it."""
+    if not isinstance(step, Aten):
+        return True
+    return overload(step.target).overloadpacket in flop_registry or step.target in _LIBRARY_CALLS
+
+
+def _blank(arg: Any) -> Any:
+    """An argument with its values left out."""
+    if isinstance(arg, Value):
+        return "value"
+    return tuple(_blank(item) for item in arg) if isinstance(arg, tuple) else arg
