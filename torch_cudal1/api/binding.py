@@ -350,12 +350,29 @@ class _CapturedCall:
             return EndToEndDecision("eager", "eager is the fastest baseline and nothing beat it")
         if self._shares_written_memory:
             return EndToEndDecision("eager", SHARED_WRITES)
-        return run_trial(
-            self._make_trial(is_training=len(choices) > 1),
-            {name: builders[name]() for name in contenders},
-            choices,
-            self.context,
-        )
+        built = {name: builders[name]() for name in contenders}
+        refusal = self._check_composed(built.get("cudal1"), choices)
+        if refusal is not None:
+            return EndToEndDecision("eager", f"undone: {refusal.reason}")
+        trial = self._make_trial(is_training=len(choices) > 1)
+        return run_trial(trial, built, choices, self.context)
+
+    def _check_composed(self, call: Call | None, choices: tuple[Choice, ...]) -> Refusal | None:
+        """What is wrong with choices that were composed of blocks, on the user's own inputs."""
+        if not isinstance(call, ServedCall):
+            return None
+        # Imported here: a start on a warm cache checks nothing.
+        from torch_cudal1.api.shadow import check_composed
+
+        for item, graph, choice, swapped in zip(
+            self.graphs, self.traced.graphs, choices, call.filled.swapped, strict=False
+        ):
+            inputs = get_examples(item, graph, self.captured)
+            if isinstance(swapped, Swapped) and (
+                refusal := check_composed(choice, swapped, inputs, self.context)
+            ):
+                return refusal
+        return None
 
     def _make_trial(self, *, is_training: bool) -> ModuleTrial:
         return ModuleTrial(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from torch_cudal1.core.report import OWN_FORWARD, Explanation, Interval, RegionReport, per_call
-from torch_cudal1.ir.records import Entry
+from torch_cudal1.ir.records import BY_BLOCKS, Entry
 from torch_cudal1.search.tune import Choice
 
 __all__ = ["explain_bindings", "report_entry"]
@@ -169,6 +169,8 @@ def _find_worst_value(entry: Entry, name: str) -> float | None:
 def _describe_decision(entry: Entry, timing: Mapping[str, Any]) -> str:
     if entry.is_quick:
         return "quick tier: the fastest of PyTorch's own ways in this process; nothing was searched for"
+    if entry.evidence.get("tier") == BY_BLOCKS:
+        return _describe_blocks(entry)
     if timing:
         return f"right under every check, and {timing['speedup']:.2f}x of the best baseline ({timing['baseline']})"
     if entry.evidence.get("granularity") == "island":
@@ -182,3 +184,11 @@ def _describe_decision(entry: Entry, timing: Mapping[str, Any]) -> str:
         else "no candidate was validated"
     )
     return f"{entry.choice.schedule} is the fastest baseline; {summary if entry.tried else 'there was nothing to try'}"
+
+
+def _describe_blocks(entry: Entry) -> str:
+    parts = [
+        f"{block['occurrences']} times {block['key'][:12]} ({block['runs']})"
+        for block in entry.evidence["blocks"]
+    ]
+    return f"decided by its blocks, each searched for once: {', '.join(parts)}"

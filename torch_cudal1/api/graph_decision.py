@@ -303,7 +303,7 @@ class _TracedGraph:
 
     def build(self) -> _GraphCall:
         """The traced graphs, each with its choice as its callable."""
-        from torch_cudal1.api.shadow import wrap_with_checks
+        from torch_cudal1.api.shadow import check_composed, wrap_with_checks
         from torch_cudal1.graph.swap import reorder_inputs, swap
 
         context, traced = self.request.context, self.traced
@@ -320,6 +320,11 @@ class _TracedGraph:
                 options=self.request.options,
                 around=None if isinstance(wrapper, Refusal) else wrapper,
             )
+            if context.settings.on_miss == "tune":
+                inputs = _select_example_tensors(item, self.request.inputs)
+                # Of a composed whole that fails, the reference is measured against Inductor.
+                if (refusal := check_composed(choice, swapped, inputs, context)) is not None:
+                    swapped.quarantined = swapped.quarantined or refusal.reason
             traced.fill(item.region.kind, reorder_inputs(swapped, item.order))
         call: _GraphCall = traced.call
         return call

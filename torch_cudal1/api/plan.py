@@ -7,6 +7,7 @@ its measured lower bound takes the estimate's place and the row says so.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.graph.propose import rewrite_region
 from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.records import Region
+from torch_cudal1.search.by_blocks import find_blocks_to_tune, list_block_regions
 from torch_cudal1.store.cache.resolve import resolve
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -83,12 +85,32 @@ def _plan_all_rows(regions: tuple[Region, ...], context: TuneContext, sm: int) -
     total = sum(seconds.values()) or 1.0
     rows = []
     for region in regions:
-        rows.append(_plan_region_row(region, context, seconds[region.key] / total))
-        rows += [_plan_fusion_group_row(group.region, sm) for group in partition(region).groups]
+        row = _plan_region_row(region, context, seconds[region.key] / total)
+        blocks = find_blocks_to_tune(region)
+        searched = [region]
+        if blocks is not None:
+            # What lies between the blocks is not searched for.
+            counts = list_block_regions(region, blocks)
+            searched = [block for block, _ in counts]
+            row = replace(row, reason=f"{row.reason}; decided by its blocks")
+            rows += [row, *(_plan_block_row(block, count, context) for block, count in counts)]
+        else:
+            rows.append(row)
+        rows += [
+            _plan_fusion_group_row(group.region, sm)
+            for part in searched
+            for group in partition(part).groups
+        ]
     return rows
 
 
-def _plan_region_row(region: Region, context: TuneContext, share: float) -> PlanRow:
+def _plan_block_row(block: Region, occurrences: int, context: TuneContext) -> PlanRow:
+    # Its time is part of the whole's share.
+    row = _plan_region_row(block, context, None)
+    return replace(row, reason=f"occurs {occurrences} times; {row.reason}")
+
+
+def _plan_region_row(region: Region, context: TuneContext, share: float | None) -> PlanRow:
     hit = resolve(region, context.sources, context.target, context.contract).hit
     # An unsigned entry of another machine would be validated again before it runs, so it promises
     # nothing yet.

@@ -24,6 +24,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SettingError
@@ -33,6 +35,7 @@ from torch_cudal1.graph.swap import FAILURES, Around, Swapped, withdraw
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Aten, Program
+from torch_cudal1.ir.records import BY_BLOCKS
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.compare import compare, unit_roundoff
@@ -44,7 +47,7 @@ from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.cache.quarantine import QuarantineRecord, quarantine_candidate
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["wrap_with_checks"]
+__all__ = ["check_composed", "wrap_with_checks"]
 
 # TF32 keeps 10 bits of mantissa, so it rounds to half of 2^-10.
 TF32_ROUNDOFF = 2.0**-11
@@ -92,6 +95,40 @@ def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> A
     return lambda swapped, runner: _CheckedCallable(
         swapped, runner, settings.shadow_rate, tolerance, reporter
     )
+
+
+def check_composed(
+    choice: Choice, swapped: Swapped, inputs: Sequence[torch.Tensor] | None, context: TuneContext
+) -> Refusal | None:
+    """What is wrong with the outputs of a whole that was composed of decisions for its blocks, on
+    these inputs; None for any other choice. Each block was validated alone; this is what validates
+    the whole. A wrong one is quarantined.
+    """
+    entry = choice.entry
+    if entry is None or entry.evidence.get("tier") != BY_BLOCKS or not choice.swapped:
+        return None
+    if inputs is None or is_random_program(choice.region.program):
+        return Refusal("the whole that its blocks compose could not be checked")
+    # Dynamo may be tracing the user's model: its modes must not reach these runs.
+    with tracing(None), unset_fake_temporarily(), torch.no_grad():
+        try:
+            expected = swapped.reference(inputs)
+            # The first call of a CUDA graph runs without it.
+            results = [swapped.runner(inputs) for _ in range(2)]
+        except FAILURES as error:
+            if is_sticky(error):
+                raise
+            return Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
+        reporter = _MismatchReporter(choice, context, None)
+        tolerance = _choose_tolerance(choice, context)
+        for result in results:
+            sensitivity = partial(reporter.measure_input_sensitivity, inputs)
+            problem = _find_difference(result, expected, tolerance, sensitivity)
+            if problem is not None:
+                reporter.report_mismatch(str(problem))
+                return Refusal(f"the whole that its blocks compose is wrong: {problem}")
+    telemetry.count("compositions_checked")
+    return None
 
 
 class _CheckedCallable:

@@ -25,7 +25,16 @@ from torch_cudal1.ir.aten import CUSTOM_OPERATORS, overload
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.equal_steps import merge_equal_steps
 from torch_cudal1.ir.ops import attention_names
-from torch_cudal1.ir.program import Aten, Call, Program, Step, TensorSpec, Value, renumber_steps
+from torch_cudal1.ir.program import (
+    Aten,
+    Call,
+    Program,
+    Step,
+    TensorSpec,
+    Value,
+    renumber_step,
+    renumber_steps,
+)
 from torch_cudal1.ir.value_specs import value_specs
 
 __all__ = [
@@ -33,6 +42,7 @@ __all__ = [
     "BlockPartition",
     "RepeatedBlock",
     "Segment",
+    "compose_blocks",
     "extract_steps",
     "partition_blocks",
 ]
@@ -139,6 +149,39 @@ def partition_blocks(program: Program) -> BlockPartition:
         rest = range(position, len(program.steps))
         segments.append(extract_steps(program, rest, finder.specs))
     return BlockPartition(program, blocks, tuple(segments))
+
+
+def compose_blocks(partition: BlockPartition, replacements: Mapping[str, Program]) -> Program:
+    """The partition's Program with `replacements[digest]` in place of each segment of that digest.
+    What holds constants or launches becomes one nested call.
+    """
+    whole = partition.program
+    numbers = {index: index for index in range(len(whole.inputs) + len(whole.constants))}
+    steps: list[Step] = []
+    upcoming = len(numbers)
+    for segment in partition.segments:
+        program = replacements.get(segment.digest, segment.program)
+        if program.constants or not all(isinstance(step, (Aten, Call)) for step in program.steps):
+            outs = tuple(range(upcoming, upcoming + len(segment.outputs)))
+            operands = tuple(numbers[index] for index in segment.inputs)
+            steps.append(Call(program, operands, outs))
+            numbers.update(zip(segment.outputs, outs, strict=True))
+            upcoming += len(outs)
+            continue
+        inner = {number: numbers[index] for number, index in enumerate(segment.inputs)}
+        for step in program.steps:
+            outs = tuple(range(upcoming, upcoming + len(step.writes)))
+            steps.append(renumber_step(step, inner, outs))
+            inner.update(zip(step.writes, outs, strict=True))
+            upcoming += len(outs)
+        numbers.update(
+            (index, inner[result])
+            for index, result in zip(segment.outputs, program.outputs, strict=True)
+            # A region's output that is no tensor is not read by another step.
+            if result is not None
+        )
+    outputs = tuple(None if index is None else numbers[index] for index in whole.outputs)
+    return Program(whole.inputs, tuple(steps), outputs, whole.constants, whole.payloads)
 
 
 def extract_steps(

@@ -19,6 +19,7 @@ from torch_cudal1.ir.program import Program, canonical_json
 from torch_cudal1.ir.schedule import Schedule
 
 __all__ = [
+    "BY_BLOCKS",
     "DIFFERS_FROM_EAGER",
     "QUICK",
     "Accepted",
@@ -40,9 +41,11 @@ DIFFERS_FROM_EAGER = "its result is not eager's"
 # The value of "tier" in the evidence of what the quick tier decided: PyTorch's own ways were timed in
 # the user's process, nothing was searched for.
 QUICK = "quick"
+# And of a deep model: each repeated block was searched for, and the whole is composed of them.
+BY_BLOCKS = "blocks"
 Role: TypeAlias = Literal["parameter", "buffer", "input"]
 Kind: TypeAlias = Literal["inference", "forward", "backward"]
-Granularity: TypeAlias = Literal["whole", "island"]
+Granularity: TypeAlias = Literal["whole", "block", "island"]
 # Counted up when the judge changes what it accepts. It is part of a contract's digest, so entries
 # of an older version are evaluated again.
 TOLERANCE_VERSION = 4
@@ -279,6 +282,9 @@ class Entry:
         # A kernel of a fusion group is checked alone and timed only inside the whole graph, so its
         # entry has no timing.
         if self.choice.origin == "baseline" or self.evidence.get("granularity") == "island":
+            return 1.0
+        # Of blocks that were not all benchmarked no sum can be made.
+        if self.evidence.get("tier") == BY_BLOCKS and not self.evidence.get("timing"):
             return 1.0
         # The lower bound, so that a noisy measurement promises less.
         return float(self.evidence["timing"]["low"])

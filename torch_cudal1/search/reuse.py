@@ -65,8 +65,8 @@ def check_reuse(region: Region, hit: Hit, place: TuneContext) -> Refusal | None:
     # The baseline is the user's own Program, so it cannot be wrong, only slower.
     if hit.stale and not is_baseline(region, hit.entry.choice):
         return Refusal(f"{hit.stale}; not re-validated yet")
-    # A kernel that was only checked says nothing about the speed of a whole region.
-    if region.granularity == "whole" and is_untimed(hit.entry):
+    # A kernel that was only checked says nothing about the speed of a whole region or a block.
+    if region.granularity != "island" and is_untimed(hit.entry):
         return Refusal("no cached decision")
     if place.settings.on_miss == "tune" and hit.entry.is_quick:
         return Refusal("decided by the quick tier, which searches for nothing")

@@ -75,7 +75,7 @@ def build_search_space(
 ) -> SearchSpace:
     """Find the rewrites and fusion groups of `region`, and start compiling kernels for them."""
     # A fusion group is cut out of a region that was rewritten already.
-    is_whole = region.granularity == "whole"
+    is_whole = region.granularity != "island"
     # Rules for finite values need the user's word.
     finite = place.contract.assume_finite
     rewrites = is_whole and "rewrites" not in place.settings.without

@@ -1,0 +1,254 @@
+"""Decides a deep model block by block: each block that occurs several times is searched for once, and
+what was decided for it is put into every occurrence.
+
+    whole ──> blocks ──> cache ──hit──> choice ──┐
+                           └─miss──> tune ───────┴──> composed ──> checked once, end to end
+
+A block is validated and benchmarked as any region, and its entry serves every model that has the
+block. The composed whole is neither run nor benchmarked here: whoever binds it compares its outputs
+with the own forward's and measures it end to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch_cudal1 import judge
+from torch_cudal1.core import telemetry
+from torch_cudal1.ir.blocks import (
+    BlockPartition,
+    RepeatedBlock,
+    compose_blocks,
+    partition_blocks,
+)
+from torch_cudal1.ir.program import Program
+from torch_cudal1.ir.records import BY_BLOCKS, Candidate, Entry, Region
+from torch_cudal1.ir.schedule import EAGER, REGIONAL, Schedule
+from torch_cudal1.search.new_entry import make_entry
+from torch_cudal1.search.reuse import check_quarantine
+from torch_cudal1.store.context import TuneContext
+
+if TYPE_CHECKING:
+    from torch_cudal1.search.tune import Choice
+
+__all__ = ["COMPOSED_ORIGIN", "find_blocks_to_tune", "list_block_regions", "tune_by_blocks"]
+
+# The origin of a whole whose blocks run what was decided for them.
+COMPOSED_ORIGIN = "blocks"
+# Steps of a region that are copies of others. A smaller region is searched for as a whole, where
+# kernels may reach across the ends of blocks.
+MIN_COPIED_STEPS = 400
+
+
+@dataclass(frozen=True)
+class _DecidedBlock:
+    """A block and what was decided for it."""
+
+    block: RepeatedBlock
+    choice: Choice
+
+    @property
+    def count(self) -> int:
+        return len(self.block.occurrences)
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        return self.choice.entry.evidence if self.choice.entry is not None else {}
+
+
+def find_blocks_to_tune(region: Region) -> BlockPartition | None:
+    """The blocks of a region that is to be decided by them; None where it is searched for as a
+    whole.
+    """
+    if region.kind != "inference" or region.granularity != "whole":
+        return None
+    # Finding blocks takes a while, and this bounds the number of copies.
+    if len(region.program.steps) < MIN_COPIED_STEPS:
+        return None
+    partition = partition_blocks(region.program)
+    copied = (1 - partition.distinct_share) * len(partition.program.steps)
+    return partition if copied >= MIN_COPIED_STEPS and not partition.lost_fusions else None
+
+
+def tune_by_blocks(
+    region: Region,
+    place: TuneContext,
+    partition: BlockPartition,
+    choose_block: Callable[[Region, TuneContext], Choice],
+) -> Entry:
+    """Decide each block with `choose_block`, and compose the whole. The entry of the whole is not yet
+    stored. The budget is that of all blocks together.
+    """
+    started_s = judge.working_s()
+    blocks = _sort_by_steps(partition.blocks)
+    decided: list[_DecidedBlock] = []
+    for number, block in enumerate(blocks):
+        left_s = max(0.0, place.settings.budget_s - (judge.working_s() - started_s))
+        # What a block leaves of its share is for those that follow.
+        budget_s = left_s / (len(blocks) - number)
+        settings = replace(place.settings, on_miss="tune", budget_s=budget_s)
+        block_region = _make_block_region(region, block, number)
+        choice = choose_block(block_region, replace(place, settings=settings))
+        decided.append(_DecidedBlock(block, choice))
+    telemetry.record(
+        "search",
+        "blocks",
+        region.key,
+        name=region.name,
+        blocks=[item.choice.region.key for item in decided],
+        occurrences=[item.count for item in decided],
+    )
+    candidate = _compose_candidate(region, partition, decided)
+    # Found wrong in this place before, though every block is right alone.
+    if check_quarantine(place, region, candidate) is not None:
+        candidate = Candidate(region.program, candidate.schedule, "baseline")
+    entry = make_entry(region, place, candidate)
+    return replace(entry, evidence={**entry.evidence, **_compose_evidence(decided)})
+
+
+def list_block_regions(region: Region, partition: BlockPartition) -> list[tuple[Region, int]]:
+    """The different blocks of `region` as regions, each with the number of its occurrences, in the
+    order in which they are decided.
+    """
+    return [
+        (_make_block_region(region, block, number), len(block.occurrences))
+        for number, block in enumerate(_sort_by_steps(partition.blocks))
+    ]
+
+
+def _sort_by_steps(blocks: Sequence[RepeatedBlock]) -> list[RepeatedBlock]:
+    """Different blocks, those that are most of the steps first. One that occurs at two places of a
+    model is one block.
+    """
+    merged: dict[str, RepeatedBlock] = {}
+    for block in blocks:
+        digest = block.program.digest
+        known = merged.get(digest)
+        occurrences = (*known.occurrences, *block.occurrences) if known else block.occurrences
+        merged[digest] = replace(block, occurrences=occurrences)
+    return sorted(
+        merged.values(), key=lambda block: -len(block.occurrences) * len(block.program.steps)
+    )
+
+
+def _make_block_region(region: Region, block: RepeatedBlock, number: int) -> Region:
+    roles = tuple(
+        region.roles[value] if value < len(region.roles) else "input"
+        for value in block.occurrences[0].inputs
+    )
+    return Region(block.program, roles, region.kind, "block", f"{region.name}/block{number}")
+
+
+def _compose_candidate(
+    region: Region, partition: BlockPartition, decided: Sequence[_DecidedBlock]
+) -> Candidate:
+    schedule = _compose_schedule([item.choice.candidate.schedule for item in decided])
+    replacements: dict[str, Program] = {
+        item.block.program.digest: item.choice.candidate.program
+        for item in decided
+        if item.choice.swapped
+    }
+    if not replacements:
+        return Candidate(region.program, schedule, "baseline")
+    techniques = {
+        name for item in decided if item.choice.swapped for name in item.choice.candidate.techniques
+    }
+    program = compose_blocks(partition, replacements)
+    return Candidate(program, schedule, COMPOSED_ORIGIN, tuple(sorted(techniques)))
+
+
+def _compose_schedule(schedules: Sequence[Schedule]) -> Schedule:
+    """Of the whole: compiled where a block is, in a CUDA graph where a block is."""
+    base = REGIONAL if any(schedule.compiles for schedule in schedules) else EAGER
+    return Schedule(base.base, any(schedule.cuda_graph for schedule in schedules))
+
+
+def _compose_evidence(decided: Sequence[_DecidedBlock]) -> dict[str, Any]:
+    """What the blocks' entries say of the whole: times are sums over all occurrences, and say nothing
+    of the steps between.
+    """
+    timings = [_read_times(item) for item in decided]
+    evidence: dict[str, Any] = {
+        "tier": BY_BLOCKS,
+        "blocks": [
+            {
+                "key": item.choice.region.key,
+                "occurrences": item.count,
+                "runs": item.choice.candidate.label,
+                "speedup": item.choice.entry.speedup if item.choice.entry is not None else 1.0,
+            }
+            for item in decided
+        ],
+    }
+    if any(times is None for times in timings):
+        return evidence
+    known = [times for times in timings if times is not None]
+    names = set.intersection(*(set(times["baselines_us"]) for times in known))
+    evidence["baselines_us"] = {
+        _rename_baseline(name): sum(
+            item.count * times["baselines_us"][name]
+            for item, times in zip(decided, known, strict=True)
+        )
+        for name in sorted(names)
+    }
+    if any(item.choice.swapped for item in decided):
+        evidence["timing"] = _compose_timing(decided, known, evidence["baselines_us"])
+    return evidence
+
+
+def _compose_timing(
+    decided: Sequence[_DecidedBlock],
+    times: Sequence[Mapping[str, Any]],
+    baselines_us: Mapping[str, float],
+) -> dict[str, Any]:
+    def add_up(name: str) -> float:
+        return math.fsum(
+            item.count * float(each[name]) for item, each in zip(decided, times, strict=True)
+        )
+
+    baseline_us = add_up("baseline_us")
+    return {
+        "baseline": min(baselines_us, key=lambda name: baselines_us[name], default="eager"),
+        "candidate_us": add_up("candidate_us"),
+        "baseline_us": baseline_us,
+        "speedup": baseline_us / add_up("candidate_us"),
+        # As if every block were at its own bound at once.
+        "low": baseline_us / add_up("slowest_us"),
+        "high": baseline_us / add_up("fastest_us"),
+        "profile": "blocks",
+        "pairs": min(each["pairs"] for each in times),
+        "baselines_us": dict(baselines_us),
+        "details": {},
+    }
+
+
+def _read_times(item: _DecidedBlock) -> dict[str, Any] | None:
+    """Microseconds of one occurrence; None where the block was not benchmarked."""
+    baselines_us: Mapping[str, float] = item.evidence.get("baselines_us") or {}
+    if not baselines_us:
+        return None
+    timing: Mapping[str, Any] = item.evidence.get("timing") or {}
+    if item.choice.swapped and timing:
+        baseline_us = float(timing["baseline_us"])
+        return {
+            "baselines_us": baselines_us,
+            "baseline_us": baseline_us,
+            "candidate_us": float(timing["candidate_us"]),
+            "slowest_us": baseline_us / float(timing["low"]),
+            "fastest_us": baseline_us / float(timing["high"]),
+            "pairs": int(timing.get("pairs", 0)),
+        }
+    # A baseline runs in this block, with candidate and without.
+    fastest_us = min(baselines_us.values())
+    names = ("baseline_us", "candidate_us", "slowest_us", "fastest_us")
+    return {"baselines_us": baselines_us, **dict.fromkeys(names, fastest_us), "pairs": 0}
+
+
+def _rename_baseline(name: str) -> str:
+    """The whole's schedule under which a block runs as in its own benchmark."""
+    schedule = Schedule.parse(name)
+    base = REGIONAL if schedule.base == "inductor" else schedule
+    return str(Schedule(base.base, schedule.cuda_graph))
