@@ -264,9 +264,9 @@ def store_quick_choices(
     for choice in choices:
         region = choice.region
         entry = make_quick_entry(region, context, choice.candidate.schedule, medians_us, failures)
-        known = resolve(region, context.sources, context.target, context.contract).hit
+        hit = resolve(region, context.sources, context.target, context.contract).hit
         # An entry of a search stays, also one in quarantine: the next search begins with it.
-        if known is not None and not known.entry.is_quick:
+        if hit is not None and not hit.entry.is_quick:
             stored_choices.append(Choice(region, choice.candidate, entry, "quick tier"))
             continue
         stored = context.cache.put(entry)

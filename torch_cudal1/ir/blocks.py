@@ -155,8 +155,10 @@ def compose_blocks(partition: BlockPartition, replacements: Mapping[str, Program
     """The partition's Program with `replacements[digest]` in place of each segment of that digest.
     What holds constants or launches becomes one nested call.
     """
-    whole = partition.program
-    numbers = {index: index for index in range(len(whole.inputs) + len(whole.constants))}
+    program_before = partition.program
+    numbers = {
+        index: index for index in range(len(program_before.inputs) + len(program_before.constants))
+    }
     steps: list[Step] = []
     upcoming = len(numbers)
     for segment in partition.segments:
@@ -180,8 +182,14 @@ def compose_blocks(partition: BlockPartition, replacements: Mapping[str, Program
             # A region's output that is no tensor is not read by another step.
             if result is not None
         )
-    outputs = tuple(None if index is None else numbers[index] for index in whole.outputs)
-    return Program(whole.inputs, tuple(steps), outputs, whole.constants, whole.payloads)
+    outputs = tuple(None if index is None else numbers[index] for index in program_before.outputs)
+    return Program(
+        program_before.inputs,
+        tuple(steps),
+        outputs,
+        program_before.constants,
+        program_before.payloads,
+    )
 
 
 def extract_steps(
@@ -190,20 +198,20 @@ def extract_steps(
     """The steps at these positions as a Program of their own, inputs numbered by first use. A
     constant that they read is an input. `specs`: of the whole's values.
     """
-    inside = {out for position in steps for out in program.steps[position].writes}
+    inner_values = {out for position in steps for out in program.steps[position].writes}
     inputs = list(
         dict.fromkeys(
-            i for position in steps for i in program.steps[position].reads if i not in inside
+            i for position in steps for i in program.steps[position].reads if i not in inner_values
         )
     )
-    chosen = set(steps)
+    own_steps = set(steps)
     # A value that only these steps read is none of their results.
     read_outside = {
-        i for q, step in enumerate(program.steps) if q not in chosen for i in step.reads
+        i for q, step in enumerate(program.steps) if q not in own_steps for i in step.reads
     } | set(program.outputs)
     input_numbers = {index: number for number, index in enumerate(inputs)}
     body, numbers = renumber_steps((program.steps[position] for position in steps), input_numbers)
-    outputs = tuple(sorted(inside & read_outside))
+    outputs = tuple(sorted(inner_values & read_outside))
     # Numbered anew, so that equal parts of a Program are equal Programs.
     part = Program(
         tuple(specs[index] for index in inputs), body, tuple(numbers[index] for index in outputs)
@@ -249,16 +257,16 @@ class _BlockFinder:
         """
         forms = []
         for step in self._program.steps:
-            read = tuple(self.specs[index] for index in step.reads)
+            operands = tuple(self.specs[index] for index in step.reads)
             # By its text: arguments may be of any type, and 1, 1.0 and True would be equal.
-            computed = (
+            operation = (
                 (step.target, _blank(step.args), _blank(step.kwargs))
                 if isinstance(step, Aten)
                 else step.program.digest
                 if isinstance(step, Call)
                 else step
             )
-            forms.append(repr((computed, read)))
+            forms.append(repr((operation, operands)))
         return forms
 
     def _find_longest_run(self, begin: int, end: int) -> tuple[int, int, int] | None:
@@ -278,22 +286,22 @@ class _BlockFinder:
             for later in positions[number + 1 : number + 1 + _MAX_EQUAL_PRODUCTS]
         )
         best: tuple[int, int, int] | None = None
-        matched_most = 0
+        most_matches = 0
         # Of equally long runs the shorter block counts, which comes first.
         for length in sorted(distance for distance, _ in distances.most_common(_MAX_LENGTHS)):
-            matched = 0
+            match_count = 0
             for position in range(begin, end - length + 1):
                 if position < end - length and classes[position] == classes[position + length]:
-                    matched += 1
+                    match_count += 1
                     continue
-                start = position - matched
+                start = position - match_count
                 if (
-                    matched >= (MIN_OCCURRENCES - 1) * length
-                    and matched > matched_most
+                    match_count >= (MIN_OCCURRENCES - 1) * length
+                    and match_count > most_matches
                     and sum(map(_is_product, steps[start : start + length])) >= _MIN_PRODUCTS
                 ):
-                    matched_most, best = matched, (start, length, position + length)
-                matched = 0
+                    most_matches, best = match_count, (start, length, position + length)
+                match_count = 0
         return best
 
     def _cut_run(self, start: int, length: int, stop: int) -> RepeatedBlock | None:
@@ -323,16 +331,16 @@ class _BlockFinder:
         digest, count = Counter(segment.digest for segment in segments).most_common(1)[0]
         if count < MIN_OCCURRENCES:
             return None
-        equal = tuple(segment for segment in segments if segment.digest == digest)
-        return RepeatedBlock(equal, self._fusions.count_parted(begin + length, length))
+        equal_segments = tuple(segment for segment in segments if segment.digest == digest)
+        return RepeatedBlock(equal_segments, self._fusions.count_parted(begin + length, length))
 
     def _count_crossing(self, cut: int) -> int:
         """How many values made before the step at `cut` are read from there on."""
-        made_before = {value for step in self._program.steps[:cut] for value in step.writes}
+        earlier_values = {value for step in self._program.steps[:cut] for value in step.writes}
         return sum(
             any(reader >= cut for reader in readers)
             for value, readers in self._readers.items()
-            if value in made_before
+            if value in earlier_values
         )
 
 
@@ -375,7 +383,7 @@ class _Fusions:
             return False
         # A path through a product: in one kernel the product would wait for itself.
         pending = [(position, False) for position in self._users[source] if position < user]
-        seen = set(pending)
+        visited = set(pending)
         while pending:
             position, behind_product = pending.pop()
             behind_product = behind_product or _is_product(self._steps[position])
@@ -383,8 +391,8 @@ class _Fusions:
                 if follower == user and behind_product:
                     return False
                 item = (follower, behind_product)
-                if follower < user and item not in seen:
-                    seen.add(item)
+                if follower < user and item not in visited:
+                    visited.add(item)
                     pending.append(item)
         return True
 

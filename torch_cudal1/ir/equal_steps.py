@@ -19,7 +19,7 @@ def merge_equal_steps(program: Program) -> Program:
     """`program` with the first of equal ATen steps in place of all of them. What the caller may hold
     stays its own tensor: a step is left alone if its memory is that of an output.
     """
-    held = _find_held_values(program)
+    held_values = _find_held_values(program)
     numbers = {index: index for index in range(len(program.inputs) + len(program.constants))}
     outs_of_form: dict[str, tuple[int, ...]] = {}
     steps: list[Step] = []
@@ -30,7 +30,7 @@ def merge_equal_steps(program: Program) -> Program:
         if (
             isinstance(renumbered, Aten)
             and _may_be_merged(renumbered)
-            and held.isdisjoint(step.writes)
+            and held_values.isdisjoint(step.writes)
         ):
             # By its text: 1, 1.0 and True are equal, and compute different things.
             form = repr(replace(renumbered, outs=()))
@@ -51,8 +51,8 @@ def _may_be_merged(step: Aten) -> bool:
 
 def _find_held_values(program: Program) -> frozenset[int]:
     """Outputs, and the values whose memory an output may share."""
-    held = {index for index in program.outputs if index is not None}
+    memory_owners = {index for index in program.outputs if index is not None}
     for step in reversed(program.steps):
-        if not held.isdisjoint(step.writes) and may_return_operand(step):
-            held.update(step.reads)
-    return frozenset(held)
+        if not memory_owners.isdisjoint(step.writes) and may_return_operand(step):
+            memory_owners.update(step.reads)
+    return frozenset(memory_owners)

@@ -49,7 +49,7 @@ def _run_in_order(
     constants = [program.payloads[name].to(device) for name in program.constants]
     input_count, outputs = len(program.inputs), program.outputs
     last_reader = {value: number for number, item in enumerate(segments) for value in item.inputs}
-    kept = set(outputs)
+    output_values = set(outputs)
     # What no later segment reads is dropped at once: its memory serves the next one.
     calls = [
         (
@@ -60,7 +60,7 @@ def _run_in_order(
                 value
                 for value in (*segment.inputs, *segment.outputs)
                 if last_reader.get(value, number) <= number
-                and value not in kept
+                and value not in output_values
                 # Inputs and constants are held by others anyway.
                 and value >= input_count + len(constants)
             ],
@@ -70,10 +70,10 @@ def _run_in_order(
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         values: dict[int, Any] = dict(enumerate((*inputs, *constants)))
-        for runner, read, written, dropped in calls:
-            results = runner([values[index] for index in read])
-            values.update(zip(written, results, strict=True))
-            for index in dropped:
+        for runner, operands, results_at, last_uses in calls:
+            results = runner([values[index] for index in operands])
+            values.update(zip(results_at, results, strict=True))
+            for index in last_uses:
                 del values[index]
         return [None if index is None else values[index] for index in outputs]
 

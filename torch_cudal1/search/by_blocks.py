@@ -44,7 +44,7 @@ MIN_COPIED_STEPS = 400
 
 
 @dataclass(frozen=True)
-class _DecidedBlock:
+class _BlockDecision:
     """A block and what was decided for it."""
 
     block: RepeatedBlock
@@ -69,8 +69,8 @@ def find_blocks_to_tune(region: Region) -> BlockPartition | None:
     if len(region.program.steps) < MIN_COPIED_STEPS:
         return None
     partition = partition_blocks(region.program)
-    copied = (1 - partition.distinct_share) * len(partition.program.steps)
-    return partition if copied >= MIN_COPIED_STEPS and not partition.lost_fusions else None
+    copy_count = (1 - partition.distinct_share) * len(partition.program.steps)
+    return partition if copy_count >= MIN_COPIED_STEPS and not partition.lost_fusions else None
 
 
 def tune_by_blocks(
@@ -84,7 +84,7 @@ def tune_by_blocks(
     """
     started_s = judge.working_s()
     blocks = _sort_by_steps(partition.blocks)
-    decided: list[_DecidedBlock] = []
+    block_decisions: list[_BlockDecision] = []
     for number, block in enumerate(blocks):
         left_s = max(0.0, place.settings.budget_s - (judge.working_s() - started_s))
         # What a block leaves of its share is for those that follow.
@@ -92,21 +92,21 @@ def tune_by_blocks(
         settings = replace(place.settings, on_miss="tune", budget_s=budget_s)
         block_region = _make_block_region(region, block, number)
         choice = choose_block(block_region, replace(place, settings=settings))
-        decided.append(_DecidedBlock(block, choice))
+        block_decisions.append(_BlockDecision(block, choice))
     telemetry.record(
         "search",
         "blocks",
         region.key,
         name=region.name,
-        blocks=[item.choice.region.key for item in decided],
-        occurrences=[item.count for item in decided],
+        blocks=[item.choice.region.key for item in block_decisions],
+        occurrences=[item.count for item in block_decisions],
     )
-    candidate = _compose_candidate(region, partition, decided)
+    candidate = _compose_candidate(region, partition, block_decisions)
     # Found wrong in this place before, though every block is right alone.
     if check_quarantine(place, region, candidate) is not None:
         candidate = Candidate(region.program, candidate.schedule, "baseline")
     entry = make_entry(region, place, candidate)
-    return replace(entry, evidence={**entry.evidence, **_compose_evidence(decided)})
+    return replace(entry, evidence={**entry.evidence, **_compose_evidence(block_decisions)})
 
 
 def list_block_regions(region: Region, partition: BlockPartition) -> list[tuple[Region, int]]:
@@ -123,14 +123,15 @@ def _sort_by_steps(blocks: Sequence[RepeatedBlock]) -> list[RepeatedBlock]:
     """Different blocks, those that are most of the steps first. One that occurs at two places of a
     model is one block.
     """
-    merged: dict[str, RepeatedBlock] = {}
+    block_of_digest: dict[str, RepeatedBlock] = {}
     for block in blocks:
         digest = block.program.digest
-        known = merged.get(digest)
-        occurrences = (*known.occurrences, *block.occurrences) if known else block.occurrences
-        merged[digest] = replace(block, occurrences=occurrences)
+        earlier = block_of_digest.get(digest)
+        occurrences = (*(earlier.occurrences if earlier else ()), *block.occurrences)
+        block_of_digest[digest] = replace(block, occurrences=occurrences)
     return sorted(
-        merged.values(), key=lambda block: -len(block.occurrences) * len(block.program.steps)
+        block_of_digest.values(),
+        key=lambda block: -len(block.occurrences) * len(block.program.steps),
     )
 
 
@@ -143,18 +144,21 @@ def _make_block_region(region: Region, block: RepeatedBlock, number: int) -> Reg
 
 
 def _compose_candidate(
-    region: Region, partition: BlockPartition, decided: Sequence[_DecidedBlock]
+    region: Region, partition: BlockPartition, block_decisions: Sequence[_BlockDecision]
 ) -> Candidate:
-    schedule = _compose_schedule([item.choice.candidate.schedule for item in decided])
+    schedule = _compose_schedule([item.choice.candidate.schedule for item in block_decisions])
     replacements: dict[str, Program] = {
         item.block.program.digest: item.choice.candidate.program
-        for item in decided
+        for item in block_decisions
         if item.choice.swapped
     }
     if not replacements:
         return Candidate(region.program, schedule, "baseline")
     techniques = {
-        name for item in decided if item.choice.swapped for name in item.choice.candidate.techniques
+        name
+        for item in block_decisions
+        if item.choice.swapped
+        for name in item.choice.candidate.techniques
     }
     program = compose_blocks(partition, replacements)
     return Candidate(program, schedule, COMPOSED_ORIGIN, tuple(sorted(techniques)))
@@ -166,11 +170,11 @@ def _compose_schedule(schedules: Sequence[Schedule]) -> Schedule:
     return Schedule(base.base, any(schedule.cuda_graph for schedule in schedules))
 
 
-def _compose_evidence(decided: Sequence[_DecidedBlock]) -> dict[str, Any]:
+def _compose_evidence(block_decisions: Sequence[_BlockDecision]) -> dict[str, Any]:
     """What the blocks' entries say of the whole: times are sums over all occurrences, and say nothing
     of the steps between.
     """
-    timings = [_read_times(item) for item in decided]
+    timings = [_read_times(item) for item in block_decisions]
     evidence: dict[str, Any] = {
         "tier": BY_BLOCKS,
         "blocks": [
@@ -180,33 +184,34 @@ def _compose_evidence(decided: Sequence[_DecidedBlock]) -> dict[str, Any]:
                 "runs": item.choice.candidate.label,
                 "speedup": item.choice.entry.speedup if item.choice.entry is not None else 1.0,
             }
-            for item in decided
+            for item in block_decisions
         ],
     }
     if any(times is None for times in timings):
         return evidence
-    known = [times for times in timings if times is not None]
-    names = set.intersection(*(set(times["baselines_us"]) for times in known))
+    all_times = [times for times in timings if times is not None]
+    names = set.intersection(*(set(times["baselines_us"]) for times in all_times))
     evidence["baselines_us"] = {
         _rename_baseline(name): sum(
             item.count * times["baselines_us"][name]
-            for item, times in zip(decided, known, strict=True)
+            for item, times in zip(block_decisions, all_times, strict=True)
         )
         for name in sorted(names)
     }
-    if any(item.choice.swapped for item in decided):
-        evidence["timing"] = _compose_timing(decided, known, evidence["baselines_us"])
+    if any(item.choice.swapped for item in block_decisions):
+        evidence["timing"] = _compose_timing(block_decisions, all_times, evidence["baselines_us"])
     return evidence
 
 
 def _compose_timing(
-    decided: Sequence[_DecidedBlock],
+    block_decisions: Sequence[_BlockDecision],
     times: Sequence[Mapping[str, Any]],
     baselines_us: Mapping[str, float],
 ) -> dict[str, Any]:
     def add_up(name: str) -> float:
         return math.fsum(
-            item.count * float(each[name]) for item, each in zip(decided, times, strict=True)
+            item.count * float(each[name])
+            for item, each in zip(block_decisions, times, strict=True)
         )
 
     baseline_us = add_up("baseline_us")
@@ -225,7 +230,7 @@ def _compose_timing(
     }
 
 
-def _read_times(item: _DecidedBlock) -> dict[str, Any] | None:
+def _read_times(item: _BlockDecision) -> dict[str, Any] | None:
     """Microseconds of one occurrence; None where the block was not benchmarked."""
     baselines_us: Mapping[str, float] = item.evidence.get("baselines_us") or {}
     if not baselines_us:

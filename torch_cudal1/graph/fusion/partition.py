@@ -26,6 +26,7 @@ from torch_cudal1.graph.fusion.fusible_ops import is_anchor, is_fusible
 from torch_cudal1.graph.fusion.group_growth import grow_groups
 from torch_cudal1.graph.fusion.uses import Uses, collect_uses
 from torch_cudal1.ir.aten import is_random
+from torch_cudal1.ir.blocks import extract_steps
 from torch_cudal1.ir.program import (
     Aten,
     Call,
@@ -33,7 +34,6 @@ from torch_cudal1.ir.program import (
     Step,
     TensorSpec,
     renumber_step,
-    renumber_steps,
 )
 from torch_cudal1.ir.records import Kind, Region, Role
 from torch_cudal1.ir.value_specs import find_unaligned_values, value_specs
@@ -198,26 +198,11 @@ def _extract(
     program: Program, steps: tuple[int, ...], specs: Mapping[int, TensorSpec], kind: Kind, name: str
 ) -> FusionGroup:
     """The fusion group as a Program of its own, inputs numbered by first use."""
-    inside = {out for position in steps for out in program.steps[position].writes}
-    inputs = list(
-        dict.fromkeys(
-            i for position in steps for i in program.steps[position].reads if i not in inside
-        )
-    )
-    # A value that only the group reads is never written to memory.
-    read_outside = {
-        i for q, step in enumerate(program.steps) if q not in set(steps) for i in step.reads
-    } | set(program.outputs)
-    input_numbers = {index: number for number, index in enumerate(inputs)}
-    body, numbers = renumber_steps((program.steps[position] for position in steps), input_numbers)
-    outputs = tuple(sorted(inside & read_outside))
-    # Numbered anew, so that equal groups of different layers have one key and one search.
-    part = Program(
-        tuple(specs[index] for index in inputs), body, tuple(numbers[index] for index in outputs)
-    )
+    segment = extract_steps(program, steps, specs)
     # All plain inputs: a kernel is shared by groups whose weights lie elsewhere.
-    roles: tuple[Role, ...] = tuple("input" for _ in inputs)
-    return FusionGroup(Region(part, roles, kind, "island", name), steps, tuple(inputs), outputs)
+    roles: tuple[Role, ...] = tuple("input" for _ in segment.inputs)
+    region = Region(segment.program, roles, kind, "island", name)
+    return FusionGroup(region, segment.steps, segment.inputs, segment.outputs)
 
 
 def _explain_left_out(step: Step) -> str:
