@@ -46,11 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append({"model": name, **row, "seconds": time.perf_counter() - started_s})
         print(rows[-1], flush=True)
         options = {"models": args.models, "size": args.size, "precision": args.precision}
-        environment = report.environment()
-        report.save(
-            args.out,
-            report.make_document("real_models.blocks", options, rows, environment=environment),
+        document = report.make_document(
+            "real_models.blocks", options, rows, environment=report.environment()
         )
+        command = document["command"].replace(
+            "benchmarks.bench_real_models", "benchmarks.real_models"
+        )
+        report.save(args.out, {**document, "command": command})
     return 1 if any("failed" in row for row in rows) else 0
 
 

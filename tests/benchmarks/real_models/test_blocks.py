@@ -17,7 +17,7 @@ SMALL = {"deep": make_stack(4), "shallow": nn.Linear(WIDTH, WIDTH).eval()}
 
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MODELS", {name: None for name in (*SMALL, "broken")})
+    monkeypatch.setattr(blocks, "MODELS", dict.fromkeys((*SMALL, "broken")))
 
     def build(name: str, *_: object) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, str]]:
         return SMALL[name], (torch.randn(ROWS, WIDTH),), {}
