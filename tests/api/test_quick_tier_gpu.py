@@ -13,6 +13,7 @@ from torch import nn
 
 import cudal1
 from tests.api.test_quick_tier import Counting
+from tests.ir.stacks import ROWS, WIDTH, make_stack
 from torch_cudal1.api import quick_tier
 from torch_cudal1.core import telemetry
 
@@ -83,3 +84,63 @@ def test_results_that_share_memory_share_it_after_a_replay(
             results.append(hidden)
     assert len({hidden.data_ptr() for hidden in results}) == 4
     assert float(list_contenders()["inductor+graph"]) > 0
+
+
+class Deep(nn.Module):
+    """Equal layers, as a transformer has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_stack(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(x)
+        return result
+
+
+def test_layers_compiled_once_are_replayed_together(
+    dynamo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_BEYOND_NOISE", 0.0)
+    monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_OVER_SIMPLER", 0.0)
+    monkeypatch.setattr("torch_cudal1.search.quick.MIN_COPIED_STEPS", 10)
+    module = Deep().eval().cuda()
+    with torch.no_grad():
+        call = open_door("accelerate", module, tmp_path)
+        for _ in range(4):
+            x = torch.randn(ROWS, WIDTH, device="cuda")
+            torch.testing.assert_close(call(x), module._call_impl(x), atol=1e-5, rtol=1e-5)
+    assert float(list_contenders()["regional+graph"]) > 0
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in inference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.dropout(torch.relu(self.linear(x)), 0.5, True)
+
+
+@pytest.mark.parametrize("door", ["accelerate", "backend"])
+def test_a_replayed_graph_draws_new_numbers_at_every_call(
+    door: str, dynamo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Graphs run wherever one may.
+    monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_BEYOND_NOISE", 0.0)
+    monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_OVER_SIMPLER", 0.0)
+    module = Noisy().eval().cuda()
+    x = torch.randn(64, 16, device="cuda")
+    with torch.no_grad():
+        call = open_door(door, module, tmp_path)
+        call(x)
+        torch.manual_seed(7)
+        results = [call(x) for _ in range(4)]
+        torch.manual_seed(7)
+        expected = [module._call_impl(x) for _ in range(4)]
+    assert len({tuple((result == 0).flatten().tolist()) for result in results}) == 4
+    if door == "accelerate":  # torch.compile draws numbers of its own
+        for result, own in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, own, atol=1e-5, rtol=1e-5)

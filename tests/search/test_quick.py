@@ -14,6 +14,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Region
 from torch_cudal1.ir.schedule import INDUCTOR
+from torch_cudal1.search import quick
 from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.context import TuneContext, make_context
@@ -66,12 +67,22 @@ def test_what_is_right_by_construction_is_tried(
     without: tuple[str, ...],
     schedules: list[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(quick, "MIN_COPIED_STEPS", 10)
     place = make_place(tmp_path, device, without=without)
     assert list_quick_schedules(regions, place) == schedules
 
 
-def test_a_call_that_writes_to_its_inputs_is_compiled_as_dynamo_traced_it(tmp_path: Path) -> None:
+def test_a_small_stack_is_compiled_as_a_whole(tmp_path: Path) -> None:
+    schedules = list_quick_schedules(STACK, make_place(tmp_path, "cuda"))
+    assert schedules == ["inductor", "inductor+graph", "eager+graph"]
+
+
+def test_a_call_that_writes_to_its_inputs_is_compiled_as_dynamo_traced_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "MIN_COPIED_STEPS", 10)
     schedules = list_quick_schedules(STACK, make_place(tmp_path, "cuda"), writes=True)
     assert schedules == ["inductor", "inductor+graph", "eager+graph"]
 

@@ -115,10 +115,15 @@ class BlockPartition:
         return sum(block.lost_fusions for block in self.blocks)
 
     @property
-    def distinct_share(self) -> float:
-        """The share of the steps that is left when every block is counted once; 1.0 without one."""
+    def copied_steps(self) -> int:
+        """How many steps are left out when every block is counted once."""
         by_digest = {segment.digest: len(segment.steps) for segment in self.segments}
-        return sum(by_digest.values()) / len(self.program.steps) if by_digest else 1.0
+        return len(self.program.steps) - sum(by_digest.values()) if by_digest else 0
+
+    @property
+    def distinct_share(self) -> float:
+        """The share of the steps that is left then; 1.0 without a block."""
+        return 1 - self.copied_steps / max(1, len(self.program.steps))
 
 
 def partition_blocks(program: Program) -> BlockPartition:

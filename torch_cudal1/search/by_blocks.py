@@ -69,8 +69,8 @@ def find_blocks_to_tune(region: Region) -> BlockPartition | None:
     if len(region.program.steps) < MIN_COPIED_STEPS:
         return None
     partition = partition_blocks(region.program)
-    copy_count = (1 - partition.distinct_share) * len(partition.program.steps)
-    return partition if copy_count >= MIN_COPIED_STEPS and not partition.lost_fusions else None
+    is_deep = partition.copied_steps >= MIN_COPIED_STEPS
+    return partition if is_deep and not partition.lost_fusions else None
 
 
 def tune_by_blocks(

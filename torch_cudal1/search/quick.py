@@ -24,6 +24,8 @@ __all__ = ["choose_compiled_schedule", "list_quick_schedules", "make_quick_entry
 # Of the steps, where each block is counted once: with more of them Inductor is not through much
 # earlier.
 _MAX_DISTINCT_SHARE = 0.5
+# With fewer steps that are copies Inductor is through in seconds anyway.
+MIN_COPIED_STEPS = 100
 
 
 def list_quick_schedules(
@@ -51,11 +53,15 @@ def choose_compiled_schedule(region: Region, *, writes: bool = False) -> Schedul
     that compiles less and costs no fusion, else as a whole. `writes`: as above; such a call is
     compiled as Dynamo traced it, which is no Program.
     """
-    if writes or region.kind != "inference":
+    # Finding blocks takes a while, and the steps bound the number of copies.
+    if writes or region.kind != "inference" or len(region.program.steps) < MIN_COPIED_STEPS:
         return INDUCTOR
     partition = partition_blocks(region.program)
-    pays = partition.distinct_share <= _MAX_DISTINCT_SHARE and not partition.lost_fusions
-    return REGIONAL if pays else INDUCTOR
+    compiles_less = (
+        partition.copied_steps >= MIN_COPIED_STEPS
+        and partition.distinct_share <= _MAX_DISTINCT_SHARE
+    )
+    return REGIONAL if compiles_less and not partition.lost_fusions else INDUCTOR
 
 
 def make_quick_entry(
