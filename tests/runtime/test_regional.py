@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.ir.stacks import ROWS, WIDTH, capture_region, capture_stack, make_stack
-from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.interpreter import Runner, interpret
 from torch_cudal1.ir.program import Program
 from torch_cudal1.runtime.regional import compile_by_blocks
@@ -89,7 +88,8 @@ def test_constants_reach_the_part_that_reads_them() -> None:
     assert torch.equal(run(inputs)[0], interpret(program, CPU)(inputs)[0])
 
 
-def test_a_program_without_blocks_is_refused() -> None:
+def test_a_program_without_blocks_is_compiled_as_a_whole() -> None:
     program = capture_region(torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)).program
-    with pytest.raises(NotLowerableError, match="no block of it occurs several times"):
-        build_runner(program, "regional", CPU)
+    compiled: list[Program] = []
+    compile_by_blocks(program, CPU, lambda part: compiled.append(part) or interpret(part, CPU))
+    assert compiled == [program]

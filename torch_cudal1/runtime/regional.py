@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from torch_cudal1.core import telemetry
-from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.blocks import Segment, partition_blocks
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Program
@@ -24,12 +23,13 @@ __all__ = ["compile_by_blocks"]
 def compile_by_blocks(
     program: Program, device: torch.device, compile_segment: Callable[[Program], Runner]
 ) -> Runner:
-    """A callable from the Program's inputs to its outputs. `compile_segment` compiles one Program.
-    Raises NotLowerableError where no block occurs several times, and what `compile_segment` raises.
+    """A callable from the Program's inputs to its outputs. `compile_segment` compiles one Program: the
+    whole where no block occurs several times. Raises what it raises.
     """
     partition = partition_blocks(program)
+    # Kernels in the place of blocks may leave nothing that repeats.
     if not partition.blocks:
-        raise NotLowerableError("no block of it occurs several times")
+        return compile_segment(program)
     runners: dict[str, Runner] = {}
     for segment in partition.segments:
         if segment.digest not in runners:

@@ -106,7 +106,8 @@ def tune_by_blocks(
     if check_quarantine(place, region, candidate) is not None:
         candidate = Candidate(region.program, candidate.schedule, "baseline")
     entry = make_entry(region, place, candidate)
-    return replace(entry, evidence={**entry.evidence, **_compose_evidence(block_decisions)})
+    evidence = _compose_evidence(block_decisions, is_composed=candidate.origin == COMPOSED_ORIGIN)
+    return replace(entry, evidence={**entry.evidence, **evidence})
 
 
 def list_block_regions(region: Region, partition: BlockPartition) -> list[tuple[Region, int]]:
@@ -170,9 +171,11 @@ def _compose_schedule(schedules: Sequence[Schedule]) -> Schedule:
     return Schedule(base.base, any(schedule.cuda_graph for schedule in schedules))
 
 
-def _compose_evidence(block_decisions: Sequence[_BlockDecision]) -> dict[str, Any]:
+def _compose_evidence(
+    block_decisions: Sequence[_BlockDecision], *, is_composed: bool
+) -> dict[str, Any]:
     """What the blocks' entries say of the whole: times are sums over all occurrences, and say nothing
-    of the steps between.
+    of the steps between. A whole that is its baseline has no timing.
     """
     timings = [_read_times(item) for item in block_decisions]
     evidence: dict[str, Any] = {
@@ -198,7 +201,7 @@ def _compose_evidence(block_decisions: Sequence[_BlockDecision]) -> dict[str, An
         )
         for name in sorted(names)
     }
-    if any(item.choice.swapped for item in block_decisions):
+    if is_composed:
         evidence["timing"] = _compose_timing(block_decisions, all_times, evidence["baselines_us"])
     return evidence
 

@@ -2,9 +2,9 @@
 that it leaves in the cache.
 
 What the quick tier runs is right by construction: the user's own Program, step by step or through
-Inductor, whole or block by block, with or without a CUDA graph. So no candidate is made and nothing is validated;
-`api.quick_tier` benchmarks the schedules in the user's own process, as part of the first compile. A
-search (`on_miss="tune"`) goes on from there: to it such an entry is a miss.
+Inductor, whole or block by block, with or without a CUDA graph. So no candidate is made and nothing
+is validated; `api.quick_tier` benchmarks the schedules in the user's own process, as part of the
+first compile. A search (`on_miss="tune"`) goes on from there: to it such an entry is a miss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_cudal1.ir.schedule import EAGER, INDUCTOR, REGIONAL, Schedule
 from torch_cudal1.search.new_entry import make_entry
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["choose_compiled_schedule", "list_quick_schedules", "make_quick_entry"]
+__all__ = ["list_quick_schedules", "make_quick_entry"]
 
 # Of the steps, where each block is counted once: with more of them Inductor is not through much
 # earlier.
@@ -44,11 +44,11 @@ def list_quick_schedules(
         return [INDUCTOR] if may_compile else []
     # Compiled ones first: where the GPU's memory does not last for every contender, the one that
     # fails is the least promising.
-    compiled = [choose_compiled_schedule(regions[0], writes=writes)] if may_compile else []
+    compiled = [_choose_compiled_schedule(regions[0], writes=writes)] if may_compile else []
     return compiled + [Schedule(schedule.base, True) for schedule in (*compiled, EAGER)]
 
 
-def choose_compiled_schedule(region: Region, *, writes: bool = False) -> Schedule:
+def _choose_compiled_schedule(region: Region, *, writes: bool) -> Schedule:
     """How Inductor compiles an inference region that a CUDA graph may replay: block by block where
     that compiles less and costs no fusion, else as a whole. `writes`: as above; such a call is
     compiled as Dynamo traced it, which is no Program.
