@@ -30,6 +30,8 @@ namespace {
 PyMethodDef methods[] = {
     {"signature", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(cudal1::signature)), METH_FASTCALL,
      "signature(args, kwargs) -> bytes | None"},
+    {"opaque_signature", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(cudal1::opaque_signature)), METH_FASTCALL,
+     "opaque_signature(args, kwargs) -> bytes | None"},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, methods};
@@ -43,7 +45,7 @@ PyMODINIT_FUNC PyInit__native() {
       !cudal1::add_timer_type(module) || !cudal1::add_fast_path(module) || !cudal1::add_pages(module))
     return nullptr;
   if (PyModule_AddStringConstant(module, "TORCH_VERSION", TORCH_VERSION) < 0) return nullptr;
-  if (PyModule_AddIntConstant(module, "INTERFACE", 6) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
+  if (PyModule_AddIntConstant(module, "INTERFACE", 7) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
   if (PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) return nullptr;
   return module.release();
 }

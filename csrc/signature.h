@@ -1,6 +1,6 @@
 // signature(args, kwargs): the arguments of a call described in bytes, equal exactly where python_signature in torch_cudal1/runtime/guard.py
 // is equal; None where one plan cannot serve. Exact types only, so that no code of the user's runs. The bytes mean nothing outside
-// this process: they are compared and hashed, never stored.
+// this process: they are compared and hashed, never stored. opaque_signature(args, kwargs) describes any other object by its class.
 
 #pragma once
 
@@ -29,6 +29,7 @@ struct Span {
 
 class Writer {
  public:
+  explicit Writer(bool opaque = false) : opaque_(opaque) {}
   bool write(PyObject* value, int depth);  // false: not servable
   bool write_call(PyObject* args, PyObject* kwargs);
   const std::string& bytes() const { return out_; }
@@ -38,6 +39,7 @@ class Writer {
 
  private:
   static constexpr int max_depth = 16;
+  bool opaque_;  // whether an object that is no plain value is described by its class alone
   std::string out_;
   std::vector<Span> spans_;
   std::vector<PyObject*> tensors_;
@@ -50,6 +52,7 @@ class Writer {
     put(static_cast<int8_t>(device.type()));
     put(static_cast<int8_t>(device.index()));
   }
+  static bool is_plain_value(PyObject* value, int depth);
   bool write_tensor(PyObject* object);
   bool write_text(PyObject* text);
   bool write_sequence(char mark, PyObject* const* items, Py_ssize_t size, int depth);
@@ -110,9 +113,31 @@ inline bool Writer::write_dict(PyObject* dict, int depth) {
   return true;
 }
 
+// Whether a value that is no tensor has a description of its own, as `write` gives it.
+inline bool Writer::is_plain_value(PyObject* value, int depth) {
+  PyTypeObject* type = Py_TYPE(value);
+  if (PyLong_CheckExact(value)) {
+    int overflow = 0;
+    PyLong_AsLongLongAndOverflow(value, &overflow);
+    return !overflow;
+  }
+  if (PyTuple_CheckExact(value) || PyList_CheckExact(value) || type == &THPSizeType) return depth < max_depth;
+  if (PyDict_CheckExact(value)) {
+    Py_ssize_t position = 0;
+    PyObject *key, *item;
+    while (PyDict_Next(value, &position, &key, &item))
+      if (!PyUnicode_CheckExact(key)) return false;
+    return depth < max_depth;
+  }
+  return value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) || THPDtype_Check(value) ||
+         THPDevice_Check(value);
+}
+
 inline bool Writer::write(PyObject* value, int depth) {
   PyTypeObject* type = Py_TYPE(value);
   if (THPVariable_CheckTypeExact(type)) return write_tensor(value);
+  // The class by its address. Should another class get it later, the guards of the call, which compare classes, tell them apart.
+  if (opaque_ && !is_plain_value(value, depth) && !THPVariable_Check(value)) return put('O'), put(reinterpret_cast<uintptr_t>(type)), true;
   if (value == Py_None) return put('N'), true;
   if (PyBool_Check(value)) return put(value == Py_True ? 'Y' : 'n'), true;
   if (PyLong_CheckExact(value)) {
@@ -152,16 +177,20 @@ inline bool Writer::write_call(PyObject* args, PyObject* kwargs) {
   return true;
 }
 
-inline PyObject* signature(PyObject*, PyObject* const* args, Py_ssize_t count) {
+inline PyObject* describe_call(PyObject* const* args, Py_ssize_t count, bool opaque) {
   HANDLE_TH_ERRORS
   if (count != 2 || !PyTuple_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "signature(args: tuple, kwargs: dict) expected");
+    PyErr_SetString(PyExc_TypeError, "a signature is of args: tuple, kwargs: dict");
     return nullptr;
   }
-  Writer writer;
+  Writer writer(opaque);
   if (!writer.write_call(args[0], args[1])) Py_RETURN_NONE;
   return writer.finish();
   END_HANDLE_TH_ERRORS
 }
+
+inline PyObject* signature(PyObject*, PyObject* const* args, Py_ssize_t count) { return describe_call(args, count, false); }
+
+inline PyObject* opaque_signature(PyObject*, PyObject* const* args, Py_ssize_t count) { return describe_call(args, count, true); }
 
 }  // namespace cudal1

@@ -89,11 +89,17 @@ def test_a_graph_that_writes_is_replayed_where_the_written_tensors_stay(
 def test_no_copy_is_read_of_an_input_in_memory_that_the_graph_writes_to(
     replay: type[Replay],
 ) -> None:
-    call = swap.GraphedLater(write_to_cache, frozenset(), CPU, "silent", frozenset({1}))
+    def add_sum_to_cache(x: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor]:
+        return (cache.add_(x.sum()) * 2,)
+
+    call = swap.GraphedLater(add_sum_to_cache, frozenset(), CPU, "silent", frozenset({1}))
     memory = torch.ones(4)
     for _ in range(3):
-        call(memory[:2], memory[2:])
+        call(memory[1:3], memory[2:])
     assert replay.runs == 0
+    # Beside it is not in it; the written tensor stays where it was.
+    call(memory[:2], memory[2:])
+    assert replay.runs == 1
 
 
 def shift(program: Program) -> Program:

@@ -36,6 +36,7 @@ from torch_cudal1.runtime import guard
 from torch_cudal1.runtime.guard import (
     call_state,
     find_tracing,
+    python_opaque_signature,
     python_signature,
 )
 
@@ -255,6 +256,43 @@ def test_both_signatures_find_the_same_overlaps(windows: list[tuple[int, int]]) 
     )
     for implementation in (python_signature, extension.signature):
         assert (implementation(views, {}) != implementation(separate_views, {})) == overlaps
+
+
+@pytest.fixture(params=["python", NATIVE])
+def sign_opaquely(request: pytest.FixtureRequest) -> Any:
+    if request.param == "python":
+        return python_opaque_signature
+    return getattr(native.extension(), "opaque_signature")  # noqa: B009
+
+
+OF_TENSORS = ("tensor subclass", "sparse", "conjugated", "negative bit", "quantized")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", NOT_SERVABLE)
+def test_an_object_is_described_by_its_class_alone(case: str, sign_opaquely: Any) -> None:
+    first, second = (NOT_SERVABLE[case]() for _ in range(2))
+    described = sign_opaquely((X, first), {"x": [first]})
+    assert (described is None) == (case in OF_TENSORS)
+    assert sign_opaquely((X.clone(), second), {"x": [second]}) == described
+    if described is not None:
+        assert sign_opaquely((X, native), {"x": [native]}) != described
+        assert sign_opaquely((X[:5], first), {"x": [first]}) != described
+
+
+def test_without_objects_the_opaque_signature_tells_as_much(sign_opaquely: Any) -> None:
+    signatures = [sign_opaquely(args, kwargs) for args, kwargs in ARGUMENTS]
+    assert len({*signatures, None}) == len(ARGUMENTS) + 1
+
+
+@pytest.mark.skipif(not BUILT, reason=f"C++ guard: {WHY_NOT}")
+@settings(max_examples=150, deadline=None)
+@given(*(st.lists(st.dictionaries(st.integers(0, 3) | st.text(max_size=1), _plain)),) * 2)
+def test_both_opaque_signatures_distinguish_the_same_calls(a: list[Any], b: list[Any]) -> None:
+    extension: Any = native.extension()
+    first, second = (python_opaque_signature((each, object()), {}) for each in (a, b))
+    fast_first, fast_second = (extension.opaque_signature((each, object()), {}) for each in (a, b))
+    assert (first == second) == (fast_first == fast_second)
 
 
 def test_ten_thousand_signatures_leave_nothing_behind(sign: Any) -> None:

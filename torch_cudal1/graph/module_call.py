@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.graph.addresses import find_address_span, find_overlaps, lie_at
 from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
 from torch_cudal1.graph.dynamo_guards import GuardSplit
 from torch_cudal1.graph.dynamo_session import settle_dynamo
@@ -116,9 +117,9 @@ class ModuleCall:
 
         def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             tensors = list_call_tensors(args, kwargs)
-            spans = [(_find_address_span(tensor), is_written) for tensor, is_written in owned]
+            spans = [(find_address_span(tensor), is_written) for tensor, is_written in owned]
             for number, argument_is_written in read.items():
-                begin, end = _find_address_span(tensors[number])
+                begin, end = find_address_span(tensors[number])
                 for (first, last), is_written in spans:
                     # Two reads of one memory are harmless.
                     if (is_written or argument_is_written) and begin < last and first < end:
@@ -259,17 +260,18 @@ def _fall_back_on_other_overlaps(
     if not written:
         return compiled
     # Dynamo's guards hold, so shapes and strides are the example's, and only addresses can differ.
-    sizes = [end - begin for begin, end in map(_find_address_span, example)]
+    sizes = [end - begin for begin, end in map(find_address_span, example)]
     example_addresses = [tensor.data_ptr() for tensor in example]
-    expected = _find_overlaps(example_addresses, sizes, written)
+    expected = find_overlaps(example_addresses, sizes, written)
     # Of the last call that was like the example: most calls pass tensors that lie where they lay.
     known_addresses = example_addresses
+    positions = list(range(len(example)))
 
     def run(*inputs: torch.Tensor) -> Any:
         nonlocal known_addresses
-        addresses = [tensor.data_ptr() for tensor in inputs]
-        if addresses != known_addresses:
-            if _find_overlaps(addresses, sizes, written) != expected:
+        if not lie_at(inputs, known_addresses, positions):
+            addresses = [tensor.data_ptr() for tensor in inputs]
+            if find_overlaps(addresses, sizes, written) != expected:
                 # The graph's own operators are right for every aliasing.
                 return graph(*inputs)
             known_addresses = addresses
@@ -280,35 +282,9 @@ def _fall_back_on_other_overlaps(
 
 def shares_written_memory(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> bool:
     """Whether a tensor at one of the positions `written` lies, if only in part, in memory of another."""
-    spans = [_find_address_span(tensor) for tensor in tensors]
+    spans = [find_address_span(tensor) for tensor in tensors]
     sizes = [end - begin for begin, end in spans]
-    return bool(_find_overlaps([begin for begin, _ in spans], sizes, written))
-
-
-def _find_overlaps(
-    addresses: Sequence[int], sizes: Sequence[int], written: frozenset[int]
-) -> frozenset[tuple[int, int]]:
-    """Pairs of tensors, by position, whose memory overlaps, one of them written; `sizes` in bytes. One
-    sweep over the addresses: few overlap at all.
-    """
-    spans = sorted(
-        (begin, begin + size, number)
-        for number, (begin, size) in enumerate(zip(addresses, sizes, strict=True))
-    )
-    open_spans: list[tuple[int, int, int]] = []
-    positions = set()
-    for begin, end, number in spans:
-        # Sorted by start, so spans that ended before this one overlap none of the following either.
-        open_spans = [span for span in open_spans if span[1] > begin]
-        # An empty tensor overlaps nothing.
-        if end > begin:
-            positions |= {
-                (min(number, other), max(number, other))
-                for _, _, other in open_spans
-                if {number, other} & written
-            }
-            open_spans.append((begin, end, number))
-    return frozenset(positions)
+    return bool(find_overlaps([begin for begin, _ in spans], sizes, written))
 
 
 def _pass_inputs_through(
@@ -326,19 +302,6 @@ def _pass_inputs_through(
         return results
 
     return run
-
-
-def _find_address_span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last address of a dense tensor's elements, in bytes."""
-    begin = tensor.data_ptr()
-    # The span of strides, not `numel`: a view may skip elements.
-    reach = (
-        sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        + 1
-        if tensor.numel()
-        else 0
-    )
-    return begin, begin + reach * tensor.element_size()
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import Cudal1Error
 from torch_cudal1.device.cuda.sticky_errors import is_sticky
+from torch_cudal1.graph.addresses import find_address_span, lie_at
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.runtime.cuda_graph import GraphedRunner
@@ -154,31 +155,44 @@ class GraphedLater(_OursFirst):
     ) -> None:
         super().__init__(strictness)
         self._compiled: Positional = lambda inputs: list(compiled(*inputs))
-        self._static, self._written = static | written, tuple(sorted(written))
+        self._static, self._written = static | written, sorted(written)
         self._graphed = GraphedRunner(self._compiled, self._static, device, written=written)
-        # Where the written inputs lay in the call before; None before the first.
+        # Where the inputs lay in the call before; None before the first.
         self._addresses: list[int] | None = None
+        # First and last address of each written input there, and the sizes of the copied ones.
+        self._written_spans: list[tuple[int, int]] = []
+        self._copied_sizes: list[tuple[int, int]] = []
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """The graph's outputs, none of which shares memory with another call's."""
-        addresses = [inputs[position].data_ptr() for position in self._written]
         # A capture takes time, and the first answer does not wait for it.
-        may_replay = addresses == self._addresses and not (
-            self._written and self._has_overlap(inputs)
-        )
-        self._addresses = addresses
+        may_replay = self._lie_where_they_lay(inputs) and not self._has_overlap(inputs)
         candidate_call = self._graphed if may_replay else self._compiled
         results: Sequence[Any] = self._call_candidate_first(candidate_call, self._compiled, inputs)
         return results
 
+    def _lie_where_they_lay(self, inputs: Sequence[Any]) -> bool:
+        """Whether the written inputs lie where they lay in the call before. Notes where they lie."""
+        if self._addresses is not None and lie_at(inputs, self._addresses, self._written):
+            return True
+        self._addresses = [tensor.data_ptr() for tensor in inputs]
+        spans = [find_address_span(tensor) for tensor in inputs]
+        self._written_spans = [spans[position] for position in self._written]
+        # Shapes and strides are the same in every call: the graph was compiled for them.
+        self._copied_sizes = [
+            (position, end - begin)
+            for position, (begin, end) in enumerate(spans)
+            if self._written and position not in self._static
+        ]
+        return False
+
     def _has_overlap(self, inputs: Sequence[Any]) -> bool:
         """Whether an input that the graph reads from a copy lies in memory that it writes to."""
-        written = {inputs[position].untyped_storage().data_ptr() for position in self._written}
-        return any(
-            tensor.untyped_storage().data_ptr() in written
-            for position, tensor in enumerate(inputs)
-            if position not in self._static
-        )
+        for position, size in self._copied_sizes:
+            begin = inputs[position].data_ptr()
+            if any(begin < last and first < begin + size for first, last in self._written_spans):
+                return True
+        return False
 
 
 def swap(

@@ -229,7 +229,7 @@ def opaque_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Has
     the class of such an object only, so Dynamo's guards have to compare what the object holds. None
     where a tensor cannot be served.
     """
-    return python_signature(args, kwargs, opaque=True)
+    return _opaque_signature(args, kwargs)
 
 
 class _NotServableError(Exception):
@@ -319,6 +319,11 @@ def _overlaps(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     )
 
 
+def python_opaque_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
+    """`opaque_signature` in plain Python."""
+    return python_signature(args, kwargs, opaque=True)
+
+
 def _choose_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
     """Chooses the implementation at the first call, so that importing this module loads no
     extension.
@@ -329,4 +334,16 @@ def _choose_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Ha
     return _signature(args, kwargs)
 
 
-_signature: Callable[[tuple[object, ...], dict[str, object]], Hashable | None] = _choose_signature
+def _choose_opaque_signature(
+    args: tuple[object, ...], kwargs: dict[str, object]
+) -> Hashable | None:
+    """The same for `opaque_signature`."""
+    global _opaque_signature
+    extension = native.extension()
+    _opaque_signature = python_opaque_signature if extension is None else extension.opaque_signature
+    return _opaque_signature(args, kwargs)
+
+
+_Signature: TypeAlias = Callable[[tuple[object, ...], dict[str, object]], Hashable | None]
+_signature: _Signature = _choose_signature
+_opaque_signature: _Signature = _choose_opaque_signature
