@@ -13,7 +13,7 @@ is run or decided here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from torch_cudal1.ir.aliasing import is_view
 from torch_cudal1.ir.aten import CUSTOM_OPERATORS, overload
+from torch_cudal1.ir.block_layouts import insert_contiguous_copies, is_permuted
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.equal_steps import merge_equal_steps
 from torch_cudal1.ir.ops import attention_names
@@ -101,8 +102,8 @@ class RepeatedBlock:
 @dataclass(frozen=True)
 class BlockPartition:
     """The repeated blocks of a Program, and all of its steps as segments in step order: occurrences
-    of blocks, and what lies between. `program`: the Program with equal steps merged, whose steps and
-    values the segments name.
+    of blocks, and what lies between. `program`: the Program with equal steps merged and what enters
+    blocks in a plain layout, whose steps and values the segments name.
     """
 
     program: Program
@@ -140,6 +141,9 @@ def partition_blocks(program: Program) -> BlockPartition:
     blocks = tuple(finder.find(0, len(program.steps)))
     if not blocks:
         return BlockPartition(program, (), ())
+    if (other := _lay_out_contiguously(finder, blocks)) is not None:
+        finder, blocks = other
+        program = finder.program
     by_begin = {
         occurrence.steps[0]: occurrence for block in blocks for occurrence in block.occurrences
     }
@@ -154,6 +158,37 @@ def partition_blocks(program: Program) -> BlockPartition:
         rest = range(position, len(program.steps))
         segments.append(extract_steps(program, rest, finder.specs))
     return BlockPartition(program, blocks, tuple(segments))
+
+
+def _lay_out_contiguously(
+    finder: _BlockFinder, blocks: Sequence[RepeatedBlock]
+) -> tuple[_BlockFinder, tuple[RepeatedBlock, ...]] | None:
+    """The Program with a plain layout of what enters its blocks, and its blocks; None where nothing is
+    to be changed, or where blocks or strides of outputs would be lost.
+    """
+    program, specs = finder.program, finder.specs
+    permuted = {
+        value
+        for block in blocks
+        for value in block.occurrences[0].inputs
+        if is_permuted(specs[value]) and finder.is_computed_by_kernel(value)
+    }
+    changed = insert_contiguous_copies(program, permuted) if permuted else None
+    if changed is None:
+        return None
+    other = _BlockFinder(changed)
+    other_blocks = tuple(other.find(0, len(changed.steps)))
+    pairs = zip(program.outputs, changed.outputs, strict=True)
+    has_same_outputs = all(
+        before is None or after is None or specs[before] == other.specs[after]
+        for before, after in pairs
+    )
+    is_as_good = _count_copied_steps(other_blocks) >= _count_copied_steps(blocks)
+    return (other, other_blocks) if has_same_outputs and is_as_good else None
+
+
+def _count_copied_steps(blocks: Iterable[RepeatedBlock]) -> int:
+    return sum((len(block.occurrences) - 1) * len(block.program.steps) for block in blocks)
 
 
 def compose_blocks(partition: BlockPartition, replacements: Mapping[str, Program]) -> Program:
@@ -228,7 +263,7 @@ class _BlockFinder:
     """Finds the blocks of one Program. `specs`: of its values."""
 
     def __init__(self, program: Program) -> None:
-        self._program = program
+        self.program = program
         self.specs = value_specs(program)
         self._forms = self._write_forms()
         numbers: dict[str, int] = {}
@@ -256,12 +291,17 @@ class _BlockFinder:
             yield block
         yield from self.find(stop, end)
 
+    def is_computed_by_kernel(self, value: int) -> bool:
+        """Whether a kernel that Inductor writes makes the value: no library, whose layout is its own."""
+        maker = self._fusions.makers.get(value)
+        return maker is not None and not _is_product(self.program.steps[maker])
+
     def _write_forms(self) -> list[str]:
         """A text for each step, the same for steps that differ in nothing but the values they
         read.
         """
         forms = []
-        for step in self._program.steps:
+        for step in self.program.steps:
             operands = tuple(self.specs[index] for index in step.reads)
             # By its text: arguments may be of any type, and 1, 1.0 and True would be equal.
             operation = (
@@ -278,7 +318,7 @@ class _BlockFinder:
         """Start, length of a block, and end of the longest run of equal blocks; None where no run
         has enough of them.
         """
-        classes, steps = self._classes, self._program.steps
+        classes, steps = self._classes, self.program.steps
         positions_of_class: dict[int, list[int]] = {}
         for position in range(begin, end):
             if _is_product(steps[position]):
@@ -330,7 +370,7 @@ class _BlockFinder:
             ),
         )
         segments = [
-            extract_steps(self._program, range(first, first + length), self.specs)
+            extract_steps(self.program, range(first, first + length), self.specs)
             for first in range(begin, stop - length + 1, length)
         ]
         digest, count = Counter(segment.digest for segment in segments).most_common(1)[0]
@@ -341,7 +381,7 @@ class _BlockFinder:
 
     def _count_crossing(self, cut: int) -> int:
         """How many values made before the step at `cut` are read from there on."""
-        earlier_values = {value for step in self._program.steps[:cut] for value in step.writes}
+        earlier_values = {value for step in self.program.steps[:cut] for value in step.writes}
         return sum(
             any(reader >= cut for reader in readers)
             for value, readers in self._readers.items()
@@ -357,7 +397,8 @@ class _Fusions:
     def __init__(self, program: Program) -> None:
         self._steps = program.steps
         # The step that computes a value, followed back through views; a view is no kernel.
-        makers: dict[int, int] = {}
+        self.makers: dict[int, int] = {}
+        makers = self.makers
         self._edges: list[tuple[int, int]] = []
         self._users: dict[int, list[int]] = {}
         # A value that every layer reads has as many readers, and each is asked for at every cut.
