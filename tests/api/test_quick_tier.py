@@ -287,7 +287,7 @@ class Counting(nn.Module):
         self.register_buffer("cache", torch.zeros(8, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        index = torch.arange(x.shape[0]) + self.position
+        index = torch.arange(x.shape[0], device=x.device) + self.position
         self.position.add_(x.shape[0])
         self.cache.index_copy_(0, index, self.linear(x))
         return torch.softmax(x @ self.cache.T, -1) @ self.cache

@@ -337,7 +337,9 @@ def test_an_interrupt_ends_with_130_without_a_traceback_or_half_an_entry(
     time.sleep(1.0)  # into the start of a judge's child
     os.kill(process.pid, signal.SIGINT)
     result = end(process)
-    assert result.code == 130, result
+    # A shell reports 130 for both: Python ends itself by the signal where the interrupt came while
+    # a library was running Python code of its own.
+    assert result.code in (130, -signal.SIGINT), result
     assert "Traceback" not in result.err
     assert "interrupted" in result.err
     assert not [

@@ -187,3 +187,25 @@ def test_extracted_steps_take_what_they_read_and_give_what_is_read_outside() -> 
     assert segment.inputs == program.steps[norm].reads
     # The mean and the deviation are read by no other step.
     assert segment.outputs == program.steps[norm].writes[:1]
+
+
+class Biased(nn.Module):
+    """Layers that all read one value, made by a kernel from `rows` x 1 and 1 x WIDTH numbers."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.column, self.row = nn.Parameter(torch.randn(rows, 1)), nn.Parameter(torch.randn(WIDTH))
+        self.layers = make_stack(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = torch.tanh(self.column) * self.row
+        for layer in self.layers:
+            x = layer(x) if isinstance(layer, nn.Linear) else layer(x) + bias
+        return x
+
+
+def test_a_large_value_that_all_blocks_read_is_a_lost_fusion() -> None:
+    for rows, lost in ((1, 0), (ROWS, 1)):
+        program = capture_region(Biased(rows).eval(), torch.randn(ROWS, WIDTH)).program
+        (block,) = partition_blocks(program).blocks
+        assert block.lost_fusions == lost

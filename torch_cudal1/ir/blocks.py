@@ -12,6 +12,7 @@ is run or decided here.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ class Segment:
 @dataclass(frozen=True)
 class RepeatedBlock:
     """Equal segments of a Program, in step order. `lost_fusions`: how many pairs of steps a cut at
-    the ends of a block parts that Inductor could fuse in the whole Program.
+    the ends of a block parts that Inductor could fuse in the whole Program, and how many large values
+    lie in memory between that it would compute in each block.
     """
 
     occurrences: tuple[Segment, ...]
@@ -377,7 +379,34 @@ class _BlockFinder:
         if count < MIN_OCCURRENCES:
             return None
         equal_segments = tuple(segment for segment in segments if segment.digest == digest)
-        return RepeatedBlock(equal_segments, self._fusions.count_parted(begin + length, length))
+        lost_fusions = self._fusions.count_parted(begin + length, length)
+        return RepeatedBlock(
+            equal_segments, lost_fusions + self._count_large_shared(equal_segments)
+        )
+
+    def _count_large_shared(self, segments: Sequence[Segment]) -> int:
+        """How many values that all segments read are about as large as what a kernel computes with
+        them, and made by a kernel: in the whole Inductor computes such a value anew in each layer,
+        from less memory. The position bias of T5 is one.
+        """
+        shared = set.intersection(*(set(segment.inputs) for segment in segments))
+        steps = set(segments[0].steps)
+        return sum(
+            2 * math.prod(self.specs[value].shape)
+            > max(
+                map(self._count_elements, steps & set(self._fusions.list_users(value))), default=0
+            )
+            > 0
+            for value in shared
+            if self.is_computed_by_kernel(value)
+        )
+
+    def _count_elements(self, position: int) -> int:
+        """Elements that the step computes; 0 for a library call."""
+        step = self.program.steps[position]
+        if _is_product(step):
+            return 0
+        return max(math.prod(self.specs[value].shape) for value in step.writes)
 
     def _count_crossing(self, cut: int) -> int:
         """How many values made before the step at `cut` are read from there on."""
@@ -413,11 +442,16 @@ class _Fusions:
                 self._edges.append((source, position))
                 self._users.setdefault(source, []).append(position)
 
+    def list_users(self, value: int) -> Sequence[int]:
+        """The steps that read what the maker of a value makes, also through views."""
+        return self._users.get(self.makers.get(value, -1), ())
+
     def count_parted(self, cut: int, length: int) -> int:
         """How many fusible pairs have one step among the `length` before `cut`, and one among as many
         from there on.
 
-        What every layer reads is made before all of them: it lies in memory in the whole Program too.
+        What every layer reads is made before all of them: unless it is large, it costs no more in
+        memory than computed anew.
         """
         return sum(
             cut - length <= source < cut <= user < cut + length and self._is_fusible(source, user)

@@ -49,7 +49,8 @@ _HEAVY_FLOPS = 2e11  # on the CPU a float64 run of this takes seconds
 _KEPT_BYTES, _MOST_KEPT = 256 << 20, 8
 _AUDIT_SHARE = 0.1  # of the time budget
 _SLOPE_US = 20_000.0
-_SLOPES = (3, 3, 5, 7)  # of each try; batches twice as long each time
+_SLOPES = (3, 3, 5, 7, 9, 9)  # of each try
+_LONGEST_BATCHES = 3  # how often batches become twice as long
 _SLOW_US = 300_000.0  # one slope of a call this long says enough
 _FIRST_US, _FIRST_OVER_BASELINE, _FIRST_OVER_STEADY = 250_000.0, 20.0, 100.0
 _MOST_SYNC_RATIO = 1.5  # as in CUDA-L2's defence
@@ -326,10 +327,11 @@ def _check_child_clock(trial: Trial, audit: OutputAudit, measurement: Measuremen
     cost_us = measurement.summaries["hot"].b_us
     timer = ChildBatchTimer(trial.child, "candidate", audit.sets, keep=False)
     timer.time_batch(1)  # makes the rotating sets
-    # Noise passes on a later try with longer batches; a false clock is as far off in each.
+    # Noise passes on a later try with longer batches, on a machine with other work perhaps on
+    # the last one only; a false clock is as far off in each.
     for attempt, count in enumerate(_SLOPES):
         # Twice as many calls a try: the error of the request's time is divided by more calls.
-        calls = math.ceil(_SLOPE_US / cost_us) << attempt
+        calls = math.ceil(_SLOPE_US / cost_us) << min(attempt, _LONGEST_BATCHES)
         answer = check_wall_slope(
             [measure_slope(timer, calls) for _ in range(1 if cost_us > _SLOW_US else count)]
         )

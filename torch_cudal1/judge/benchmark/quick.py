@@ -60,7 +60,8 @@ _SPARE = 1.25  # a first guess this much longer is seldom too short
 _SLOPE_US = 4_000.0
 _LAUNCH_US = 50.0  # of the host, which a benchmark of queued calls does not measure
 # of each try; batches twice as long each time, as far as what they keep allows
-_SLOPES = (1, 3, 5, 9)
+_SLOPES = (1, 3, 5, 9, 9, 9)
+_LONGEST_BATCHES = 3  # how often they become twice as long
 
 
 @dataclass
@@ -347,7 +348,9 @@ def _check_child_clock(timer: ChildBatchTimer, cost_us: float) -> CheckResult:
     # on none.
     for attempt, count in enumerate(_SLOPES):
         slopes = [
-            measure_slope(separate_timer, math.ceil(_SLOPE_US / cost_us) << attempt)
+            measure_slope(
+                separate_timer, math.ceil(_SLOPE_US / cost_us) << min(attempt, _LONGEST_BATCHES)
+            )
             for _ in range(count)
         ]
         answer = check_wall_slope(slopes)
