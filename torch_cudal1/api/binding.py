@@ -39,18 +39,24 @@ from torch_cudal1.api.ranks.consensus import (
     read_broadcast_choices,
 )
 from torch_cudal1.api.signatures.known_calls import is_known, remember_call
+from torch_cudal1.api.signatures.recalled_capture import (
+    RecalledGraph,
+    recall_capture,
+    remember_capture,
+)
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import find_device
 from torch_cudal1.graph.capture import TracedModule
-from torch_cudal1.graph.captured import capture_call_graphs, get_examples, lower_captured
+from torch_cudal1.graph.captured import get_examples, lower_captured, trace_call
 from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.graph.module_call import (
     Call,
     ModuleCall,
+    capture_module_call,
     list_call_tensors,
     shares_written_memory,
 )
@@ -145,7 +151,12 @@ def bind(
             settings, find_device([*list_call_tensors(args, kwargs), *module.parameters()])
         )
     try:
-        captured, traced = capture_call_graphs(module, args, kwargs)
+        captured = capture_module_call(module, args, kwargs)
+        context = make_context(find_device([*captured.inputs, *module.parameters()]), settings)
+        recalled = _bind_recalled(module, (args, dict(kwargs)), captured, context)
+        if recalled is not None:
+            return recalled
+        traced = trace_call(captured)
         graphs = [lower_captured(graph, module) for graph in traced.graphs]
     # A break means that Python of the user stands between graphs. Only the user's own calls may run
     # it.
@@ -154,7 +165,6 @@ def bind(
     except NotLowerableError as problem:
         telemetry.record("capture", "left_out", reason=problem.reason)
         return Unbound(problem.reason)
-    context = make_context(find_device([*captured.inputs, *module.parameters()]), settings)
     task = _CapturedCall(module, (args, dict(kwargs)), captured, traced, graphs, context)
     regions = [item.region for item in graphs]
     # Ranks must run the same choice: two kernels that round differently would make replicas
@@ -172,10 +182,43 @@ def bind(
         # A later process asks for this digest before it captures anything.
         if settings.on_miss in ("tune", "quick"):
             remember_call(module, args, dict(kwargs), context)
+            remember_capture(captured, traced, graphs, context)
         return result
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {result.reason}")
     return Unbound(result.reason, missed=True)
+
+
+def _bind_recalled(
+    module: torch.nn.Module,
+    example: tuple[tuple[Any, ...], dict[str, Any]],
+    captured: ModuleCall,
+    context: TuneContext,
+) -> Bound | Unbound | None:
+    """The binding without a trace, where an earlier process left a record of it and what runs computes
+    what the user's own operators compute; else None.
+    """
+    # A search looks at the call as if nothing were known; ranks agree on regions by their traces.
+    if context.settings.on_miss == "tune" or has_ranks(context.settings):
+        return None
+    recalled = recall_capture(captured, module, context)
+    if isinstance(recalled, Refusal):
+        return None
+    task = _CapturedCall(module, example, captured, recalled, [recalled.region], context)
+    bound, _ = task.decide(None)
+    if isinstance(bound, Unbound):
+        return None if bound.missed else bound
+    # Imported here, as where composed wholes are checked.
+    from torch_cudal1.api.shadow import check_recalled
+
+    (choice,) = bound.choices
+    refusal = check_recalled(
+        choice, recalled.call, captured.graph.forward, captured.inputs, context
+    )
+    telemetry.record(
+        "capture", "recalled", choice.region.key, wrong="" if refusal is None else refusal.reason
+    )
+    return bound if refusal is None else None
 
 
 def _bind_in_pieces(
@@ -227,7 +270,7 @@ class _CapturedCall:
     module: torch.nn.Module
     example: tuple[tuple[Any, ...], dict[str, Any]]
     captured: ModuleCall
-    traced: TracedModule
+    traced: TracedModule | RecalledGraph
     graphs: Sequence[LoweredRegion]
     context: TuneContext
 

@@ -19,6 +19,7 @@ from torch_cudal1.api.end_to_end import TORCH_COMPILE
 from torch_cudal1.api.gradients.double_backward import allow_double_backward
 from torch_cudal1.api.inductor import compile_fx_graph, compile_with_inductor
 from torch_cudal1.api.shadow import wrap_with_checks
+from torch_cudal1.api.signatures.recalled_capture import RecalledGraph
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.capture import TracedModule, find_lifted_parameters
 from torch_cudal1.graph.functional_module import list_running_statistics, preserve_versions
@@ -177,7 +178,7 @@ class ServedCall:
 
 
 def fill_graphs(
-    traced: TracedModule,
+    traced: TracedModule | RecalledGraph,
     regions: Sequence[LoweredRegion],
     choices: Sequence[Choice],
     context: TuneContext,
@@ -235,7 +236,7 @@ def _compile_dynamo_graph(captured: ModuleCall, choice: Choice) -> Callable[...,
 
 
 def _build_graphs(
-    traced: TracedModule,
+    traced: TracedModule | RecalledGraph,
     choices: Sequence[Choice],
     context: TuneContext,
     compiled: Sequence[Swapped],
@@ -267,7 +268,7 @@ def _build_graphs(
 
 
 def _make_direct_call(
-    traced: TracedModule,
+    traced: TracedModule | RecalledGraph,
     regions: Sequence[LoweredRegion],
     built: Sequence[Swapped],
     captured: ModuleCall,
@@ -295,7 +296,7 @@ def _make_direct_call(
     )
 
 
-def find_written_placeholders(traced: TracedModule) -> frozenset[int]:
+def find_written_placeholders(traced: TracedModule | RecalledGraph) -> frozenset[int]:
     """The placeholders of Dynamo's graph that a call writes to."""
     return frozenset(
         origin for graph in traced.graphs for origin in graph.writes if isinstance(origin, int)

@@ -47,7 +47,7 @@ from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.cache.quarantine import QuarantineRecord, quarantine_candidate
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["check_composed", "wrap_with_checks"]
+__all__ = ["check_composed", "check_recalled", "wrap_with_checks"]
 
 # TF32 keeps 10 bits of mantissa, so it rounds to half of 2^-10.
 TF32_ROUNDOFF = 2.0**-11
@@ -129,6 +129,26 @@ def check_composed(
                 return Refusal(f"the whole that its blocks compose is wrong: {problem}")
     telemetry.count("compositions_checked")
     return None
+
+
+def check_recalled(
+    choice: Choice,
+    call: Callable[..., Sequence[Any]],
+    own_call: Callable[..., Sequence[Any]],
+    inputs: Sequence[torch.Tensor],
+    context: TuneContext,
+) -> Refusal | None:
+    """What is wrong with the outputs of `call`, whose Program comes from a record of an earlier process,
+    by those of `own_call`, the user's own operators, on these inputs.
+    """
+    with tracing(None), unset_fake_temporarily(), torch.no_grad():
+        try:
+            expected, results = own_call(*inputs), call(*inputs)
+        except FAILURES as error:
+            if is_sticky(error):
+                raise
+            return Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
+        return _find_difference(results, expected, _choose_tolerance(choice, context))
 
 
 class _CheckedCallable:

@@ -17,7 +17,7 @@ from torch_cudal1.graph.lower import LoweredRegion, lower
 from torch_cudal1.graph.module_call import ModuleCall, capture_module_call
 from torch_cudal1.ir.records import Region
 
-__all__ = ["capture_call_graphs", "capture_regions", "get_examples", "lower_captured"]
+__all__ = ["capture_call_graphs", "capture_regions", "get_examples", "lower_captured", "trace_call"]
 
 
 def capture_regions(
@@ -39,13 +39,18 @@ def capture_call_graphs(
     call could not undo.
     """
     captured = capture_module_call(module, args, kwargs)
+    return captured, trace_call(captured)
+
+
+def trace_call(captured: ModuleCall) -> TracedModule:
+    """The ATen graphs of a captured call. Raises as `capture_call_graphs`."""
     traced = trace(captured.graph, captured.inputs)
     # A trial of the whole call puts back what it writes. A replaced storage could not be put back.
     if traced.replaces_memory:
         raise NotLowerableError(
             "its forward gives a tensor other memory (`.data = ...`, `set_`), which a kernel would not repeat"
         )
-    return captured, traced
+    return traced
 
 
 def lower_captured(graph: CapturedGraph, module: torch.nn.Module) -> LoweredRegion:

@@ -18,6 +18,7 @@ import torch.fx as fx
 from torch.utils import _pytree as pytree
 
 from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.core.gc_pause import pause_gc
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.addresses import find_address_span, find_overlaps, lie_at
 from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
@@ -129,6 +130,7 @@ class ModuleCall:
         return check
 
 
+@pause_gc()
 def capture_module_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ModuleCall:

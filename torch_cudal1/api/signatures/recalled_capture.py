@@ -1,0 +1,146 @@
+"""Recalls, in a later process, what AOTAutograd made of a call's graph, so that a start on a warm cache
+does not trace it again.
+
+        Dynamo's graph ──digest──> record: region's key, order of inputs ──> entry: the region's Program
+
+Only for the simplest calls: one inference graph that writes to nothing and hands out fresh memory.
+The Program is the one that the entry runs, and the first call compares what it computes with the own
+operators of Dynamo's graph (`api.shadow.check_recalled`): a record is a hint, never a proof.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch._functorch import config as functorch_config
+
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.core.version import __version__
+from torch_cudal1.graph.capture import CapturedGraph, TracedModule
+from torch_cudal1.graph.graph_digest import compute_graph_digest
+from torch_cudal1.graph.lower import LoweredRegion
+from torch_cudal1.graph.module_call import ModuleCall
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.records import Region
+from torch_cudal1.store.context import TuneContext
+
+__all__ = ["RecalledGraph", "recall_capture", "remember_capture"]
+
+# Raised when records of before must not be read.
+_FORM = 1
+
+
+@dataclass(frozen=True, eq=False)
+class RecalledGraph:
+    """What stands for a trace: the one graph, of which only inputs are known, and `call`, once `fill` has
+    given it its callable. It writes to nothing.
+    """
+
+    region: LoweredRegion
+    graph: CapturedGraph
+    direct: bool = True
+    mutated_inputs: frozenset[int] = frozenset()
+    replay_writes: frozenset[int] | None = frozenset()
+    _slot: list[Callable[[Sequence[Any]], Sequence[Any]]] = field(default_factory=list)
+
+    @property
+    def graphs(self) -> tuple[CapturedGraph, ...]:
+        """The graph, as those of a trace."""
+        return (self.graph,)
+
+    def fill(self, kind: str, run: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        """Let `run`, which takes the graph's placeholders in one sequence, be the graph."""
+        self._slot[:] = [run]
+
+    def call(self, *inputs: Any) -> Sequence[Any]:
+        """Inputs of Dynamo's graph in, its outputs out."""
+        (run,) = self._slot
+        return run([inputs[origin] for origin in self.graph.origins if isinstance(origin, int)])
+
+
+def remember_capture(
+    captured: ModuleCall,
+    traced: TracedModule,
+    regions: Sequence[LoweredRegion],
+    context: TuneContext,
+) -> None:
+    """Note how the region of this call sits in Dynamo's graph, where that is all there is to know."""
+    if not traced.direct or not traced.is_pure or is_random_program(regions[0].region.program):
+        return
+    name = _name_record(captured, context)
+    if isinstance(name, Refusal):
+        return
+    (item,), (graph,) = regions, traced.graphs
+    value = {
+        "region": item.region.key,
+        "order": list(item.order),
+        "origins": list(graph.origins),
+        "static": sorted(graph.static),
+    }
+    if context.cache.get_decision_record(name, context.target, context.contract) != value:
+        context.cache.put_decision_record(name, value, context.target, context.contract)
+
+
+def recall_capture(
+    captured: ModuleCall, module: torch.nn.Module, context: TuneContext
+) -> RecalledGraph | Refusal:
+    """The region of this call, as an earlier process found it, or why it must be traced."""
+    name = _name_record(captured, context)
+    if isinstance(name, Refusal):
+        return name
+    record = context.find_decision_record(name)
+    if isinstance(record, Refusal):
+        return record
+    try:
+        key, order = str(record["region"]), tuple(int(number) for number in record["order"])
+        origins = tuple(int(number) for number in record["origins"])
+        static = frozenset(int(number) for number in record["static"])
+    except (KeyError, TypeError, ValueError) as error:
+        return Refusal(f"the record of the capture is damaged: {type(error).__name__}: {error}")
+    hit = context.cache.get(key, context.target, context.contract)
+    if isinstance(hit, Refusal):
+        return hit
+    program = hit.entry.choice.program
+    # Where a kernel runs, the entry does not hold the region's own Program.
+    if program.digest != key:
+        return Refusal("the entry holds another Program than the region's own")
+    numbers = range(len(origins))
+    if not set(order) <= set(numbers) or not set(origins) <= set(range(len(captured.inputs))):
+        return Refusal("the record of the capture names inputs that this graph does not have")
+    if len(order) != len(program.inputs):
+        return Refusal("the record of the capture is of another Program")
+    region = Region(
+        program,
+        tuple("parameter" if position in static else "input" for position in order),
+        name=f"{type(module).__name__}.inference",
+    )
+    graph = CapturedGraph("inference", fx.GraphModule({}, fx.Graph()), static, origins)
+    return RecalledGraph(LoweredRegion(region, order), graph)
+
+
+def _name_record(captured: ModuleCall, context: TuneContext) -> str | Refusal:
+    """The record's name: all that AOTAutograd's trace of this graph depends on."""
+    attention = (
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+    )
+    switches = [
+        f"capture {_FORM} {__version__}",
+        repr(attention),
+        repr(sorted(functorch_config.get_config_copy().items(), key=str)),
+        repr(context.target),
+    ]
+    # Only an inference graph has a record, and a graph of tensors that want gradients is none.
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in captured.inputs):
+        return Refusal("a training step is traced")
+    digest = compute_graph_digest(captured.graph, captured.inputs, extra=switches)
+    if isinstance(digest, Refusal):
+        return digest
+    return hashlib.sha256(f"capture {digest}".encode()).hexdigest()
