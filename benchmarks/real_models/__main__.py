@@ -8,18 +8,12 @@ other columns of its model. A column that fails, or is not ready in time, counts
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
-import selectors
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,34 +21,20 @@ from typing import Any
 import torch
 
 from benchmarks import report
+from benchmarks.bench_models import comma_list_of
+from benchmarks.real_models.column_run import (
+    ColumnRun,
+    await_preparation,
+    end,
+    sample,
+    start_column,
+)
 from benchmarks.real_models.columns import BASELINES, COLUMNS, OURS
 from benchmarks.real_models.zoo import MODELS
 
 __all__ = ["compare_with_baselines", "geometric_mean", "main"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 5
-# Seconds that one column is sampled in a round.
-SAMPLE_S = 0.15
-# A sample of a column that hangs ends it.
-ANSWER_LIMIT_S = 60.0
-
-
-@dataclass
-class ColumnRun:
-    """One column of one model: its process, what it answered, and its samples by round."""
-
-    model: str
-    column: str
-    process: subprocess.Popen[str]
-    log: Path
-    facts: dict[str, Any] = field(default_factory=dict)
-    rounds: list[list[float]] = field(default_factory=list)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be sampled."""
-        return bool(self.facts) and "failed" not in self.facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,98 +59,21 @@ def _measure_batch(
     models: Sequence[str], args: argparse.Namespace, scratch: Path
 ) -> list[ColumnRun]:
     runs = [
-        _start_column(model, column, args, scratch / f"{model}.{column}")
+        start_column(model, column, args, scratch / f"{model}.{column}")
         for model in models
         for column in args.columns
     ]
     try:
-        _await_preparation(runs, args.limit_s)
+        await_preparation(runs, args.limit_s)
         for model in models:
             contenders = [run for run in runs if run.model == model and run.is_ready]
             for _ in range(ROUNDS):
                 for run in contenders:
-                    _sample(run)
+                    sample(run)
     finally:
         for run in runs:
-            _end(run)
+            end(run)
     return runs
-
-
-def _start_column(model: str, column: str, args: argparse.Namespace, folder: Path) -> ColumnRun:
-    folder.mkdir(parents=True)
-    # Caches of its own: a column must not find what another one compiled.
-    environment = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(args.compile_threads),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
-    }
-    command = [sys.executable, "-m", "benchmarks.real_models.column_process"]
-    for name in ("size", "precision", "device"):
-        command += [f"--{name}", str(getattr(args, name))]
-    command += ["--model", model, "--column", column, "--cache-dir", str(folder / "cache")]
-    log = folder / "log.txt"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-        )
-    return ColumnRun(model, column, process, log)
-
-
-def _await_preparation(runs: Sequence[ColumnRun], limit_s: float) -> None:
-    """Wait until every column said how its preparation went; one that is late has failed."""
-    deadline = time.monotonic() + limit_s
-    with selectors.DefaultSelector() as selector:
-        for run in runs:
-            selector.register(run.process.stdout, selectors.EVENT_READ, run)  # type: ignore[arg-type]
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                selector.unregister(key.fileobj)
-                run: ColumnRun = key.data
-                run.facts = _read_answer(run)
-    for run in runs:
-        run.facts = run.facts or {"failed": f"not ready in {limit_s:g} s"}
-
-
-def _read_answer(run: ColumnRun) -> dict[str, Any]:
-    assert run.process.stdout is not None
-    line = run.process.stdout.readline()
-    if line:
-        return dict(json.loads(line))
-    lines = run.log.read_text(errors="replace").strip().splitlines()
-    return {"failed": f"ended: {lines[-1][:300] if lines else 'without a word'}"}
-
-
-def _sample(run: ColumnRun) -> None:
-    assert run.process.stdin is not None
-    assert run.process.stdout is not None
-    if not run.is_ready:
-        return
-    run.process.stdin.write(f"sample {SAMPLE_S}\n")
-    run.process.stdin.flush()
-    with selectors.DefaultSelector() as selector:
-        selector.register(run.process.stdout, selectors.EVENT_READ)
-        answer = _read_answer(run) if selector.select(ANSWER_LIMIT_S) else {"failed": "hangs"}
-    if "us" in answer:
-        run.rounds.append(answer["us"])
-    else:
-        run.facts = answer
-
-
-def _end(run: ColumnRun) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(run.process.pid, signal.SIGKILL)
-    run.process.wait()
 
 
 def _make_row(model: str, args: argparse.Namespace, runs: Sequence[ColumnRun]) -> dict[str, Any]:
@@ -254,27 +157,14 @@ def _make_document(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> 
     return {**document, "command": command, "summary": _summarise(rows)}
 
 
-def _comma_list(known: Sequence[str]) -> Any:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        unknown = sorted(set(names) - set(known))
-        if unknown:
-            raise argparse.ArgumentTypeError(
-                f"expected some of {', '.join(known)}, got {unknown[0]}"
-            )
-        return names
-
-    return parse
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_models", description=__doc__)
     add = parser.add_argument
     add("--out", type=Path, required=True, help="the results file (JSON)")
-    add("--models", type=_comma_list(list(MODELS)), default=list(MODELS))
+    add("--models", type=comma_list_of(list(MODELS)), default=list(MODELS))
     add(
         "--columns",
-        type=_comma_list(list(COLUMNS)),
+        type=comma_list_of(list(COLUMNS)),
         default=["eager", "torch.compile", "reduce-overhead", "accelerate", "backend"],
     )
     add("--size", choices=("small", "large"), default="small")
