@@ -18,10 +18,12 @@ def tabulate_real_models(results: Path) -> list[str]:
     """A table for each results file, oldest first."""
     documents = [(path.name, load(path)) for path in results.glob("*-real-*.json")]
     documents.sort(key=lambda item: item[1]["created"])
-    return [line for name, document in documents for line in _tabulate(name, document)]
+    return [
+        line for name, document in documents for line in _TABULATE[document["kind"]](name, document)
+    ]
 
 
-def _tabulate(name: str, document: Mapping[str, Any]) -> list[str]:
+def _tabulate_columns(name: str, document: Mapping[str, Any]) -> list[str]:
     columns = document["options"]["columns"]
     package_columns = [column for column in columns if column in document["summary"]]
     head = ["model", *(f"{column}, ms" for column in columns)]
@@ -49,3 +51,73 @@ def _format_time(column: Mapping[str, Any]) -> str:
     if "us" in column:
         return f"{column['us'] / 1000:.3f}"
     return f"failed: {column.get('failed', 'no time')}".replace("|", "/")
+
+
+def _tabulate_blocks(name: str, document: Mapping[str, Any]) -> list[str]:
+    lines = make_heading(name, document)
+    lines += [
+        "| model | blocks | kernels compiled, whole | by blocks | compile, whole, s | by blocks, s "
+        "| whole, ms | by blocks, ms | by blocks vs whole |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        if "speedup" not in row:
+            lines.append(f"| {row['model']} | {row.get('failed', 'none')} |" + " |" * 7)
+            continue
+        blocks = ", ".join(
+            f"{block['occurrences']} of {block['steps']} steps" for block in row["blocks"]
+        )
+        whole, parts = row["inductor"], row["regional"]
+        lines.append(
+            f"| {row['model']} | {blocks} | {whole['compiled_kernels']} | "
+            f"{parts['compiled_kernels']} | {whole['compile_s']:.1f} | {parts['compile_s']:.1f} | "
+            f"{row['whole_us'] / 1000:.3f} | {row['by_blocks_us'] / 1000:.3f} | "
+            f"{row['speedup']['value']:.3f}x |"
+        )
+    return [*lines, ""]
+
+
+def _tabulate_depth(name: str, document: Mapping[str, Any]) -> list[str]:
+    lines = make_heading(name, document)
+    lines += [
+        "| Llama of 7-billion width | ready after, s | searches | candidates judged | own forward, ms "
+        "| accelerated, ms | runs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        if "failed" in row:
+            lines.append(f"| {row['model']} | failed: {row['failed']} |" + " |" * 5)
+            continue
+        counters = row["counters"]
+        lines.append(
+            f"| {row['model']} | {row['seconds']:.1f} | {counters['regions_tuned']} | "
+            f"{counters['candidates_judged']} | {row['own_us'] / 1000:.2f} | "
+            f"{row['us'] / 1000:.2f} | {', '.join(row['runs'])} |"
+        )
+    return [*lines, ""]
+
+
+def _tabulate_starts(name: str, document: Mapping[str, Any]) -> list[str]:
+    ways = list(document["rows"][0]["ways"])
+    lines = make_heading(name, document)
+    head = ["model", *(f"{way}, cold, s | warm, s" for way in ways)]
+    lines += [f"| {' | '.join(head)} |", "|" + "---|" * (1 + 2 * len(ways))]
+    for row in document["rows"]:
+        cells = [_format_start(facts) for facts in row["ways"].values()]
+        lines.append(f"| {row['model']} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _format_start(facts: Mapping[str, Any]) -> str:
+    if "cold_s" not in facts:
+        return f"failed: {facts['failed']}".replace("|", "/") + " |"
+    warm = f"{facts['warm_s']:.2f}" if facts["warm_s"] is not None else "not measured"
+    return f"{facts['cold_s']:.1f} | {warm}"
+
+
+_TABULATE = {
+    "real_models": _tabulate_columns,
+    "real_models.blocks": _tabulate_blocks,
+    "real_models.depth": _tabulate_depth,
+    "real_models.start": _tabulate_starts,
+}

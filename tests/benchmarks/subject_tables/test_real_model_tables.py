@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from benchmarks.subject_tables.real_model_tables import tabulate_real_models
 
 
-def test_a_failed_column_is_shown_with_its_reason_and_counts_as_one(tmp_path: Path) -> None:
-    columns = {"eager": {"us": 2000.0}, "backend": {"failed": "out|of memory"}}
-    against = {"best": "eager", "speedups": {"backend": {"best": 1.0, "torch.compile": 1.0}}}
-    document = {
+def make_document(kind: str) -> dict[str, Any]:
+    """What every results file begins with."""
+    return {
         "schema": 1,
+        "kind": kind,
         "created": "2026-11-28",
-        "command": "python -m benchmarks.real_models",
+        "command": f"python -m benchmarks.{kind}",
         "environment": {
             "gpu": "",
             "cores": 2,
@@ -23,6 +26,14 @@ def test_a_failed_column_is_shown_with_its_reason_and_counts_as_one(tmp_path: Pa
             "triton": "3",
             "python": "3",
         },
+    }
+
+
+def test_a_failed_column_is_shown_with_its_reason_and_counts_as_one(tmp_path: Path) -> None:
+    columns = {"eager": {"us": 2000.0}, "backend": {"failed": "out|of memory"}}
+    against = {"best": "eager", "speedups": {"backend": {"best": 1.0, "torch.compile": 1.0}}}
+    document = {
+        **make_document("real_models"),
         "options": {"columns": list(columns)},
         "summary": {"models": 1, "backend": {"geomean_vs_best": 1.0, "worst": 1.0}},
         "rows": [
@@ -39,3 +50,65 @@ def test_a_failed_column_is_shown_with_its_reason_and_counts_as_one(tmp_path: Pa
     lines = tabulate_real_models(tmp_path)
     assert "| bert (small, half) | 2.000 | failed: out/of memory | 1.00x |" in lines
     assert lines[-2].endswith("a failure counting as 1.0: backend 1.00x.")
+
+
+BLOCKS = {
+    "blocks": [{"occurrences": 11, "steps": 38}],
+    "inductor": {"compiled_kernels": 41, "compile_s": 9.27},
+    "regional": {"compiled_kernels": 9, "compile_s": 3.17},
+    "whole_us": 622.0,
+    "by_blocks_us": 618.0,
+    "speedup": {"value": 1.0053},
+}
+DEPTH = {
+    "seconds": 87.11,
+    "counters": {"regions_tuned": 2, "candidates_judged": 13},
+    "own_us": 44911.0,
+    "us": 23279.0,
+    "runs": ["regional+graph"],
+}
+STARTS = {
+    "torch.compile": {"cold_s": 20.04, "warm_s": 2.5},
+    "accelerate": {"cold_s": 25.0, "warm_s": None},
+    "backend": {"failed": "no|memory", "warm_s": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [
+        (
+            "real_models.blocks",
+            [
+                {"model": "bert", **BLOCKS},
+                {"model": "mlp", "blocks": []},
+                {"model": "x", "failed": "y"},
+            ],
+            [
+                "| bert | 11 of 38 steps | 41 | 9 | 9.3 | 3.2 | 0.622 | 0.618 | 1.005x |",
+                "| mlp | none | | | | | | | |",
+                "| x | y | | | | | | | |",
+            ],
+        ),
+        (
+            "real_models.depth",
+            [{"model": "32 layers", **DEPTH}, {"model": "64 layers", "failed": "MemoryError"}],
+            [
+                "| 32 layers | 87.1 | 2 | 13 | 44.91 | 23.28 | regional+graph |",
+                "| 64 layers | failed: MemoryError | | | | | |",
+            ],
+        ),
+        (
+            "real_models.start",
+            [{"model": "bert", "ways": STARTS}],
+            ["| bert | 20.0 | 2.50 | 25.0 | not measured | failed: no/memory | |"],
+        ),
+    ],
+)
+def test_each_kind_of_results_has_its_rows(
+    kind: str, rows: list[Any], expected: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "cpu-real-x.json"
+    path.write_text(json.dumps({**make_document(kind), "rows": rows}))
+    lines = tabulate_real_models(tmp_path)
+    assert [line for line in expected if line not in lines] == []
