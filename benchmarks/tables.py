@@ -26,7 +26,7 @@ from benchmarks.subject_tables.model_tables import (
     tabulate_overhead,
     tabulate_starts,
 )
-from benchmarks.subject_tables.real_model_tables import tabulate_real_models
+from benchmarks.subject_tables.real_model_tables import summarise_real_models, tabulate_real_models
 from benchmarks.subject_tables.training_tables import tabulate_training
 
 __all__ = ["main", "render_index", "render_pages", "summarise"]
@@ -71,10 +71,11 @@ def render_index(results: Path) -> str:
 
 
 def summarise(results: Path) -> str:
-    """The table of the README: a line for each model and phase, and one for each complete run of
-    KernelBench.
+    """The tables of the README: real models in half precision, a line for each model and phase, and
+    one for each complete run of KernelBench.
     """
-    return "\n".join([*summarise_models(results), *_tabulate_headlines(results)])
+    lines = [*summarise_real_models(results), *summarise_models(results)]
+    return "\n".join([*lines, *_tabulate_headlines(results)])
 
 
 def _tabulate_headlines(results: Path) -> list[str]:

@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.real_models.__main__ import geometric_mean
 from benchmarks.report import load
 from benchmarks.subject_tables.table_text import make_heading
 
-__all__ = ["tabulate_real_models"]
+__all__ = ["summarise_real_models", "tabulate_real_models"]
+
+_BASELINES = ("eager", "torch.compile", "reduce-overhead")
+_UNTUNED = ("accelerate", "backend")
 
 
 def tabulate_real_models(results: Path) -> list[str]:
@@ -21,6 +25,45 @@ def tabulate_real_models(results: Path) -> list[str]:
     return [
         line for name, document in documents for line in _TABULATE[document["kind"]](name, document)
     ]
+
+
+def summarise_real_models(results: Path) -> list[str]:
+    """One line for each model in half precision with one item, untuned: the newest measurement."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for document in sorted(map(load, results.glob("h200-real-*.json")), key=_read_date):
+        if document["kind"] == "real_models":
+            rows = document["rows"]
+            newest |= {row["model"]: row for row in rows if _is_small_half(row)}
+    if not newest:
+        return []
+    head = [
+        "model, half precision, batch 1, nothing tuned",
+        *(f"{name}, ms" for name in _BASELINES),
+    ]
+    head += [f"{name}, ms | vs the fastest of these" for name in _UNTUNED]
+    columns = 1 + len(_BASELINES) + 2 * len(_UNTUNED)
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * columns]
+    for row in newest.values():
+        cells = [_format_time(row["columns"][name]) for name in _BASELINES]
+        cells += [
+            f"{_format_time(row['columns'][name])} | {row['against']['speedups'][name]['best']:.2f}x"
+            for name in _UNTUNED
+        ]
+        lines.append(f"| {row['model']} | {' | '.join(cells)} |")
+    means = [
+        f"| {geometric_mean([row['against']['speedups'][name]['best'] for row in newest.values()]):.2f}x"
+        for name in _UNTUNED
+    ]
+    return [*lines, f"| geometric mean | | | | {' | '.join(means)} |", ""]
+
+
+def _read_date(document: Mapping[str, Any]) -> str:
+    return str(document["created"])
+
+
+def _is_small_half(row: Mapping[str, Any]) -> bool:
+    is_measured = set(_UNTUNED) <= set(row["against"].get("speedups", {}))
+    return is_measured and (row["size"], row["precision"]) == ("small", "half")
 
 
 def _tabulate_columns(name: str, document: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.subject_tables.real_model_tables import tabulate_real_models
+from benchmarks.subject_tables.real_model_tables import (
+    summarise_real_models,
+    tabulate_real_models,
+)
 
 
 def make_document(kind: str) -> dict[str, Any]:
@@ -112,3 +115,38 @@ def test_each_kind_of_results_has_its_rows(
     path.write_text(json.dumps({**make_document(kind), "rows": rows}))
     lines = tabulate_real_models(tmp_path)
     assert [line for line in expected if line not in lines] == []
+
+
+def make_row(model: str, size: str, accelerate_us: float) -> dict[str, Any]:
+    """A model that takes 4 ms in each of PyTorch's ways."""
+    baselines = {name: {"us": 4000.0} for name in ("eager", "torch.compile", "reduce-overhead")}
+    ratio = 4000.0 / accelerate_us
+    return {
+        "model": model,
+        "size": size,
+        "precision": "half",
+        "columns": {**baselines, "accelerate": {"us": accelerate_us}, "backend": {"failed": "no"}},
+        "against": {
+            "best": "eager",
+            "speedups": {
+                "accelerate": {"best": ratio, "torch.compile": ratio},
+                "backend": {"best": 1.0, "torch.compile": 1.0},
+            },
+        },
+    }
+
+
+def test_the_summary_has_the_newest_row_of_each_model_and_failures_count(tmp_path: Path) -> None:
+    assert summarise_real_models(tmp_path) == []
+    runs = {
+        "2026-11-27": [make_row("bert", "small", 4000.0), make_row("vit", "small", 2000.0)],
+        "2026-11-28": [make_row("bert", "small", 1000.0), make_row("vit", "large", 500.0)],
+    }
+    for number, (created, rows) in enumerate(runs.items()):
+        document = {**make_document("real_models"), "created": created, "rows": rows}
+        (tmp_path / f"h200-real-{9 - number}.json").write_text(json.dumps(document))
+    lines = summarise_real_models(tmp_path)
+    baselines = "4.000 | 4.000 | 4.000"
+    assert f"| bert | {baselines} | 1.000 | 4.00x | failed: no | 1.00x |" in lines
+    assert f"| vit | {baselines} | 2.000 | 2.00x | failed: no | 1.00x |" in lines
+    assert "| geometric mean | | | | | 2.83x | | 1.00x |" in lines
