@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import cudal1
 from tests.api.test_quick_tier import always_compile
@@ -140,6 +142,23 @@ def test_what_a_trace_depends_on_is_in_the_name_of_the_record(tmp_path: Path) ->
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         names.append(find_name(X, Y))
     assert len(set(names)) == 4
+
+
+def test_a_subclass_with_the_form_of_a_plain_weight_is_traced(tmp_path: Path) -> None:
+    context = make_context(CPU, Settings(cache_dir=tmp_path))
+    module = Difference().eval()
+    captured = capture_module_call(module, (X, Y), {})
+    assert isinstance(recalled_capture._name_record(captured, context), str)
+    wrapped = TwoTensor(X.clone(), X.clone())
+    assert wrapped.shape == X.shape
+    for inputs in ((wrapped, *captured.inputs[1:]), (X.as_subclass(Tagged), *captured.inputs[1:])):
+        name = recalled_capture._name_record(replace(captured, inputs=inputs), context)
+        assert isinstance(name, Refusal)
+        assert "subclass" in name.reason
+
+
+class Tagged(torch.Tensor):
+    """A tensor with a class of its own."""
 
 
 class Writer(nn.Module):

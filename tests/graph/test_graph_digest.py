@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx as fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.graph_digest import compute_graph_digest, compute_graph_outline
@@ -124,3 +125,9 @@ def test_an_outline_tells_graphs_by_their_nodes_and_not_by_their_arguments() -> 
     assert compute_graph_outline(build_graph(torch.add, 2)) != compute_graph_outline(
         build_graph(torch.add, 2, name="y")
     )
+
+
+def test_a_tensor_made_of_others_has_no_digest() -> None:
+    answer = compute_graph_digest(build_graph(torch.add, 2), [TwoTensor(X.clone(), X.clone())])
+    assert isinstance(answer, Refusal)
+    assert "TwoTensor" in answer.reason

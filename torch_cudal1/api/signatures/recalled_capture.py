@@ -137,6 +137,9 @@ def _name_record(captured: ModuleCall, context: TuneContext) -> str | Refusal:
         repr(sorted(functorch_config.get_config_copy().items(), key=str)),
         repr(context.target),
     ]
+    # A subclass may hold its numbers elsewhere, in another form: only AOTAutograd knows how.
+    if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in captured.inputs):
+        return Refusal("an input is a tensor subclass")
     # Only an inference graph has a record, and a graph of tensors that want gradients is none.
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in captured.inputs):
         return Refusal("a training step is traced")
