@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.core.refusal import Refusal
@@ -135,7 +135,7 @@ def _describe_input(item: Any) -> Any:
     if not isinstance(item, torch.Tensor) or item.layout != torch.strided:
         raise _CannotNameError(f"input of type {type(item).__name__}")
     # Its dtype and shape say nothing of the tensors inside, such as a quantised weight's.
-    if is_traceable_wrapper_subclass(item):
+    if is_traceable_wrapper_subclass_type(type(item)):
         raise _CannotNameError(f"input of type {type(item).__name__}")
     # One digest would stand for all sizes, and a decision holds for the sizes it was measured on.
     if any(isinstance(size, torch.SymInt) for size in (*item.shape, *item.stride())):
