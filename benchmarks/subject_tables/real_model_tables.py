@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.real_models.__main__ import geometric_mean
+from benchmarks.real_models.zoo import MODELS
 from benchmarks.report import load
 from benchmarks.subject_tables.table_text import make_heading
 
@@ -54,7 +55,9 @@ def summarise_real_models(results: Path) -> list[str]:
         f"| {geometric_mean([row['against']['speedups'][name]['best'] for row in newest.values()]):.2f}x"
         for name in _UNTUNED
     ]
-    return [*lines, f"| geometric mean | | | | {' | '.join(means)} |", ""]
+    lines.append(f"| geometric mean | | | | {' | '.join(means)} |")
+    missing = [name for name in MODELS if name not in newest]
+    return [*lines, "", *([f"Not measured yet: {', '.join(missing)}.", ""] if missing else [])]
 
 
 def _read_date(document: Mapping[str, Any]) -> str:

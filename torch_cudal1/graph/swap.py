@@ -173,7 +173,10 @@ class GraphedLater(_OursFirst):
 
     def _lie_where_they_lay(self, inputs: Sequence[Any]) -> bool:
         """Whether the written inputs lie where they lay in the call before. Notes where they lie."""
-        if self._addresses is not None and lie_at(inputs, self._addresses, self._written):
+        # Most graphs write to nothing, and this is on the way of every call.
+        if self._addresses is not None and (
+            not self._written or lie_at(inputs, self._addresses, self._written)
+        ):
             return True
         self._addresses = [tensor.data_ptr() for tensor in inputs]
         spans = [find_address_span(tensor) for tensor in inputs]

@@ -9,7 +9,7 @@ fuses into the kernel that makes the value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -57,14 +57,8 @@ def insert_contiguous_copies(program: Program, values: Collection[int]) -> Progr
                 steps.append(_make_copy(number, upcoming))
                 numbers[value] = upcoming
                 upcoming += 1
-    outputs = _renumber_outputs(program.outputs, originals)
+    outputs = tuple(None if index is None else originals[index] for index in program.outputs)
     return replace(program, steps=tuple(steps), outputs=outputs)
-
-
-def _renumber_outputs(
-    outputs: Iterable[int | None], numbers: dict[int, int]
-) -> tuple[int | None, ...]:
-    return tuple(None if index is None else numbers[index] for index in outputs)
 
 
 def _make_copy(value: int, out: int) -> Aten:

@@ -150,3 +150,5 @@ def test_the_summary_has_the_newest_row_of_each_model_and_failures_count(tmp_pat
     assert f"| bert | {baselines} | 1.000 | 4.00x | failed: no | 1.00x |" in lines
     assert f"| vit | {baselines} | 2.000 | 2.00x | failed: no | 1.00x |" in lines
     assert "| geometric mean | | | | | 2.83x | | 1.00x |" in lines
+    # What has no row is named.
+    assert lines[-2].startswith("Not measured yet: bert-base, ")
