@@ -1,12 +1,32 @@
 #!/usr/bin/env bash
-# 200 s, at most 290; one GPU and 16 cores: every test that needs a GPU but the ranks' (ranks.sh) and the hacking cases (matrix.sh).
-# Failures are in the log at once, for a run that the limit cuts.
-# Argument: what to test, files or folders separated by commas (all of tests).
+# 570 s on one GPU with 16 cores: every test that needs a GPU but the ranks' (ranks.sh) and the hacking cases (matrix.sh). Those
+# that measure time, and those that failed, run alone at the end.
+# The log names each test when it ends, for a run that the limit cuts.
+# Argument: what to test, files separated by commas (all). TESTS_S, ALONE_S: seconds at most for the first round (430) and the
+# second (100).
 set -uo pipefail
-mapfile -d, -t paths < <(printf '%s' "${1:-tests}")
-timeout 30 "${PYTHON:-python3}" -c "import torch; assert torch.cuda.is_available()" || exit 1
-timeout -k 10 260 "${PYTHON:-python3}" -m pytest -m gpu -n 8 --dist worksteal -q -rfE --tb=short -p no:cacheprovider \
-    -p tests.report_now --ignore tests/api/test_ranks_gpu.py --ignore tests/adversarial "${paths[@]}" >"$OUT/gpu_tests.txt" 2>&1
+python=${PYTHON:-python3}
+GPUS=$(timeout 30 "$python" -c "import torch; print(torch.cuda.device_count())") && [ "$GPUS" -gt 0 ] || exit 1
+export GPUS
+timed=(tests/judge/benchmark/test_timing_gpu.py tests/judge/pool/test_measure_gpu.py)
+if [ -n "${1:-}" ]; then
+    mapfile -d, -t files < <(printf '%s' "$1") && timed=()
+else
+    # files by name: xdist's workers have ended while they collected all of tests
+    mapfile -t files < <(grep -rlE 'mark\.gpu' tests --include='test_*.py' | grep -vE 'adversarial|ranks|test_timing_gpu|test_measure_gpu')
+fi
+run_tests() { # seconds at most, what to test and options
+    timeout -k 10 "$1" "$python" -W ignore -m pytest -m gpu -v -rfE --tb=short -p no:cacheprovider -p tests.report_now "${@:2}"
+}
+run_tests "${TESTS_S:-430}" -n $((12 * GPUS)) --dist worksteal -p tests.spread_over_gpus "${files[@]}" >"$OUT/gpu_tests.txt" 2>&1
 code=$?
-tail -40 "$OUT/gpu_tests.txt"
+tail -12 "$OUT/gpu_tests.txt" | cut -c1-250
+mapfile -t alone < <(sed -nE 's/^FAILED (tests[^ ]*(\[[^]]*\])?)( - .*)?$/\1/p' "$OUT/gpu_tests.txt" | sort -u)
+alone+=("${timed[@]}")
+if [ "$code" -le 1 ] && [ ${#alone[@]} -gt 0 ] && [ ${#alone[@]} -le 20 ]; then
+    echo "alone:"
+    run_tests "${ALONE_S:-100}" -n 0 "${alone[@]}" >"$OUT/gpu_tests_alone.txt" 2>&1
+    code=$?
+    tail -25 "$OUT/gpu_tests_alone.txt" | cut -c1-250
+fi
 exit $code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import cudal1
 from tests.api.test_quick_tier import always_compile
 from torch_cudal1.api import binding
-from torch_cudal1.api.signatures import recalled_capture
+from torch_cudal1.api.signatures.recalled_capture import CaptureRecord
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
@@ -131,7 +130,8 @@ def test_what_a_trace_depends_on_is_in_the_name_of_the_record(tmp_path: Path) ->
 
     def find_name(*args: torch.Tensor) -> str:
         torch._dynamo.reset()
-        name = recalled_capture._name_record(capture_module_call(module, args, {}), context)
+        captured = capture_module_call(module, args, {})
+        name = CaptureRecord(captured.graph, captured.inputs, context)._name
         assert not isinstance(name, Refusal)
         return name
 
@@ -148,11 +148,11 @@ def test_a_subclass_with_the_form_of_a_plain_weight_is_traced(tmp_path: Path) ->
     context = make_context(CPU, Settings(cache_dir=tmp_path))
     module = Difference().eval()
     captured = capture_module_call(module, (X, Y), {})
-    assert isinstance(recalled_capture._name_record(captured, context), str)
+    assert isinstance(CaptureRecord(captured.graph, captured.inputs, context)._name, str)
     wrapped = TwoTensor(X.clone(), X.clone())
     assert wrapped.shape == X.shape
     for inputs in ((wrapped, *captured.inputs[1:]), (X.as_subclass(Tagged), *captured.inputs[1:])):
-        name = recalled_capture._name_record(replace(captured, inputs=inputs), context)
+        name = CaptureRecord(captured.graph, inputs, context)._name
         assert isinstance(name, Refusal)
         assert "subclass" in name.reason
 

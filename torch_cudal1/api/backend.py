@@ -123,7 +123,7 @@ def _decide(
 ) -> Callable[..., Any] | None:
     # Dynamo imports the backend by its entry point, for every process with a backend of that name:
     # the graph's modules are loaded with the first graph.
-    from torch_cudal1.api.graph_decision import decide_graph
+    from torch_cudal1.api.graphs.graph_decision import decide_graph
 
     return decide_graph(gm, example_inputs, settings, inductor_options, _ON_CHOICES.get())
 

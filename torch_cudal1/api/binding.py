@@ -40,9 +40,8 @@ from torch_cudal1.api.ranks.consensus import (
 )
 from torch_cudal1.api.signatures.known_calls import is_known, remember_call
 from torch_cudal1.api.signatures.recalled_capture import (
+    CaptureRecord,
     RecalledGraph,
-    recall_capture,
-    remember_capture,
 )
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
@@ -153,7 +152,8 @@ def bind(
     try:
         captured = capture_module_call(module, args, kwargs)
         context = make_context(find_device([*captured.inputs, *module.parameters()]), settings)
-        recalled = _bind_recalled(module, (args, dict(kwargs)), captured, context)
+        record = CaptureRecord(captured.graph, captured.inputs, context)
+        recalled = _bind_recalled(module, (args, dict(kwargs)), captured, record)
         if recalled is not None:
             return recalled
         traced = trace_call(captured)
@@ -182,7 +182,7 @@ def bind(
         # A later process asks for this digest before it captures anything.
         if settings.on_miss in ("tune", "quick"):
             remember_call(module, args, dict(kwargs), context)
-            remember_capture(captured, traced, graphs, context)
+            record.remember(traced, graphs)
         return result
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {result.reason}")
@@ -193,15 +193,16 @@ def _bind_recalled(
     module: torch.nn.Module,
     example: tuple[tuple[Any, ...], dict[str, Any]],
     captured: ModuleCall,
-    context: TuneContext,
+    record: CaptureRecord,
 ) -> Bound | Unbound | None:
     """The binding without a trace, where an earlier process left a record of it and what runs computes
     what the user's own operators compute; else None.
     """
+    context = record.context
     # A search looks at the call as if nothing were known; ranks agree on regions by their traces.
     if context.settings.on_miss == "tune" or has_ranks(context.settings):
         return None
-    recalled = recall_capture(captured, module, context)
+    recalled = record.recall(f"{type(module).__name__}.inference")
     if isinstance(recalled, Refusal):
         return None
     task = _CapturedCall(module, example, captured, recalled, [recalled.region], context)

@@ -36,7 +36,15 @@ from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.cache.resolve import resolve
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["choose_for_step", "choose_graph_call", "choose_schedule"]
+__all__ = [
+    "GraphCallDecision",
+    "choose_for_step",
+    "choose_graph_call",
+    "choose_schedule",
+    "describe_failure",
+    "make_quick_choices",
+    "store_quick_choices",
+]
 
 # A callable of this type takes the graph's inputs one by one.
 GraphCall: TypeAlias = Callable[..., Any]
@@ -125,7 +133,7 @@ def choose_schedule(
             except FAILURES as error:
                 if is_sticky(error):
                     raise
-                standing.failures[str(schedule)] = _describe_failure(error)
+                standing.failures[str(schedule)] = describe_failure(error)
                 if schedule == REGIONAL:
                     # What fails cut in blocks may compile as a whole, as torch.compile does it.
                     pending = [INDUCTOR, INDUCTOR_GRAPH, *pending[1:]]
@@ -158,22 +166,34 @@ def choose_for_step(regions: Sequence[Region], context: TuneContext) -> tuple[Ch
     return store_quick_choices(make_quick_choices(regions, schedule), context, {}, {})
 
 
+@dataclass(frozen=True)
+class GraphCallDecision:
+    """What runs for a graph of torch.compile, its callable (None: plain Inductor, not built here), and
+    the microseconds of the contenders that were benchmarked.
+    """
+
+    runs: str
+    call: GraphCall | None = None
+    medians_us: Mapping[str, float] = field(default_factory=dict)
+
+
 def choose_graph_call(
     contenders: Mapping[str, Callable[[], GraphCall]],
     inputs: Sequence[Any],
     written: frozenset[int],
     context: TuneContext,
     key: str,
-) -> tuple[str, GraphCall | None]:
-    """What runs for a graph of torch.compile, and its callable: "inductor", with None, unless another
-    of PyTorch's own ways is faster now. `contenders` has "inductor" first, and is empty where the
-    graph cannot be called for the sake of measuring; inputs in `written`, which calls write to, are
-    put back.
+) -> GraphCallDecision:
+    """The fastest of `contenders`, of which the first stays unless another is faster beyond noise. It
+    is empty where the graph cannot be called for the sake of measuring. Inputs in `written`, which
+    calls write to, are put back.
+
+    A contender that fails costs itself only; where the first one fails, this raises what it raised.
     """
     names = list(contenders)
     if not names:
-        return "inductor", None
-    fastest, call = names[0], contenders[names[0]]()
+        return GraphCallDecision("inductor")
+    medians_us: dict[str, float] = {}
     # A backend is called while Dynamo traces: with its fake mode the calls would run on no data.
     with (
         tracing(None),
@@ -182,13 +202,13 @@ def choose_graph_call(
         preserve_random_state(),
         _put_back_written([inputs[position] for position in sorted(written)]) as put_back_positions,
     ):
+        fastest, call = (
+            names[0],
+            _run_until_steady(contenders[names[0]](), inputs, put_back_positions),
+        )
         for name in names[1:]:
             try:
-                challenger = contenders[name]()
-                for _ in range(CALLS_UNTIL_STEADY):
-                    _run_step(challenger, inputs, put_back_positions)
-                if reason := getattr(challenger, "quarantined", ""):
-                    raise NotLowerableError(reason)
+                challenger = _run_until_steady(contenders[name](), inputs, put_back_positions)
                 summary = end_to_end_benchmark(
                     partial(_run_step, call, inputs, put_back_positions),
                     partial(_run_step, challenger, inputs, put_back_positions),
@@ -200,15 +220,17 @@ def choose_graph_call(
                 if is_sticky(error):
                     raise
                 telemetry.record(
-                    "judge", "quick", key, contender=name, failed=_describe_failure(error)
+                    "judge", "quick", key, contender=name, failed=describe_failure(error)
                 )
                 continue
             telemetry.record(
                 "judge", "quick", key, contender=name, over=fastest, **list_summary_facts(summary)
             )
+            medians_us.setdefault(fastest, summary.a_us)
+            medians_us[name] = summary.b_us
             if summary.speedup >= MIN_SPEEDUP_BEYOND_NOISE:
                 fastest, call = name, challenger
-    return fastest, call
+    return GraphCallDecision(fastest, call, medians_us)
 
 
 @contextmanager
@@ -234,6 +256,19 @@ def _put_back_written(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], 
         with _unsafe_preserve_version_counter(tuple(tensors)):
             for tensor, value in zip(tensors, saved, strict=True):
                 tensor.copy_(value)
+
+
+def _run_until_steady(
+    call: GraphCall, inputs: Sequence[Any], put_back_positions: Callable[[], None]
+) -> GraphCall:
+    """`call`, after everything that compiles or captures later has done so. Raises NotLowerableError
+    where it fell back meanwhile: it would be timed as what it fell back to.
+    """
+    for _ in range(CALLS_UNTIL_STEADY):
+        _run_step(call, inputs, put_back_positions)
+    if reason := getattr(call, "quarantined", ""):
+        raise NotLowerableError(reason)
+    return call
 
 
 def _run_step(
@@ -276,7 +311,8 @@ def store_quick_choices(
     return tuple(stored_choices)
 
 
-def _describe_failure(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
+    """Its class and first line. After a lack of memory, what lies idle is given back."""
     if isinstance(error, torch.OutOfMemoryError):
         # What the failed capture held must not make the next contender fail too.
         torch.cuda.empty_cache()

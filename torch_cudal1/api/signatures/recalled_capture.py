@@ -1,9 +1,9 @@
-"""Recalls, in a later process, what AOTAutograd made of a call's graph, so that a start on a warm cache
+"""Recalls, in a later process, what AOTAutograd made of Dynamo's graph, so that a start on a warm cache
 does not trace it again.
 
         Dynamo's graph ──digest──> record: region's key, order of inputs ──> entry: the region's Program
 
-Only for the simplest calls: one inference graph that writes to nothing and hands out fresh memory.
+Only for the simplest graphs: one inference graph that writes to nothing and hands out fresh memory.
 The Program is the one that the entry runs, and the first call compares what it computes with the own
 operators of Dynamo's graph (`api.shadow.check_recalled`): a record is a hint, never a proof.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,12 +25,11 @@ from torch_cudal1.core.version import __version__
 from torch_cudal1.graph.capture import CapturedGraph, TracedModule
 from torch_cudal1.graph.graph_digest import compute_graph_digest
 from torch_cudal1.graph.lower import LoweredRegion
-from torch_cudal1.graph.module_call import ModuleCall
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import Region
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["RecalledGraph", "recall_capture", "remember_capture"]
+__all__ = ["CaptureRecord", "RecalledGraph"]
 
 # Raised when records of before must not be read.
 _FORM = 1
@@ -44,6 +44,8 @@ class RecalledGraph:
     region: LoweredRegion
     graph: CapturedGraph
     direct: bool = True
+    is_pure: bool = True
+    written: frozenset[int] = frozenset()
     mutated_inputs: frozenset[int] = frozenset()
     replay_writes: frozenset[int] | None = frozenset()
     _slot: list[Callable[[Sequence[Any]], Sequence[Any]]] = field(default_factory=list)
@@ -63,87 +65,88 @@ class RecalledGraph:
         return run([inputs[origin] for origin in self.graph.origins if isinstance(origin, int)])
 
 
-def remember_capture(
-    captured: ModuleCall,
-    traced: TracedModule,
-    regions: Sequence[LoweredRegion],
-    context: TuneContext,
-) -> None:
-    """Note how the region of this call sits in Dynamo's graph, where that is all there is to know."""
-    if not traced.direct or not traced.is_pure or is_random_program(regions[0].region.program):
-        return
-    name = _name_record(captured, context)
-    if isinstance(name, Refusal):
-        return
-    (item,), (graph,) = regions, traced.graphs
-    value = {
-        "region": item.region.key,
-        "order": list(item.order),
-        "origins": list(graph.origins),
-        "static": sorted(graph.static),
-    }
-    if context.cache.get_decision_record(name, context.target, context.contract) != value:
-        context.cache.put_decision_record(name, value, context.target, context.contract)
+@dataclass(frozen=True, eq=False)
+class CaptureRecord:
+    """What the cache of `context` says of Dynamo's graph `graph`, called with `inputs`."""
 
+    graph: fx.GraphModule
+    inputs: Sequence[Any]
+    context: TuneContext
 
-def recall_capture(
-    captured: ModuleCall, module: torch.nn.Module, context: TuneContext
-) -> RecalledGraph | Refusal:
-    """The region of this call, as an earlier process found it, or why it must be traced."""
-    name = _name_record(captured, context)
-    if isinstance(name, Refusal):
-        return name
-    record = context.find_decision_record(name)
-    if isinstance(record, Refusal):
-        return record
-    try:
-        key, order = str(record["region"]), tuple(int(number) for number in record["order"])
-        origins = tuple(int(number) for number in record["origins"])
-        static = frozenset(int(number) for number in record["static"])
-    except (KeyError, TypeError, ValueError) as error:
-        return Refusal(f"the record of the capture is damaged: {type(error).__name__}: {error}")
-    hit = context.cache.get(key, context.target, context.contract)
-    if isinstance(hit, Refusal):
-        return hit
-    program = hit.entry.choice.program
-    # Where a kernel runs, the entry does not hold the region's own Program.
-    if program.digest != key:
-        return Refusal("the entry holds another Program than the region's own")
-    numbers = range(len(origins))
-    if not set(order) <= set(numbers) or not set(origins) <= set(range(len(captured.inputs))):
-        return Refusal("the record of the capture names inputs that this graph does not have")
-    if len(order) != len(program.inputs):
-        return Refusal("the record of the capture is of another Program")
-    region = Region(
-        program,
-        tuple("parameter" if position in static else "input" for position in order),
-        name=f"{type(module).__name__}.inference",
-    )
-    graph = CapturedGraph("inference", fx.GraphModule({}, fx.Graph()), static, origins)
-    return RecalledGraph(LoweredRegion(region, order), graph)
+    def remember(self, traced: TracedModule, regions: Sequence[LoweredRegion]) -> None:
+        """Note how the graph's region sits in it, where that is all there is to know."""
+        if not traced.direct or not traced.is_pure or is_random_program(regions[0].region.program):
+            return
+        name, context = self._name, self.context
+        if isinstance(name, Refusal):
+            return
+        (item,), (graph,) = regions, traced.graphs
+        value = {
+            "region": item.region.key,
+            "order": list(item.order),
+            "origins": list(graph.origins),
+            "static": sorted(graph.static),
+        }
+        if context.cache.get_decision_record(name, context.target, context.contract) != value:
+            context.cache.put_decision_record(name, value, context.target, context.contract)
 
+    def recall(self, region_name: str) -> RecalledGraph | Refusal:
+        """The graph's region, as an earlier process found it, or why the graph must be traced."""
+        name, context = self._name, self.context
+        if isinstance(name, Refusal):
+            return name
+        record = context.find_decision_record(name)
+        if isinstance(record, Refusal):
+            return record
+        try:
+            key, order = str(record["region"]), tuple(int(number) for number in record["order"])
+            origins = tuple(int(number) for number in record["origins"])
+            static = frozenset(int(number) for number in record["static"])
+        except (KeyError, TypeError, ValueError) as error:
+            return Refusal(f"the record of the capture is damaged: {type(error).__name__}: {error}")
+        hit = context.cache.get(key, context.target, context.contract)
+        if isinstance(hit, Refusal):
+            return hit
+        program = hit.entry.choice.program
+        # Where a kernel runs, the entry does not hold the region's own Program.
+        if program.digest != key:
+            return Refusal("the entry holds another Program than the region's own")
+        numbers = range(len(origins))
+        if not set(order) <= set(numbers) or not set(origins) <= set(range(len(self.inputs))):
+            return Refusal("the record of the capture names inputs that this graph does not have")
+        if len(order) != len(program.inputs):
+            return Refusal("the record of the capture is of another Program")
+        region = Region(
+            program,
+            tuple("parameter" if position in static else "input" for position in order),
+            name=region_name,
+        )
+        graph = CapturedGraph("inference", fx.GraphModule({}, fx.Graph()), static, origins)
+        return RecalledGraph(LoweredRegion(region, order), graph)
 
-def _name_record(captured: ModuleCall, context: TuneContext) -> str | Refusal:
-    """The record's name: all that AOTAutograd's trace of this graph depends on."""
-    attention = (
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
-        torch.backends.cuda.cudnn_sdp_enabled(),
-    )
-    switches = [
-        f"capture {_FORM} {__version__}",
-        repr(attention),
-        repr(sorted(functorch_config.get_config_copy().items(), key=str)),
-        repr(context.target),
-    ]
-    # A subclass may hold its numbers elsewhere, in another form: only AOTAutograd knows how.
-    if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in captured.inputs):
-        return Refusal("an input is a tensor subclass")
-    # Only an inference graph has a record, and a graph of tensors that want gradients is none.
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in captured.inputs):
-        return Refusal("a training step is traced")
-    digest = compute_graph_digest(captured.graph, captured.inputs, extra=switches)
-    if isinstance(digest, Refusal):
-        return digest
-    return hashlib.sha256(f"capture {digest}".encode()).hexdigest()
+    @cached_property
+    def _name(self) -> str | Refusal:
+        """The record's name: all that AOTAutograd's trace of the graph depends on."""
+        attention = (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+        )
+        switches = [
+            f"capture {_FORM} {__version__}",
+            repr(attention),
+            repr(sorted(functorch_config.get_config_copy().items(), key=str)),
+            repr(self.context.target),
+        ]
+        # A subclass may hold its numbers elsewhere, in another form: only AOTAutograd knows how. A
+        # fake tensor is one, and the backend may be given numbers.
+        if not all(type(item) in (torch.Tensor, torch.nn.Parameter) for item in self.inputs):
+            return Refusal("an input is a tensor subclass, or no tensor")
+        # Only an inference graph has a record, and a graph of tensors that want gradients is none.
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.inputs):
+            return Refusal("a training step is traced")
+        digest = compute_graph_digest(self.graph, self.inputs, extra=switches)
+        if isinstance(digest, Refusal):
+            return digest
+        return hashlib.sha256(f"capture {digest}".encode()).hexdigest()

@@ -1,0 +1,161 @@
+"""The quick tier for a graph of torch.compile: which of PyTorch's own ways runs, measured now, and the
+record that spares the next process the measurement.
+
+    blocks repeat    Inductor block by block in a CUDA graph, or eager
+    else             Inductor, the same in a CUDA graph, or eager
+
+Nothing is searched for. A training step runs Inductor, which the user of torch.compile asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch_cudal1.api.graphs.traced_graph import FilledGraph, TracedGraph
+from torch_cudal1.api.quick_tier import (
+    GraphCallDecision,
+    choose_graph_call,
+    describe_failure,
+    make_quick_choices,
+    store_quick_choices,
+)
+from torch_cudal1.core import telemetry
+from torch_cudal1.device.cuda.sticky_errors import is_sticky
+from torch_cudal1.graph.module_call import shares_written_memory
+from torch_cudal1.graph.swap import FAILURES
+from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.records import QUICK
+from torch_cudal1.ir.schedule import EAGER, REGIONAL, Schedule
+from torch_cudal1.search.quick import list_quick_schedules
+from torch_cudal1.search.tune import Choice
+
+if TYPE_CHECKING:
+    from torch_cudal1.api.graphs.graph_decision import GraphRequest
+    from torch_cudal1.api.signatures.recalled_capture import CaptureRecord
+    from torch_cudal1.graph.capture import TracedModule
+    from torch_cudal1.graph.lower import LoweredRegion
+
+__all__ = ["DecidedGraph", "QuickDecision"]
+
+# A callable of this type takes the graph's inputs one by one.
+_GraphCall: TypeAlias = Callable[..., Any]
+_BY_BLOCKS = Schedule(REGIONAL.base, cuda_graph=True)
+
+
+@dataclass(frozen=True)
+class DecidedGraph:
+    """What runs, its callable (None: plain Inductor), and the choices that have entries."""
+
+    runs: str
+    call: _GraphCall | None
+    choices: Sequence[Choice] = ()
+
+
+@dataclass(frozen=True)
+class QuickDecision:
+    """The decision about one traced graph for which the cache has no entry."""
+
+    request: GraphRequest
+    traced: TracedModule
+    graphs: Sequence[LoweredRegion]
+    record: CaptureRecord
+
+    def decide(self) -> DecidedGraph:
+        """Measure, store, and say what runs."""
+        return (self._decide_by_blocks() if self._has_blocks() else None) or self._decide_whole()
+
+    def _has_blocks(self) -> bool:
+        """Whether the graph's blocks repeat often enough, and a CUDA graph may replay them."""
+        request, traced = self.request, self.traced
+        # The user's own options may say how Inductor compiles the whole.
+        if request.options or not traced.direct or not traced.is_pure:
+            return False
+        regions = [item.region for item in self.graphs]
+        return (
+            request.can_be_graphed()
+            and not is_random_program(regions[0].program)
+            and REGIONAL in list_quick_schedules(regions, request.context)
+        )
+
+    def _decide_by_blocks(self) -> DecidedGraph | None:
+        """None where the blocks cannot be compiled or replayed."""
+        request, regions = self.request, [item.region for item in self.graphs]
+        choices = make_quick_choices(regions, _BY_BLOCKS)
+        graph = TracedGraph(request, self.traced, self.graphs, choices)
+        try:
+            decision = self._choose({"swaps": graph.fill, "eager": lambda: request.gm.forward})
+        except FAILURES as error:
+            if is_sticky(error):
+                raise
+            failed = describe_failure(error)
+            telemetry.record(
+                "judge", "quick", regions[0].key, contender=str(_BY_BLOCKS), failed=failed
+            )
+            return None
+        schedules = {"swaps": _BY_BLOCKS, "eager": EAGER}
+        choices = store_quick_choices(
+            make_quick_choices(regions, schedules[decision.runs]),
+            request.context,
+            {str(schedules[runs]): us for runs, us in decision.medians_us.items()},
+            {},
+        )
+        self.record.remember(self.traced, self.graphs)
+        self._remember(decision.runs, candidates=[choice.candidate.digest for choice in choices])
+        # Only while it is measured does a call need to say whether it failed.
+        call = decision.call.call if isinstance(decision.call, FilledGraph) else decision.call
+        return DecidedGraph(decision.runs, call, choices)
+
+    def _decide_whole(self) -> DecidedGraph:
+        request, written = self.request, self.traced.replay_writes
+        # A replay of `GraphedLater` would draw the same numbers again.
+        draws = any(is_random_program(item.region.program) for item in self.graphs)
+        contenders: dict[str, Callable[[], _GraphCall]] = {}
+        # A measurement must be able to put back what calls write. Inductor's own CUDA graphs would
+        # record the addresses of such calls.
+        if (
+            written is not None
+            and not draws
+            and not shares_written_memory(request.inputs, written)
+            and not request.options.get("triton.cudagraphs")
+        ):
+            inductor = cache(request.compile_inductor)
+            graphed = ["inductor+graph"] if request.can_be_graphed() else []
+            contenders = {
+                name: partial(self._build_contender, name, inductor, written)
+                for name in ("inductor", *graphed, "eager")
+            }
+        decision = self._choose(contenders, written or frozenset())
+        self._remember(decision.runs, written=written or frozenset())
+        return DecidedGraph(decision.runs, decision.call)
+
+    def _build_contender(
+        self, runs: str, inductor: Callable[[], _GraphCall], written: frozenset[int]
+    ) -> _GraphCall:
+        return self.request.build_untraced(runs, inductor, written) or inductor()
+
+    def _choose(
+        self,
+        contenders: dict[str, Callable[[], _GraphCall]],
+        written: frozenset[int] = frozenset(),
+    ) -> GraphCallDecision:
+        request, key = self.request, self.graphs[0].region.key
+        return choose_graph_call(contenders, request.inputs, written, request.context, key)
+
+    def _remember(
+        self, runs: str, candidates: Sequence[str] = (), written: frozenset[int] = frozenset()
+    ) -> None:
+        """Keep for later processes what runs."""
+        request, context = self.request, self.request.context
+        if not request.name:
+            return
+        record = {
+            "runs": runs,
+            "regions": [item.region.key for item in self.graphs],
+            "candidates": list(candidates),
+            "tier": QUICK,
+            "written": sorted(written),
+        }
+        context.cache.put_decision_record(request.name, record, context.target, context.contract)
