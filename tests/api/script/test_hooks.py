@@ -97,7 +97,20 @@ def test_a_program_that_makes_ever_new_modules_does_not_compile_for_ever(
     assert [module.name for module in hooks.modules] == ["Outer", "Outer"]
 
 
+@pytest.mark.parametrize(
+    "has_setting",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                not hooks_module._HAS_DEFAULT_BACKEND, reason="PyTorch 2.13 has the setting first"
+            ),
+        ),
+    ],
+)
 def test_torch_compile_gets_the_backend_unless_the_program_names_one(
+    has_setting: bool,
     hooks: ScriptHooks,
     dynamo: None,
     inference: None,
@@ -105,22 +118,31 @@ def test_torch_compile_gets_the_backend_unless_the_program_names_one(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("TORCH_CUDAL1_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(hooks_module, "_HAS_DEFAULT_BACKEND", has_setting)
     backends: list[object] = []
     own_compile = torch.compile
 
-    def note_backend(*args: object, backend: object = "inductor", **options: object) -> object:
-        backends.append(backend)
+    def note_backend(*args: object, backend: object = None, **options: object) -> object:
+        backends.append(get_default() if backend is None else backend)
         return own_compile(*args, backend="eager", **options)
+
+    def get_default() -> object:
+        return torch.compiler.get_default_backend() if has_setting else "inductor"
 
     monkeypatch.setattr(torch, "compile", note_backend)
     outer = Outer()
     expected = outer(X)
+    default = get_default()
     with hooks.install():
         assert torch.equal(torch.compile(outer)(X), expected)
         torch.compile(Outer(), backend="aot_eager")
         Outer().compile()
-    assert backends == ["cudal1", "aot_eager", "cudal1"]
+        if has_setting:
+            # A name that the program took before is served too, but not counted.
+            note_backend(Outer())
+    assert backends == ["cudal1", "aot_eager", "cudal1", *["cudal1"] * has_setting]
     assert hooks.compilations == 3
+    assert get_default() == default
     # What the program compiles itself is left to that.
     assert hooks.modules == []
 

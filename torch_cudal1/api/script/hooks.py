@@ -29,6 +29,8 @@ BACKEND = "cudal1"
 # A program that makes new modules for ever would compile for ever.
 MAX_MODULES_PER_CLASS = 8
 MAX_MODULES = 64
+# From PyTorch 2.13 on.
+_HAS_DEFAULT_BACKEND = hasattr(torch.compiler, "set_default_backend")
 
 
 @dataclass
@@ -77,7 +79,8 @@ class ScriptHooks:
         torch.nn.Module.__call__ = self._make_call(own_call)  # type: ignore[method-assign]
         torch.compile = self._make_compile(own_compile)
         try:
-            yield
+            with _set_default_backend():
+                yield
         finally:
             torch.nn.Module.__call__ = own_call  # type: ignore[method-assign]
             torch.compile = own_compile
@@ -120,9 +123,27 @@ class ScriptHooks:
         @functools.wraps(own_compile)
         def compile_with_backend(*args: Any, **kwargs: Any) -> Any:
             self.compilations += 1
-            return own_compile(*args, **{"backend": BACKEND, **kwargs})
+            if not _HAS_DEFAULT_BACKEND and kwargs.get("backend") is None:
+                kwargs["backend"] = BACKEND
+            return own_compile(*args, **kwargs)
 
         return compile_with_backend
+
+
+@contextmanager
+def _set_default_backend() -> Iterator[None]:
+    """Let torch.compile take this package's backend where its caller names none, however it was
+    imported; nothing where PyTorch has no such setting.
+    """
+    if not _HAS_DEFAULT_BACKEND:
+        yield
+        return
+    before = torch.compiler.get_default_backend()
+    torch.compiler.set_default_backend(BACKEND)
+    try:
+        yield
+    finally:
+        torch.compiler.set_default_backend(before)
 
 
 def _count_call(accelerated: AcceleratedModule, module: torch.nn.Module) -> None:
