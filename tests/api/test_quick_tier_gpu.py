@@ -4,6 +4,7 @@ memory.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.api.test_quick_tier import Counting
 from tests.ir.stacks import ROWS, WIDTH, make_stack
 from torch_cudal1.api import quick_tier
 from torch_cudal1.core import telemetry
+from torch_cudal1.ir.schedule import REGIONAL
 
 pytestmark = pytest.mark.gpu
 
@@ -102,18 +104,22 @@ class Deep(nn.Module):
 def test_layers_compiled_once_are_replayed_together(
     door: str, dynamo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_BEYOND_NOISE", 0.0)
-    monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_OVER_SIMPLER", 0.0)
+    if door == "accelerate":
+        # There eager in a graph comes last, here eager itself, which is never as fast.
+        monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_BEYOND_NOISE", 0.0)
+        monkeypatch.setattr(quick_tier, "MIN_SPEEDUP_OVER_SIMPLER", 0.0)
+        monkeypatch.setattr("torch_cudal1.search.quick.EAGER", REGIONAL)
     monkeypatch.setattr("torch_cudal1.search.quick.MIN_COPIED_STEPS", 10)
-    module = Deep().eval().cuda()
+    original = Deep().eval().cuda()
     with torch.no_grad():
         for _ in range(2):
             torch._dynamo.reset()
+            module = copy.deepcopy(original)
             call = open_door(door, module, tmp_path)
             results = []
             for _ in range(4):
                 x = torch.randn(ROWS, WIDTH, device="cuda")
-                results.append((call(x), module._call_impl(x)))
+                results.append((call(x), original(x)))
             # What a caller holds stays as it was when it was returned.
             for result, expected in results:
                 torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)

@@ -14,6 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import cudal1
 from tests.api.test_quick_tier import always_compile
 from torch_cudal1.api import binding
+from torch_cudal1.api.signatures.recalled_call import CachedCall
 from torch_cudal1.api.signatures.recalled_capture import CaptureRecord
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.refusal import Refusal
@@ -40,6 +41,8 @@ class Difference(nn.Module):
 @pytest.fixture(autouse=True)
 def compile_without_gradients(dynamo: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     always_compile(monkeypatch)
+    # A recalled call asks for no capture.
+    monkeypatch.setattr(CachedCall, "recall", lambda _: Refusal("captured here"))
     with torch.no_grad():
         yield
 

@@ -39,6 +39,7 @@ from torch_cudal1.api.ranks.consensus import (
     read_broadcast_choices,
 )
 from torch_cudal1.api.signatures.known_calls import is_known, remember_call
+from torch_cudal1.api.signatures.recalled_call import CachedCall
 from torch_cudal1.api.signatures.recalled_capture import (
     CaptureRecord,
     RecalledGraph,
@@ -149,11 +150,14 @@ def bind(
         prestart_fork_server(
             settings, find_device([*list_call_tensors(args, kwargs), *module.parameters()])
         )
+    cached_call = _find_cached_call(module, args, dict(kwargs), settings)
     try:
+        if (recalled := _bind_recalled_call(cached_call)) is not None:
+            return recalled
         captured = capture_module_call(module, args, kwargs)
         context = make_context(find_device([*captured.inputs, *module.parameters()]), settings)
         record = CaptureRecord(captured.graph, captured.inputs, context)
-        recalled = _bind_recalled(module, (args, dict(kwargs)), captured, record)
+        recalled = _bind_recalled(module, (args, dict(kwargs)), captured, record, cached_call)
         if recalled is not None:
             return recalled
         traced = trace_call(captured)
@@ -183,6 +187,7 @@ def bind(
         if settings.on_miss in ("tune", "quick"):
             remember_call(module, args, dict(kwargs), context)
             record.remember(traced, graphs)
+            cached_call.remember(captured, traced, graphs)
         return result
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {result.reason}")
@@ -194,6 +199,7 @@ def _bind_recalled(
     example: tuple[tuple[Any, ...], dict[str, Any]],
     captured: ModuleCall,
     record: CaptureRecord,
+    cached_call: CachedCall,
 ) -> Bound | Unbound | None:
     """The binding without a trace, where an earlier process left a record of it and what runs computes
     what the user's own operators compute; else None.
@@ -206,6 +212,39 @@ def _bind_recalled(
     if isinstance(recalled, Refusal):
         return None
     task = _CapturedCall(module, example, captured, recalled, [recalled.region], context)
+    bound = _bind_checked(task, captured.graph.forward)
+    if bound is not None and context.settings.on_miss == "quick":
+        cached_call.remember(captured, recalled, [recalled.region])
+    return bound
+
+
+def _find_cached_call(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> CachedCall:
+    tensors = [*list_call_tensors(args, kwargs), *module.parameters()]
+    return CachedCall(module, args, kwargs, make_context(find_device(tensors), settings))
+
+
+def _bind_recalled_call(record: CachedCall) -> Bound | Unbound | None:
+    """The binding without a capture, where an earlier process left a record of one and what runs computes
+    what the module's own forward computes; else None.
+    """
+    context = record.context
+    if context.settings.on_miss == "tune" or has_ranks(context.settings):
+        return None
+    recalled = record.recall()
+    if isinstance(recalled, Refusal):
+        return None
+    graph, example = recalled.graph, (record.args, record.kwargs)
+    task = _CapturedCall(record.module, example, recalled.captured, graph, [graph.region], context)
+    return _bind_checked(task, lambda *_: recalled.outputs)
+
+
+def _bind_checked(
+    task: _CapturedCall, own_call: Callable[..., Sequence[Any]]
+) -> Bound | Unbound | None:
+    """The binding of a recalled graph, if it computes what `own_call` does."""
+    assert isinstance(task.traced, RecalledGraph)
     bound, _ = task.decide(None)
     if isinstance(bound, Unbound):
         return None if bound.missed else bound
@@ -213,12 +252,7 @@ def _bind_recalled(
     from torch_cudal1.api.shadow import check_recalled
 
     (choice,) = bound.choices
-    refusal = check_recalled(
-        choice, recalled.call, captured.graph.forward, captured.inputs, context
-    )
-    telemetry.record(
-        "capture", "recalled", choice.region.key, wrong="" if refusal is None else refusal.reason
-    )
+    refusal = check_recalled(choice, task.traced.call, own_call, task.captured.inputs, task.context)
     return bound if refusal is None else None
 
 

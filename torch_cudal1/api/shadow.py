@@ -144,11 +144,14 @@ def check_recalled(
     with tracing(None), unset_fake_temporarily(), torch.no_grad():
         try:
             expected, results = own_call(*inputs), call(*inputs)
+            refusal = _find_difference(results, expected, _choose_tolerance(choice, context))
         except FAILURES as error:
             if is_sticky(error):
                 raise
-            return Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
-        return _find_difference(results, expected, _choose_tolerance(choice, context))
+            refusal = Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
+    wrong = "" if refusal is None else refusal.reason
+    telemetry.record("capture", "recalled", choice.region.key, wrong=wrong)
+    return refusal
 
 
 class _CheckedCallable:

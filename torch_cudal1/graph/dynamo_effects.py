@@ -32,12 +32,13 @@ _SLOTS = {"_buffers": "buffer", "_parameters": "parameter", "_modules": "submodu
 @dataclass(frozen=True)
 class Unchanged:
     """An attribute that the call assigns the value it has already: no effect, for as long as it has
-    that value.
+    that value. `source`: where Dynamo read the owner (None: it does not say).
     """
 
     owner: Any
     name: str
     value: object
+    source: Any = None
 
 
 def list_effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
@@ -61,7 +62,7 @@ def list_effects(output: Any) -> tuple[list[str], tuple[Unchanged, ...]]:
         assigned = dict(effects.store_attr_mutations.get(variable) or {})
         owner = getattr(variable, "value", None)
         in_vain = [
-            Unchanged(owner, name, vars(owner)[name])
+            Unchanged(owner, name, vars(owner)[name], getattr(variable, "source", None))
             for name, value in assigned.items()
             if _is_assigned(owner, name, value)
         ]

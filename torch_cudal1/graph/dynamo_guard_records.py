@@ -85,6 +85,11 @@ class RecordCollector:
             closure_cells=(*walked.closure_cells, *self._closure_matches),
         )
 
+    @property
+    def count(self) -> int:
+        """How many things records compare."""
+        return len(self._keys)
+
     def has_tensor(self, value: Any) -> bool:
         """Whether a record compares this very tensor."""
         return ("tensor", id(value)) in self._keys

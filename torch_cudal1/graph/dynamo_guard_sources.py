@@ -8,14 +8,15 @@ the capture; a step that no record can compare raises UnprovenError.
 from __future__ import annotations
 
 import builtins
+import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from torch_cudal1.graph.dynamo import DynamoCapture
+from torch_cudal1.graph.dynamo_effects import Unchanged
 from torch_cudal1.graph.dynamo_guard_records import MODULE_SLOTS, RecordCollector, UnprovenError
 from torch_cudal1.runtime.guard_records import ABSENT
 
@@ -24,8 +25,10 @@ __all__ = [
     "NAMED",
     "PLAIN",
     "AttributeDict",
+    "GuardedFrame",
     "SourceReader",
     "find_root_source",
+    "find_source_kind",
     "steps_of",
 ]
 
@@ -80,7 +83,24 @@ _READ_ONLY = {  # attributes that cannot be assigned
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
+    functools.partial: ("func", "args", "keywords"),
 }
+
+
+class GuardedFrame(Protocol):
+    """The frame whose guards are read: a capture of Dynamo's, or what stands for it."""
+
+    @property
+    def locals(self) -> Mapping[str, Any]:
+        """{module, args, kwargs}."""
+
+    @property
+    def globals(self) -> Mapping[str, Any]:
+        """What sources name besides."""
+
+    @property
+    def unchanged(self) -> Sequence[Unchanged]:
+        """Assignments of a value that is there already."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +113,7 @@ class AttributeDict:
 class SourceReader:
     """Reads sources of `capture`; `collector` gets a record of every step."""
 
-    def __init__(self, capture: DynamoCapture, collector: RecordCollector) -> None:
+    def __init__(self, capture: GuardedFrame, collector: RecordCollector) -> None:
         self._capture, self._collector = capture, collector
         # Many guards share the first steps of a source, such as `self.layers[0]`.
         self._values: dict[str, Any] = {}
@@ -107,7 +127,7 @@ class SourceReader:
         return self._values[name]
 
     def _read_step(self, source: Any) -> Any:
-        kind, base = type(source).__name__, getattr(source, "base", None)
+        kind, base = find_source_kind(source), getattr(source, "base", None)
         if base is None:
             return self._read_root(source)
         value = self.read(base)
@@ -139,11 +159,11 @@ class SourceReader:
         # about them can be read at the capture.
         if getattr(source, "local_name", "") == "module":
             return self._capture.locals["module"]
-        name = getattr(source, "global_name", None)
+        name = str(getattr(source, "global_name", ""))
         if name in self._capture.globals:  # of the captured frame, `dynamo._call`
             value = self._capture.globals[name]
             # Dynamo puts the dict of the builtins among the globals, under a name of its own.
-            return AttributeDict(builtins) if str(name).startswith("__builtins_dict__") else value
+            return AttributeDict(builtins) if name.startswith("__builtins_dict__") else value
         raise UnprovenError(type(source).__name__)
 
     def _read_attribute(self, value: Any, name: str) -> Any:
@@ -231,6 +251,11 @@ class SourceReader:
         if isinstance(value, dict) and isinstance(index, (*PLAIN, *NAMED)):
             return self._collector.add_lookup(value, index, dict.__getitem__(value, index))
         raise UnprovenError("an item")
+
+
+def find_source_kind(source: Any) -> str:
+    """The name of the class of a source of Dynamo's, or of what stands for it (`stored_guards`)."""
+    return str(getattr(source, "stored_kind", "") or type(source).__name__)
 
 
 def steps_of(source: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ A step that no record can compare proves nothing, and its guard is kept.
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -18,20 +19,22 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from torch_cudal1.graph.dynamo import DynamoCapture, Entries
+from torch_cudal1.graph.dynamo import Entries
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector, UnprovenError, is_torch_module
 from torch_cudal1.graph.dynamo_guard_sources import (
     ITEM_STEPS,
     NAMED,
     PLAIN,
     AttributeDict,
+    GuardedFrame,
     SourceReader,
     find_root_source,
+    find_source_kind,
     steps_of,
 )
 from torch_cudal1.runtime.guard_records import GuardRecords
 
-__all__ = ["GuardSplit", "list_unguarded_classes"]
+__all__ = ["GuardSplit", "find_owner_source", "list_unguarded_classes"]
 
 # Said by guard.call_state and guard.find_tracing, or by the arguments' signature where shapes are
 # static.
@@ -85,28 +88,45 @@ _WITHOUT_HOOKS = (
 
 class GuardSplit:
     """`keep` is for `DynamoCapture.guards`; after it ran, `merge_records()` is what the module's
-    guard has to compare, and `kept_guards` names the guards that Dynamo's tree goes on checking.
+    guard has to compare, `recorded_entries` are the guards for which records were added to those of
+    the walk, and `kept_entries` those that Dynamo's tree goes on checking.
     """
 
-    def __init__(self, capture: DynamoCapture, walked: GuardRecords) -> None:
+    def __init__(self, capture: GuardedFrame, walked: GuardRecords) -> None:
         self.capture = capture
-        self.kept_guards: list[str] = []
+        self.kept_entries: list[Any] = []
+        self.recorded_entries: list[Any] = []
         self._collector = RecordCollector(walked)
         self._reader = SourceReader(capture, self._collector)
         # The call assigns a value that is there already. That is no effect only while it is still
         # there.
         for unchanged in capture.unchanged:
-            self._collector.add_lookup(vars(unchanged.owner), unchanged.name, unchanged.value)
+            self.add_attribute(unchanged.owner, unchanged.name)
 
     def keep(self, entries: Entries) -> list[bool]:
         """For each guard whether Dynamo's tree goes on checking it."""
-        keeps = [self._must_keep(entry) for entry in entries]
-        self.kept_guards = [
-            f"{entry.guard_type} {entry.name}"
-            for entry, is_kept in zip(entries, keeps, strict=True)
-            if is_kept
-        ]
+        keeps = []
+        for entry in entries:
+            before = self._collector.count
+            keeps.append(self._must_keep(entry))
+            if self._collector.count != before:
+                self.recorded_entries.append(entry)
+            if keeps[-1]:
+                self.kept_entries.append(entry)
         return keeps
+
+    @property
+    def kept_guards(self) -> list[str]:
+        """The names of the guards that Dynamo's tree goes on checking."""
+        return [f"{entry.guard_type} {entry.name}" for entry in self.kept_entries]
+
+    def add_attribute(self, owner: Any, name: str) -> None:
+        """Compare what the attribute `name` in the dictionary of `owner` is."""
+        self._collector.add_lookup(vars(owner), name, vars(owner)[name])
+
+    def read(self, source: Any) -> Any:
+        """What `source` reads, once records say that it stays this. Raises UnprovenError."""
+        return self._reader.read(source)
 
     def merge_records(self) -> GuardRecords:
         """The records of the walk over the module, and those for Dynamo's guards."""
@@ -135,7 +155,7 @@ class GuardSplit:
         try:
             if entry.guard_type == "HASATTR":
                 return not self._collector.add_attributes(
-                    self._reader.read(_find_owner_source(entry, source))
+                    self._reader.read(find_owner_source(entry, source))
                 )
             return not self._is_implied(entry, self._reader.read(source))
         # Whatever could not be read keeps its guard: a slower check, never a missing one.
@@ -193,13 +213,13 @@ def list_unguarded_classes(entries: Entries) -> list[type]:
 
 
 def _is_immutable(value: Any) -> bool:
-    return isinstance(value, (*PLAIN, *NAMED)) or (
+    return isinstance(value, (*PLAIN, *NAMED, enum.Enum)) or (
         # Exact types: a subclass may carry attributes.
         type(value) in (tuple, frozenset) and all(map(_is_immutable, value))
     )
 
 
-def _find_owner_source(entry: Any, source: Any) -> Any:
+def find_owner_source(entry: Any, source: Any) -> Any:
     """The source of the thing that a guard on the presence of an attribute asks: PyTorch before
     2.13 names the attribute itself.
     """
@@ -218,7 +238,7 @@ def _is_in_signature(entry: Any, source: Any, locals_: Mapping[str, Any]) -> boo
         return False
     for step in reversed(steps):
         # The signature of an object that is no plain container says its class alone.
-        if type(step).__name__ not in ITEM_STEPS or not _is_described(value):
+        if find_source_kind(step) not in ITEM_STEPS or not _is_described(value):
             return False
         try:
             value = value[step.index]

@@ -25,6 +25,7 @@ from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
 from torch_cudal1.graph.dynamo_guards import GuardSplit
 from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.outputs import OutputTemplate, learn_outputs
+from torch_cudal1.graph.stored_guards import StoredGuards, encode_guards
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.guard_records import GuardRecords
@@ -62,6 +63,8 @@ class ModuleCall:
     _bytecode: Callable[[Callable[..., Any]], Callable[..., Any]] | None
     _module: torch.nn.Module
     _passed_through: Mapping[int, int]
+    # What another process reads in place of a capture, or why it must capture the call itself.
+    stored: StoredGuards | Refusal
 
     def wrap_compiled(
         self, compiled: Callable[..., Any], written: frozenset[int] = frozenset()
@@ -187,11 +190,34 @@ def _make_module_call(
             capture.function,
             module,
             same,
+            Refusal(problem.reason),
         )
     conditions, guard = (check if split.kept_guards else None), ModuleGuard(split.merge_records())
+    stored = _store_guards(capture, split, sources, outputs)
     return ModuleCall(
-        capture.graph, capture.inputs, guard, conditions, sources, outputs, "", None, module, same
+        capture.graph,
+        capture.inputs,
+        guard,
+        conditions,
+        sources,
+        outputs,
+        "",
+        None,
+        module,
+        same,
+        stored,
     )
+
+
+def _store_guards(
+    capture: DynamoCapture,
+    split: GuardSplit,
+    sources: Sequence[int | torch.Tensor],
+    outputs: OutputTemplate,
+) -> StoredGuards | Refusal:
+    if outputs.uses_arguments or capture.outputs_that_are_inputs:
+        return Refusal("its result holds tensors that it did not compute")
+    return encode_guards(split, sources, capture)
 
 
 def list_call_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 
-__all__ = ["OutputTemplate", "learn_outputs"]
+__all__ = ["OutputTemplate", "iter_leaves", "learn_outputs", "make_template"]
 
 # Takes the graph's outputs and the call's argument tensors.
 _Build: TypeAlias = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
@@ -80,6 +80,20 @@ def learn_outputs(
     ]
     # Two runs: one alone cannot tell an object that the call makes from one that was there before.
     first, second = (run(batch) for batch in markers)
+    return make_template((first, second), markers, arguments, guarded, fixed)
+
+
+def make_template(
+    results: tuple[Any, Any],
+    markers: Sequence[Sequence[torch.Tensor]],
+    arguments: Sequence[torch.Tensor],
+    guarded: Mapping[int, torch.Tensor],
+    fixed: Mapping[int, torch.Tensor],
+) -> OutputTemplate:
+    """The template of two results, in which `markers[0]` and `markers[1]` stand for the graph's
+    outputs. Everything else as `learn_outputs`.
+    """
+    (first, second), count = results, len(markers[0])
     reader = _Reader(
         markers,
         fixed,
@@ -102,6 +116,26 @@ def learn_outputs(
         bool(count) and 0 not in fixed and first is markers[0][0],
         reader.uses_arguments,
     )
+
+
+def iter_leaves(value: Any, kind: type, depth: int = 0) -> Iterator[Any]:
+    """The objects of class `kind` in a result, in an order that depends on its form alone; one that it
+    holds twice comes twice. Raises NotLowerableError where it nests too deep.
+    """
+    if depth > _MAX_DEPTH:
+        raise NotLowerableError(f"its result nests deeper than {_MAX_DEPTH}")
+    if isinstance(value, kind):
+        yield value
+        return
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts += [part for _, part in _list_items(value)]
+    elif isinstance(value, (list, tuple)):
+        parts += value
+    if not isinstance(value, (*_IMMUTABLE, torch.Tensor)):
+        parts += getattr(value, "__dict__", {}).values()
+    for part in parts:
+        yield from iter_leaves(part, kind, depth + 1)
 
 
 class _Reader:

@@ -212,10 +212,8 @@ class GraphRequest:
             return None
         call, broadcast = TracedGraph(self, recalled, [item], [choice]).decide()
         if isinstance(broadcast, Broadcast) and broadcast.runs == "swaps":
-            refusal = check_recalled(choice, recalled.call, self.gm.forward, self.inputs, context)
-            wrong = "" if refusal is None else refusal.reason
-            telemetry.record("capture", "recalled", item.region.key, wrong=wrong)
-            if refusal is not None:
+            own_call = self.gm.forward
+            if check_recalled(choice, recalled.call, own_call, self.inputs, context) is not None:
                 return None
         self._report([choice])
         return call, broadcast

@@ -18,14 +18,14 @@ from torch_cudal1.graph.module_call import list_call_tensors
 from torch_cudal1.runtime.guard import call_state, python_signature
 from torch_cudal1.store.context import TuneContext, make_context
 
-__all__ = ["is_known", "remember_call", "remember_pieces"]
+__all__ = ["compute_call_digest", "is_known", "remember_call", "remember_pieces"]
 
 
 def remember_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], context: TuneContext
 ) -> None:
     """Note that the cache holds a decision for a call like this one."""
-    name = _call_digest(module, args, kwargs)
+    name = compute_call_digest(module, args, kwargs)
 
     if isinstance(
         context.cache.get_decision_record(name, context.target, context.contract), Refusal
@@ -55,10 +55,14 @@ def is_known(
     context = make_context(
         find_device([*list_call_tensors(args, kwargs), *module.parameters()]), settings
     )
-    return not isinstance(context.find_decision_record(_call_digest(module, args, kwargs)), Refusal)
+    return not isinstance(
+        context.find_decision_record(compute_call_digest(module, args, kwargs)), Refusal
+    )
 
 
-def _call_digest(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def compute_call_digest(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
     """What kind of module is called with what: classes, forms of weights and arguments, modes. The
     same in every process.
     """

@@ -11,7 +11,7 @@ operators of Dynamo's graph (`api.shadow.check_recalled`): a record is a hint, n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,13 @@ from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import Region
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["CaptureRecord", "RecalledGraph"]
+__all__ = [
+    "CaptureRecord",
+    "RecalledGraph",
+    "describe_capture",
+    "list_trace_switches",
+    "read_capture",
+]
 
 # Raised when records of before must not be read.
 _FORM = 1
@@ -65,6 +71,68 @@ class RecalledGraph:
         return run([inputs[origin] for origin in self.graph.origins if isinstance(origin, int)])
 
 
+def describe_capture(
+    traced: TracedModule | RecalledGraph, regions: Sequence[LoweredRegion]
+) -> dict[str, Any] | Refusal:
+    """How the region of a trace sits in Dynamo's graph, where that is all there is to know."""
+    if not traced.direct or not traced.is_pure or is_random_program(regions[0].region.program):
+        return Refusal("a call does more than compute fresh tensors")
+    (item,), (graph,) = regions, traced.graphs
+    return {
+        "region": item.region.key,
+        "order": list(item.order),
+        "origins": list(graph.origins),
+        "static": sorted(graph.static),
+    }
+
+
+def read_capture(
+    record: Mapping[str, Any], input_count: int, region_name: str, context: TuneContext
+) -> RecalledGraph | Refusal:
+    """What `describe_capture` said of a graph of `input_count` inputs, or why it cannot be used."""
+    try:
+        key, order = str(record["region"]), tuple(int(number) for number in record["order"])
+        origins = tuple(int(number) for number in record["origins"])
+        static = frozenset(int(number) for number in record["static"])
+    except (KeyError, TypeError, ValueError) as error:
+        return Refusal(f"the record of the capture is damaged: {type(error).__name__}: {error}")
+    hit = context.cache.get(key, context.target, context.contract)
+    if isinstance(hit, Refusal):
+        return hit
+    program = hit.entry.choice.program
+    # Where a kernel runs, the entry does not hold the region's own Program.
+    if program.digest != key:
+        return Refusal("the entry holds another Program than the region's own")
+    numbers = range(len(origins))
+    if not set(order) <= set(numbers) or not set(origins) <= set(range(input_count)):
+        return Refusal("the record of the capture names inputs that this graph does not have")
+    if len(order) != len(program.inputs):
+        return Refusal("the record of the capture is of another Program")
+    region = Region(
+        program,
+        tuple("parameter" if position in static else "input" for position in order),
+        name=region_name,
+    )
+    graph = CapturedGraph("inference", fx.GraphModule({}, fx.Graph()), static, origins)
+    return RecalledGraph(LoweredRegion(region, order), graph)
+
+
+def list_trace_switches(context: TuneContext) -> list[str]:
+    """All that AOTAutograd's trace of a graph depends on, besides the graph and its inputs."""
+    attention = (
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+    )
+    return [
+        f"capture {_FORM} {__version__}",
+        repr(attention),
+        repr(sorted(functorch_config.get_config_copy().items(), key=str)),
+        repr(context.target),
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class CaptureRecord:
     """What the cache of `context` says of Dynamo's graph `graph`, called with `inputs`."""
@@ -75,18 +143,9 @@ class CaptureRecord:
 
     def remember(self, traced: TracedModule, regions: Sequence[LoweredRegion]) -> None:
         """Note how the graph's region sits in it, where that is all there is to know."""
-        if not traced.direct or not traced.is_pure or is_random_program(regions[0].region.program):
+        value, name, context = describe_capture(traced, regions), self._name, self.context
+        if isinstance(name, Refusal) or isinstance(value, Refusal):
             return
-        name, context = self._name, self.context
-        if isinstance(name, Refusal):
-            return
-        (item,), (graph,) = regions, traced.graphs
-        value = {
-            "region": item.region.key,
-            "order": list(item.order),
-            "origins": list(graph.origins),
-            "static": sorted(graph.static),
-        }
         if context.cache.get_decision_record(name, context.target, context.contract) != value:
             context.cache.put_decision_record(name, value, context.target, context.contract)
 
@@ -98,47 +157,11 @@ class CaptureRecord:
         record = context.find_decision_record(name)
         if isinstance(record, Refusal):
             return record
-        try:
-            key, order = str(record["region"]), tuple(int(number) for number in record["order"])
-            origins = tuple(int(number) for number in record["origins"])
-            static = frozenset(int(number) for number in record["static"])
-        except (KeyError, TypeError, ValueError) as error:
-            return Refusal(f"the record of the capture is damaged: {type(error).__name__}: {error}")
-        hit = context.cache.get(key, context.target, context.contract)
-        if isinstance(hit, Refusal):
-            return hit
-        program = hit.entry.choice.program
-        # Where a kernel runs, the entry does not hold the region's own Program.
-        if program.digest != key:
-            return Refusal("the entry holds another Program than the region's own")
-        numbers = range(len(origins))
-        if not set(order) <= set(numbers) or not set(origins) <= set(range(len(self.inputs))):
-            return Refusal("the record of the capture names inputs that this graph does not have")
-        if len(order) != len(program.inputs):
-            return Refusal("the record of the capture is of another Program")
-        region = Region(
-            program,
-            tuple("parameter" if position in static else "input" for position in order),
-            name=region_name,
-        )
-        graph = CapturedGraph("inference", fx.GraphModule({}, fx.Graph()), static, origins)
-        return RecalledGraph(LoweredRegion(region, order), graph)
+        return read_capture(record, len(self.inputs), region_name, context)
 
     @cached_property
     def _name(self) -> str | Refusal:
         """The record's name: all that AOTAutograd's trace of the graph depends on."""
-        attention = (
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.mem_efficient_sdp_enabled(),
-            torch.backends.cuda.math_sdp_enabled(),
-            torch.backends.cuda.cudnn_sdp_enabled(),
-        )
-        switches = [
-            f"capture {_FORM} {__version__}",
-            repr(attention),
-            repr(sorted(functorch_config.get_config_copy().items(), key=str)),
-            repr(self.context.target),
-        ]
         # A subclass may hold its numbers elsewhere, in another form: only AOTAutograd knows how. A
         # fake tensor is one, and the backend may be given numbers.
         if not all(type(item) in (torch.Tensor, torch.nn.Parameter) for item in self.inputs):
@@ -146,7 +169,9 @@ class CaptureRecord:
         # Only an inference graph has a record, and a graph of tensors that want gradients is none.
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.inputs):
             return Refusal("a training step is traced")
-        digest = compute_graph_digest(self.graph, self.inputs, extra=switches)
+        digest = compute_graph_digest(
+            self.graph, self.inputs, extra=list_trace_switches(self.context)
+        )
         if isinstance(digest, Refusal):
             return digest
         return hashlib.sha256(f"capture {digest}".encode()).hexdigest()

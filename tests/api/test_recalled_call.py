@@ -1,0 +1,376 @@
+"""A start on a warm cache captures nothing where the module is in the state of before, and answers as
+the module itself does where it is not.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cudal1
+from tests.api.test_quick_tier import always_compile
+from tests.api.test_recalled_capture import list_recalls, start_process
+from torch_cudal1.api import binding
+from torch_cudal1.store.cache.local_cache import LocalCache
+
+X = torch.randn(3, 4)
+
+
+class Mode(enum.Enum):
+    """A switch that no tensor shows."""
+
+    RELU = 1
+    TANH = 2
+
+
+FLAG = 1.0
+TABLE: dict[str, float] = {"scale": 1.0}
+
+
+def scale(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return x * factor
+
+
+def add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+class Config:
+    """An object behind an attribute."""
+
+    def __init__(self) -> None:
+        self.slope, self.mode, self.names = 0.5, Mode.RELU, {"a", "b"}
+
+
+class Net(nn.Module):
+    """Reads what a model reads: attributes, a config, globals, defaults, closures, partials."""
+
+    offset = 0.25
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("shift", torch.randn(4))
+        self.config, self.settings = Config(), {"power": 1}
+        self.activation = functools.partial(F.leaky_relu, negative_slope=0.1)
+        self.closure = make_closure(3.0)
+
+    def extra(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> dict[str, Any]:
+        hidden = self.activation(self.first(x)) + self.shift + self.offset
+        hidden = torch.relu(hidden) if self.config.mode is Mode.RELU else torch.tanh(hidden)
+        hidden = self.closure(scale(hidden) * FLAG * TABLE["scale"] * self.config.slope)
+        for _ in range(self.settings["power"] + twice):
+            hidden = self.extra(self.second(hidden))
+        return {"hidden": hidden, "pair": (hidden.sum(-1), hidden), "name": "net"}
+
+
+def make_closure(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+    return multiply
+
+
+@pytest.fixture(autouse=True)
+def compile_without_gradients(dynamo: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    always_compile(monkeypatch)
+    with torch.no_grad():
+        yield
+
+
+def forbid_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the call is captured")
+
+    monkeypatch.setattr(binding, "capture_module_call", refuse)
+
+
+def make_net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def check_calls(module: nn.Module) -> None:
+    expected = module._call_impl(X)
+    for _ in range(3):
+        result = module(X)
+        assert result["name"] == "net"
+        torch.testing.assert_close(result["hidden"], expected["hidden"])
+        torch.testing.assert_close(result["pair"][0], expected["pair"][0])
+        # One tensor at two places is one tensor again.
+        assert result["pair"][1] is result["hidden"]
+
+
+def test_the_next_process_captures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_calls(start_process(make_net(), tmp_path))
+    forbid_captures(monkeypatch)
+    again = start_process(make_net(), tmp_path)
+    check_calls(again)
+    assert list_recalls() == [""]
+    (region,) = cudal1.explain(again).regions
+    assert (region.runs, region.name) == ("inductor", "Net.inference")
+    # The weights are read live, as after a capture.
+    with torch.no_grad():
+        again.second.weight.mul_(2)
+    check_calls(again)
+
+
+def set_attribute(owner: str, name: str, value: Any) -> Callable[[Net, pytest.MonkeyPatch], None]:
+    def change(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+        target = functools.reduce(getattr, owner.split("."), net) if owner else net
+        setattr(target, name, value)
+
+    return change
+
+
+def share_weights(net: Net, _: pytest.MonkeyPatch) -> None:
+    net.second.weight = net.first.weight
+
+
+def replace_method(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Net, "extra", lambda self, x: x + 1)
+
+
+def replace_global(name: str, value: Any) -> Callable[[Net, pytest.MonkeyPatch], None]:
+    return lambda _, monkeypatch: monkeypatch.setattr(sys.modules[__name__], name, value)
+
+
+def change_default(_: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "__defaults__", (3.0,))
+
+
+def change_code(_: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+        return x - factor
+
+    monkeypatch.setattr(scale, "__code__", other.__code__)
+
+
+def change_torch(_: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "relu", torch.sigmoid)
+
+
+CHANGES: dict[str, Callable[[Net, pytest.MonkeyPatch], None]] = {
+    "a number of a config": set_attribute("config", "slope", 0.75),
+    "a member of an enumeration": set_attribute("config", "mode", Mode.TANH),
+    "a dictionary": set_attribute("", "settings", {"power": 2}),
+    "an attribute of the class": set_attribute("", "offset", 0.5),
+    "a partial": set_attribute("", "activation", functools.partial(F.elu, alpha=0.3)),
+    "a keyword of a partial": set_attribute(
+        "", "activation", functools.partial(F.leaky_relu, negative_slope=0.9)
+    ),
+    "a closure": set_attribute("", "closure", make_closure(5.0)),
+    "another function": set_attribute("", "closure", add_one),
+    "another submodule": set_attribute(
+        "", "second", nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    ),
+    "a method of the class": replace_method,
+    "a method of the object": set_attribute("", "extra", add_one),
+    "shared weights": share_weights,
+    "a global number": replace_global("FLAG", 3.0),
+    "a global table": replace_global("TABLE", {"scale": 4.0}),
+    "a global function": replace_global("scale", add_one),
+    "a default argument": change_default,
+    "the code of a function": change_code,
+    "a function of torch": change_torch,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_another_state_gets_its_own_answer(
+    change: Callable[[Net, pytest.MonkeyPatch], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_calls(start_process(make_net(), tmp_path))
+    with monkeypatch.context() as patch:
+        changed = make_net()
+        change(changed, patch)
+        check_calls(start_process(changed, tmp_path))
+        assert "" not in list_recalls()
+    # And back: what the other state left behind is not taken for this one's.
+    check_calls(start_process(make_net(), tmp_path))
+
+
+def test_a_change_after_the_start_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_calls(start_process(make_net(), tmp_path))
+    with monkeypatch.context() as patch:
+        forbid_captures(patch)
+        again = start_process(make_net(), tmp_path)
+        check_calls(again)
+    for name in ("a number of a config", "a global number", "the code of a function"):
+        with monkeypatch.context() as patch:
+            CHANGES[name](again, patch)
+            check_calls(again)
+        check_calls(again)
+
+
+def damage_record(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the records of calls say something else."""
+    find = LocalCache.get_decision_record
+
+    def find_changed(self: LocalCache, *args: Any, **kwargs: Any) -> Any:
+        record = find(self, *args, **kwargs)
+        is_call = isinstance(record, dict) and "state" in record
+        return {**record, **change} if is_call else record
+
+    monkeypatch.setattr(LocalCache, "get_decision_record", find_changed)
+
+
+MODULE = ["LocalSource", {"local_name": "module"}]
+FIRST_BIAS = [
+    MODULE,
+    ["AttrSource", {"member": "first"}],
+    ["UnspecializedParamBufferSource", {"member": "bias"}],
+]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": "0" * 64},
+        {"state": None},
+        {"outputs": [0, 1, 2]},
+        {"outputs": [1, 0, 1]},
+        {"outputs": []},
+        {"outputs": "damaged"},
+        {"inputs": []},
+        {"inputs": [0, 0, 0, 0, 0, 0]},
+        {"inputs": [FIRST_BIAS] * 6},
+        {"inputs": [[["LocalSource", {"local_name": "args"}]]] * 6},
+        {"guards": None},
+        {"guards": [["ID_MATCH", [MODULE, ["AttrSource", {"member": "absent"}]], None]]},
+        {"guards": [["CONSTANT_MATCH", [["GlobalSource", {"global_name": "import os"}]], None]]},
+        {"guards": [["CONSTANT_MATCH", [["AttrSource", {"__class__": "int"}]], None]]},
+        {"guards": [["CONSTANT_MATCH", [MODULE] * 1000, None]]},
+        {"unchanged": [[[MODULE], "absent"]]},
+        {"capture": {}},
+        {"capture": None},
+    ],
+)
+def test_a_damaged_record_changes_no_answer(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_calls(start_process(make_net(), tmp_path))
+    damage_record(change, monkeypatch)
+    check_calls(start_process(make_net(), tmp_path))
+
+
+class Writer(Net):
+    """Counts its calls."""
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> dict[str, Any]:
+        self.shift.add_(0)
+        return super().forward(x)
+
+
+class Keeper(Net):
+    """Returns a tensor of its own."""
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> dict[str, Any]:
+        return {**super().forward(x), "shift": self.shift}
+
+
+class Sampler(Net):
+    """Draws random numbers."""
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> dict[str, Any]:
+        return {**super().forward(x), "noise": torch.rand_like(x)}
+
+
+@pytest.mark.parametrize("kind", [Writer, Keeper, Sampler])
+def test_a_call_that_does_more_is_captured_in_every_process(
+    kind: type[Net], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[nn.Module] = []
+    capture = binding.capture_module_call
+
+    def note(module: nn.Module, *arguments: Any) -> Any:
+        captured.append(module)
+        return capture(module, *arguments)
+
+    monkeypatch.setattr(binding, "capture_module_call", note)
+    for _ in range(2):
+        check_calls(start_process(kind().eval(), tmp_path))
+    assert len(captured) == 2
+
+
+def test_another_signature_has_another_record(tmp_path: Path) -> None:
+    for twice in (False, True):
+        module = start_process(make_net(), tmp_path)
+        for _ in range(3):
+            torch.testing.assert_close(
+                module(X, twice=twice)["hidden"], module._call_impl(X, twice=twice)["hidden"]
+            )
+
+
+class Asker(Net):
+    """Asks its argument for an attribute, as helpers for several frameworks do."""
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> dict[str, Any]:
+        result = super().forward(x)
+        return {**result, "hidden": -result["hidden"]} if hasattr(x, "negative") else result
+
+
+def test_an_attribute_of_an_argument_is_asked_for_at_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, tagged = torch.randn(3, 4), torch.randn(3, 4)
+    tagged.negative = True  # type: ignore[attr-defined]
+    for first, then in ((plain, tagged), (plain, tagged), (tagged, plain)):
+        module = start_process(Asker().eval(), tmp_path)
+        for x in (first, then, first):
+            torch.testing.assert_close(module(x)["hidden"], module._call_impl(x)["hidden"])
+    assert list_recalls() == [""]
+
+
+SCRIPT = """
+import sys, torch
+from tests.api.test_recalled_call import X, make_net
+from torch_cudal1.api import binding, quick_tier
+from torch_cudal1.core import telemetry
+import cudal1
+
+quick_tier.MIN_SPEEDUP_BEYOND_NOISE = 0.0
+if sys.argv[2] == "again":
+    binding.capture_module_call = None
+torch.manual_seed(1)
+with torch.no_grad():
+    net = make_net()
+    call = cudal1.accelerate(net, on_miss="quick", cache_dir=sys.argv[1], strictness="error")
+    for _ in range(2):
+        torch.testing.assert_close(call(torch.ones(3, 4))["hidden"], net._call_impl(torch.ones(3, 4))["hidden"])
+print([event.facts["wrong"] for event in telemetry.report().events if event.what == "recalled"])
+"""
+
+
+def test_a_real_process_with_other_hashes_and_addresses_finds_the_same_state(
+    tmp_path: Path,
+) -> None:
+    recalls = []
+    for seed, word in (("1", "first"), ("2", "again")):
+        finished = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path), word],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr[-2000:]
+        recalls.append(finished.stdout.strip().splitlines()[-1])
+    assert recalls == ["[]", "['']"]

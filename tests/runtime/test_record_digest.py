@@ -1,0 +1,101 @@
+"""The digest of a state: equal for equal states, whatever the addresses; another for any other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torch_cudal1.core.refusal import Refusal
+from torch_cudal1.runtime.guard_builder import record_module
+from torch_cudal1.runtime.record_digest import compute_record_digest
+
+
+class Gate(nn.Module):
+    """One of everything that a walk records."""
+
+    limit = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 3))
+        self.inner = nn.ReLU()
+        self.names = {"a", "b", "c"}
+        self.table = {"x": [1, 2.5, None], "dtype": torch.float16}
+        self.call = functools.partial(torch.add, alpha=2)
+        self.shape = torch.Size([2, 3])
+        self.blob = bytearray(b"ab")
+        self.lock = {"a": self.inner, "b": self.inner}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.limit
+
+
+def digest(module: nn.Module) -> str:
+    records = record_module(module)
+    assert not isinstance(records, Refusal)
+    return compute_record_digest(records)
+
+
+def test_two_objects_in_one_state_have_one_digest() -> None:
+    assert digest(Gate()) == digest(Gate())
+    # Values of tensors are no state.
+    other = Gate()
+    nn.init.ones_(other.weight)
+    assert digest(other) == digest(Gate())
+
+
+def assign(name: str, value: Any) -> Callable[[Gate], None]:
+    return lambda gate: setattr(gate, name, value)
+
+
+CHANGES: dict[str, Callable[[Gate], None]] = {
+    "shape": assign("weight", nn.Parameter(torch.zeros(3, 2))),
+    "dtype of a tensor": assign("weight", nn.Parameter(torch.zeros(2, 3, dtype=torch.float16))),
+    "frozen": lambda gate: setattr(gate.weight, "requires_grad", False),
+    "class": assign("inner", nn.GELU()),
+    "mode": lambda gate: setattr(gate.inner, "training", False),
+    "item of a set": lambda gate: gate.names.add("d"),
+    "item of a list": lambda gate: gate.table["x"].append(1),
+    "type of a number": lambda gate: gate.table["x"].__setitem__(0, True),
+    "order of keys": assign("table", {"dtype": torch.float16, "x": [1, 2.5, None]}),
+    "dtype": lambda gate: gate.table.update(dtype=torch.bfloat16),
+    "keyword of a partial": assign("call", functools.partial(torch.add, alpha=3)),
+    "function of a partial": assign("call", functools.partial(torch.sub, alpha=2)),
+    "bytes": lambda gate: gate.blob.extend(b"c"),
+    "one object in place of two": lambda gate: gate.lock.update(b=nn.ReLU()),
+    "another attribute": assign("extra", 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_another_state_has_another_digest(change: Callable[[Gate], None]) -> None:
+    gate = Gate()
+    change(gate)
+    assert digest(gate) != digest(Gate())
+
+
+def make_class(factor: float, doc: str = "") -> type[nn.Module]:
+    class Scaled(nn.Module):
+        __doc__ = doc
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * factor
+
+        @property
+        def twice(self) -> float:
+            return 2 * factor
+
+    return Scaled
+
+
+def test_code_and_closures_are_state_and_documentation_is_none() -> None:
+    assert digest(make_class(2.0)()) == digest(make_class(2.0, "Says something else.")())
+    assert digest(make_class(2.0)()) != digest(make_class(3.0)())
+    changed = make_class(2.0)
+    changed.forward = lambda self, x: x + 2.0  # type: ignore[method-assign]
+    assert digest(changed()) != digest(make_class(2.0)())
