@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from torch import nn
 import cudal1
 from tests.api.test_quick_tier import always_compile
 from tests.api.test_recalled_capture import list_recalls, start_process
+from tests.entries import plant
 from torch_cudal1.api import binding
+from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.store.cache.local_cache import LocalCache
 
 X = torch.randn(3, 4)
@@ -129,6 +132,33 @@ def test_the_next_process_captures_nothing(tmp_path: Path, monkeypatch: pytest.M
     check_calls(again)
 
 
+def add_zero(program: Program) -> Program:
+    """Another Program with the same outputs."""
+    first, new = program.outputs[0], program.value_count
+    assert first is not None
+    step = Aten("aten.add.Scalar", (Value(first), 0), (), (new,))
+    outputs = tuple(new if value == first else value for value in program.outputs)
+    return replace(program, steps=(*program.steps, step), outputs=outputs)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_a_search_left_is_recalled_with_the_regions_own_program(
+    is_damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(make_net(), (X,), tmp_path, change=add_zero)
+    check_calls(start_process(make_net(), tmp_path))
+    if is_damaged:
+        changed = {"program": {"format": 0}}
+        damage_records("program", changed, monkeypatch)
+    else:
+        forbid_captures(monkeypatch)
+    again = start_process(make_net(), tmp_path, "baseline")
+    check_calls(again)
+    assert list_recalls() == ([] if is_damaged else [""])
+    (region,) = cudal1.explain(again).regions
+    assert region.techniques == ("planted",)
+
+
 def set_attribute(owner: str, name: str, value: Any) -> Callable[[Net, pytest.MonkeyPatch], None]:
     def change(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
         target = functools.reduce(getattr, owner.split("."), net) if owner else net
@@ -219,14 +249,14 @@ def test_a_change_after_the_start_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
         check_calls(again)
 
 
-def damage_record(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the records of calls say something else."""
+def damage_records(kind: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the records with a field `kind` say something else."""
     find = LocalCache.get_decision_record
 
     def find_changed(self: LocalCache, *args: Any, **kwargs: Any) -> Any:
         record = find(self, *args, **kwargs)
-        is_call = isinstance(record, dict) and "state" in record
-        return {**record, **change} if is_call else record
+        is_meant = isinstance(record, dict) and kind in record
+        return {**record, **change} if is_meant else record
 
     monkeypatch.setattr(LocalCache, "get_decision_record", find_changed)
 
@@ -266,7 +296,7 @@ def test_a_damaged_record_changes_no_answer(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_calls(start_process(make_net(), tmp_path))
-    damage_record(change, monkeypatch)
+    damage_records("state", change, monkeypatch)
     check_calls(start_process(make_net(), tmp_path))
 
 

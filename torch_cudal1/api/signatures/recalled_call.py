@@ -26,6 +26,7 @@ from torch_cudal1.api.signatures.recalled_capture import (
     describe_capture,
     list_trace_switches,
     read_capture,
+    store_program,
 )
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
@@ -102,6 +103,7 @@ class CachedCall:
         value = {"capture": capture, "state": state, "outputs": outputs, **stored.to_json()}
         if context.cache.get_decision_record(self._name, context.target, context.contract) != value:
             context.cache.put_decision_record(self._name, value, context.target, context.contract)
+            store_program(regions[0].region, context)
 
     def recall(self) -> RecalledCall | Refusal:
         """The call as an earlier process captured it, or why it must be captured. Runs the module's own

@@ -20,12 +20,14 @@ import torch
 import torch.fx as fx
 from torch._functorch import config as functorch_config
 
+from torch_cudal1.core.errors import ProgramError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.version import __version__
 from torch_cudal1.graph.capture import CapturedGraph, TracedModule
 from torch_cudal1.graph.graph_digest import compute_graph_digest
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.ir.check import is_random_program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Region
 from torch_cudal1.store.context import TuneContext
 
@@ -35,6 +37,7 @@ __all__ = [
     "describe_capture",
     "list_trace_switches",
     "read_capture",
+    "store_program",
 ]
 
 # Raised when records of before must not be read.
@@ -96,13 +99,9 @@ def read_capture(
         static = frozenset(int(number) for number in record["static"])
     except (KeyError, TypeError, ValueError) as error:
         return Refusal(f"the record of the capture is damaged: {type(error).__name__}: {error}")
-    hit = context.cache.get(key, context.target, context.contract)
-    if isinstance(hit, Refusal):
-        return hit
-    program = hit.entry.choice.program
-    # Where a kernel runs, the entry does not hold the region's own Program.
-    if program.digest != key:
-        return Refusal("the entry holds another Program than the region's own")
+    program = _find_program(key, context)
+    if isinstance(program, Refusal):
+        return program
     numbers = range(len(origins))
     if not set(order) <= set(numbers) or not set(origins) <= set(range(input_count)):
         return Refusal("the record of the capture names inputs that this graph does not have")
@@ -115,6 +114,44 @@ def read_capture(
     )
     graph = CapturedGraph("inference", fx.GraphModule({}, fx.Graph()), static, origins)
     return RecalledGraph(LoweredRegion(region, order), graph)
+
+
+def store_program(region: Region, context: TuneContext) -> None:
+    """Keep the region's own Program where its entry holds another one: a kernel runs there, or blocks
+    with kernels.
+    """
+    hit = context.cache.get(region.key, context.target, context.contract)
+    if isinstance(hit, Refusal) or hit.entry.choice.program.digest == region.key:
+        return
+    # Records hold no tensors.
+    if not region.program.all_payloads():
+        value = {"program": region.program.to_json()}
+        name = _name_program(region.key)
+        context.cache.put_decision_record(name, value, context.target, context.contract)
+
+
+def _find_program(key: str, context: TuneContext) -> Program | Refusal:
+    """The own Program of the region with that key."""
+    hit = context.cache.get(key, context.target, context.contract)
+    if isinstance(hit, Refusal):
+        return hit
+    program = hit.entry.choice.program
+    if program.digest == key:
+        return program
+    record = context.find_decision_record(_name_program(key))
+    if isinstance(record, Refusal):
+        return Refusal(
+            f"the entry holds another Program than the region's own, whose: {record.reason}"
+        )
+    try:
+        program = Program.from_json(record["program"], {})
+    except (ProgramError, LookupError, TypeError, ValueError, AttributeError) as error:
+        return Refusal(f"the stored Program: {type(error).__name__}: {error}")
+    return program if program.digest == key else Refusal("the stored Program is another one")
+
+
+def _name_program(key: str) -> str:
+    return hashlib.sha256(f"program {key}".encode()).hexdigest()
 
 
 def list_trace_switches(context: TuneContext) -> list[str]:
@@ -148,6 +185,7 @@ class CaptureRecord:
             return
         if context.cache.get_decision_record(name, context.target, context.contract) != value:
             context.cache.put_decision_record(name, value, context.target, context.contract)
+            store_program(regions[0].region, context)
 
     def recall(self, region_name: str) -> RecalledGraph | Refusal:
         """The graph's region, as an earlier process found it, or why the graph must be traced."""
