@@ -14,7 +14,6 @@ from torch_cudal1.graph.dynamo_guard_records import UnprovenError
 from torch_cudal1.graph.module_call import capture_module_call
 from torch_cudal1.graph.stored_guards import (
     StoredGuards,
-    make_presence_check,
     read_stored_guards,
 )
 from torch_cudal1.runtime.guard_builder import record_module
@@ -60,11 +59,11 @@ def test_the_same_records_are_read_of_another_object() -> None:
     stored = store(first, x)
     digests = []
     for module in (first, second):
-        split, placeholders = read_stored_guards(stored, module, walk(module))
-        digests.append(compute_record_digest(split.merge_records()))
-        tensors = [item for item in placeholders if isinstance(item, torch.Tensor)]
+        present = read_stored_guards(stored, module, walk(module))
+        digests.append(compute_record_digest(present.records))
+        tensors = [item for item in present.placeholders if isinstance(item, torch.Tensor)]
         assert {id(item) for item in tensors} == {id(item) for item in module.parameters()}
-        assert [item for item in placeholders if isinstance(item, int)] == [0]
+        assert [item for item in present.placeholders if isinstance(item, int)] == [0]
     assert digests[0] == digests[1]
 
 
@@ -92,12 +91,38 @@ def test_damaged_steps_are_refused(steps: Any) -> None:
         read_stored_guards(damaged, module, walk(module))
 
 
-def test_attributes_of_arguments_are_asked_for() -> None:
-    assert make_presence_check([]) is None
-    check = make_presence_check([["kwargs", ["x"], "tag", False], ["args", [0, 1], "tag", True]])
+class Setting:
+    """A number behind a property."""
+
+    def __init__(self) -> None:
+        self.half = 1
+
+    @property
+    def whole(self) -> int:
+        return 2 * self.half
+
+
+def test_what_no_record_implies_is_asked_at_every_call() -> None:
+    module = Shifted()
+    module.setting = Setting()
+    records = walk(module)
+    assert read_stored_guards(StoredGuards((), (), (), ()), module, records).check is None
+    place = [["LocalSource", {"local_name": "module"}], ["AttrSource", {"member": "setting"}]]
+    checks = (
+        ["has attribute", "kwargs", ["x"], "tag", False],
+        ["has attribute", "args", [0, 1], "tag", True],
+        ["property", place, "GenericAttrSource", "whole", 2],
+    )
+    check = read_stored_guards(StoredGuards((), (), (), checks), module, records).check
     assert check is not None
     plain, tagged = torch.zeros(1), torch.zeros(1)
     tagged.tag = 1  # type: ignore[attr-defined]
-    assert check({"args": ((plain, tagged),), "kwargs": {"x": plain}})
-    assert not check({"args": ((plain, plain),), "kwargs": {"x": plain}})
-    assert not check({"args": ((plain, tagged),), "kwargs": {"x": tagged}})
+    scope = {"args": ((plain, tagged),), "kwargs": {"x": plain}}
+    assert check(scope)
+    assert not check({**scope, "args": ((plain, plain),)})
+    assert not check({**scope, "kwargs": {"x": tagged}})
+    module.setting.half = 2
+    assert not check(scope)
+    no_property = StoredGuards((), (), (), (["property", place, "AttrSource", "half", 1],))
+    with pytest.raises(UnprovenError):
+        read_stored_guards(no_property, module, records)

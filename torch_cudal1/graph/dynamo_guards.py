@@ -109,10 +109,10 @@ class GuardSplit:
         for entry in entries:
             before = self._collector.count
             keeps.append(self._must_keep(entry))
-            if self._collector.count != before:
-                self.recorded_entries.append(entry)
             if keeps[-1]:
                 self.kept_entries.append(entry)
+            elif self._collector.count != before:
+                self.recorded_entries.append(entry)
         return keeps
 
     @property

@@ -3,14 +3,15 @@ Dynamo.
 
         capture ──> StoredGuards (JSON) ──another process──> the same records, of the objects that are there
 
-Only captures have them whose guards are implied by records, but for the question whether a tensor
-among the arguments has an attribute. The steps say where to look, not
+Only captures have them whose guards are implied by records, but for two kinds that a check in Python
+asks: whether a tensor among the arguments has an attribute, and what a property is. The steps say where to look, not
 what to find: that is the digest of the records (`runtime.record_digest`).
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import operator
 import sys
@@ -34,10 +35,11 @@ from torch_cudal1.graph.dynamo_guards import GuardSplit, find_owner_source
 from torch_cudal1.runtime.guard_records import GuardRecords
 
 __all__ = [
+    "PresentGuards",
     "StoredGuards",
     "StoredSource",
     "encode_guards",
-    "make_presence_check",
+    "make_check",
     "read_stored_guards",
 ]
 
@@ -47,6 +49,12 @@ _IMPORT = "import "
 _DETAILS = ("member", "index", "idx_key", "is_kw")
 # A record with more is damaged.
 _MAX_STEPS = 64
+# Steps that read a property, and how.
+_PROPERTY_STEPS: Mapping[str, Callable[[Any, str], Any]] = {
+    "AttrSource": getattr,
+    "GenericAttrSource": object.__getattribute__,
+}
+_CONSTANTS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
@@ -54,14 +62,13 @@ class StoredGuards:
     """`guards`: those that add records to a walk over the module, as (kind, source, other source);
     `inputs`: for each placeholder the number of a tensor among the arguments, or the source of a
     tensor of the module; `unchanged`: attributes that the call assigns what they are, as (source of the
-    owner, name); `presence`: which attributes tensors among the arguments have, as ("args" or "kwargs",
-    indices, name, whether it is there).
+    owner, name); `checks`: what no record implies and every call asks, see `make_check`.
     """
 
     guards: tuple[Any, ...]
     inputs: tuple[Any, ...]
     unchanged: tuple[Any, ...]
-    presence: tuple[Any, ...]
+    checks: tuple[Any, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Lists, texts and numbers."""
@@ -112,7 +119,7 @@ def encode_guards(
                 for source, place in zip(capture.sources, placeholders, strict=True)
             ),
             tuple([_encode_source(item.source, names), item.name] for item in capture.unchanged),
-            tuple(map(_encode_presence, split.kept_entries)),
+            tuple(_encode_check(entry, split, capture) for entry in split.kept_entries),
         )
     except UnprovenError as error:
         return Refusal(f"a source that cannot be stored: {error}")
@@ -127,38 +134,67 @@ def _encode_guard(entry: Any, names: Mapping[str, Any]) -> list[Any]:
     return [entry.guard_type, _encode_source(source, names), other]
 
 
-def _encode_presence(entry: Any) -> list[Any]:
-    """A guard that only Dynamo checks, where it asks a tensor among the arguments for an attribute."""
-    source, tensor = entry.orig_guard.originating_source, entry.value
-    if entry.guard_type == "HASATTR" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        owner = find_owner_source(entry, source)
-        steps = list(reversed([*steps_of(owner)]))
-        indices = [getattr(step, "index", None) for step in steps]
-        name = entry.orig_guard.create_fn.keywords["attr"] if owner is source else source.member
-        if all(find_source_kind(step) in ITEM_STEPS for step in steps) and all(
-            type(index) in (int, str) for index in indices
-        ):
-            return [find_root_source(owner).local_name, indices, name, hasattr(tensor, name)]
-    raise UnprovenError(f"only Dynamo checks {entry.guard_type} {entry.name}")
-
-
-def make_presence_check(
-    presence: Sequence[Any],
-) -> Callable[[dict[str, Any]], bool] | None:
-    """What tells, given {module, args, kwargs}, whether tensors among the arguments have the attributes
-    that they had, and no others of these; None where nothing is asked.
+def _encode_check(entry: Any, split: GuardSplit, capture: DynamoCapture) -> list[Any]:
+    """A guard that only Dynamo checks: whether a tensor among the arguments has an attribute, or what a
+    property of an object is.
     """
-    if not presence:
+    source, kind = entry.orig_guard.originating_source, entry.guard_type
+    if kind == "HASATTR":
+        owner = find_owner_source(entry, source)
+        steps = [*reversed([*steps_of(owner)])]
+        indices, root = [getattr(step, "index", None) for step in steps], find_root_source(owner)
+        is_item = all(find_source_kind(step) in ITEM_STEPS for step in steps)
+        if is_item and all(type(index) in (int, str) for index in indices):
+            tensor = _read_argument(capture.locals, root.local_name, indices)
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                name = (
+                    source.member
+                    if owner is not source
+                    else entry.orig_guard.create_fn.keywords["attr"]
+                )
+                return ["has attribute", root.local_name, indices, name, hasattr(tensor, name)]
+    if kind == "CONSTANT_MATCH" and find_source_kind(source) in _PROPERTY_STEPS:
+        owner, value = split.read(source.base), entry.value
+        is_property = isinstance(inspect.getattr_static(type(owner), source.member, None), property)
+        if is_property and type(value) in _CONSTANTS:
+            place = _encode_source(source.base, capture.globals)
+            return ["property", place, find_source_kind(source), source.member, value]
+    raise UnprovenError(f"only Dynamo checks {kind} {entry.name}")
+
+
+def _read_argument(scope: Mapping[str, Any], root: str, indices: Sequence[Any]) -> Any:
+    return functools.reduce(operator.getitem, indices, scope[root])
+
+
+def make_check(stored: StoredGuards, split: GuardSplit) -> Callable[[dict[str, Any]], bool] | None:
+    """What tells, given {module, args, kwargs}, whether tensors among the arguments have the attributes
+    that they had, and no others of these, and whether properties are what they were; None where
+    nothing is asked. Raises as `read_stored_guards`.
+    """
+    attributes: list[tuple[str, tuple[Any, ...], str, bool]] = []
+    properties: list[tuple[Callable[[Any, str], Any], Any, str, Any]] = []
+    for word, *details in stored.checks:
+        if word == "has attribute":
+            root, indices, name, is_there = details
+            attributes.append((str(root), tuple(indices), str(name), bool(is_there)))
+        else:
+            place, kind, name, value = details
+            owner = split.read(_decode_source(place))
+            if not isinstance(inspect.getattr_static(type(owner), name, None), property):
+                raise UnprovenError(f"{name} is no property")
+            properties.append((_PROPERTY_STEPS[kind], owner, name, value))
+    if not attributes and not properties:
         return None
-    wanted = [
-        (str(root), tuple(indices), str(name), bool(is_there))
-        for root, indices, name, is_there in presence
-    ]
 
     def check(scope: dict[str, Any]) -> bool:
+        for read, owner, name, value in properties:
+            now = read(owner, name)
+            # `1 == True`, but the types differ, and so may what the forward does.
+            if type(now) is not type(value) or now != value:
+                return False
         return all(
-            hasattr(functools.reduce(operator.getitem, indices, scope[root]), name) is is_there
-            for root, indices, name, is_there in wanted
+            hasattr(_read_argument(scope, root, indices), name) is is_there
+            for root, indices, name, is_there in attributes
         )
 
     return check
@@ -199,13 +235,25 @@ def _encode_details(step: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     return details
 
 
+@dataclass(frozen=True)
+class PresentGuards:
+    """The guards of the present objects: the records to compare, where each placeholder's tensor lies
+    (the tensor, or its number among the arguments), and the check of `make_check`.
+    """
+
+    records: GuardRecords
+    placeholders: tuple[int | torch.Tensor, ...]
+    check: Callable[[dict[str, Any]], bool] | None
+
+
 def read_stored_guards(
     stored: StoredGuards, module: torch.nn.Module, walked: GuardRecords
-) -> tuple[GuardSplit, list[int | torch.Tensor]]:
-    """The `GuardSplit` of the present objects, and the tensor or the number of each placeholder.
+) -> PresentGuards:
+    """The stored guards, of `module` and the other objects that are there; `walked`: the records of a
+    walk over the module.
 
-    Raises UnprovenError, LookupError, TypeError, ValueError or AttributeError where the objects are not there,
-    or where the steps are damaged.
+    Raises UnprovenError, LookupError, TypeError, ValueError or AttributeError where the objects are
+    not there, or where the steps are damaged.
     """
     split = GuardSplit(_StoredFrame({"module": module}, _PresentModules()), walked)
     for owner, name in stored.unchanged:
@@ -219,9 +267,12 @@ def read_stored_guards(
         entry = _StoredEntry(str(kind), guard, has_value=True, value=value)
         if any(split.keep([entry])):
             raise UnprovenError(f"{kind} is not implied by records here")
-    inputs = [place if isinstance(place, int) else _decode_source(place) for place in stored.inputs]
-    placeholders = [place if isinstance(place, int) else split.read(place) for place in inputs]
-    return split, placeholders
+    placeholders = tuple(
+        place if isinstance(place, int) else split.read(_decode_source(place))
+        for place in stored.inputs
+    )
+    check = make_check(stored, split)
+    return PresentGuards(split.merge_records(), placeholders, check)
 
 
 def _decode_source(steps: Any) -> StoredSource:

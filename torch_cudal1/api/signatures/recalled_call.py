@@ -37,10 +37,9 @@ from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.graph.module_call import ModuleCall, list_call_tensors
 from torch_cudal1.graph.outputs import iter_leaves, make_template
-from torch_cudal1.graph.stored_guards import StoredGuards, make_presence_check, read_stored_guards
+from torch_cudal1.graph.stored_guards import StoredGuards, read_stored_guards
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
-from torch_cudal1.runtime.guard_records import GuardRecords
 from torch_cudal1.runtime.record_digest import compute_record_digest
 from torch_cudal1.store.context import TuneContext
 
@@ -118,12 +117,11 @@ class CachedCall:
             return Refusal(f"the record of the call: {type(error).__name__}: {error}")
 
     def _read(self, record: Mapping[str, Any]) -> RecalledCall | Refusal:
-        stored = StoredGuards.from_json(record)
-        records, placeholders = self._read_state(stored)
-        if compute_record_digest(records) != record["state"]:
+        present = self._read_state(StoredGuards.from_json(record))
+        if compute_record_digest(present.records) != record["state"]:
             return Refusal("the module is in another state than when it was captured")
         tensors = list_call_tensors(self.args, self.kwargs)
-        inputs = [tensors[item] if isinstance(item, int) else item for item in placeholders]
+        inputs = [tensors[item] if isinstance(item, int) else item for item in present.placeholders]
         if not all(type(item) in (torch.Tensor, torch.nn.Parameter) for item in inputs):
             return Refusal("an input is a tensor subclass, or no tensor")
         name = f"{type(self.module).__name__}.inference"
@@ -136,16 +134,15 @@ class CachedCall:
         template = make_template((results[0], results[1]), markers, tensors, {}, {})
         if template.uses_arguments:
             return Refusal("the result holds an argument")
-        conditions = make_presence_check(stored.presence)
         scope = {"module": self.module, "args": self.args, "kwargs": self.kwargs}
-        if conditions is not None and not conditions(scope):
-            return Refusal("a tensor among the arguments has other attributes")
+        if present.check is not None and not present.check(scope):
+            return Refusal("an argument has other attributes, or a property changed")
         captured = ModuleCall(
             fx.GraphModule({}, fx.Graph()),
             tuple(inputs),
-            ModuleGuard(records),
-            conditions,
-            tuple(placeholders),
+            ModuleGuard(present.records),
+            present.check,
+            present.placeholders,
             template,
             "",
             None,
@@ -157,19 +154,15 @@ class CachedCall:
 
     def _digest_state(self, stored: StoredGuards | Refusal) -> str:
         assert isinstance(stored, StoredGuards)
-        return compute_record_digest(self._read_state(stored)[0])
+        return compute_record_digest(self._read_state(stored).records)
 
-    def _read_state(
-        self, stored: StoredGuards
-    ) -> tuple[GuardRecords, Sequence[int | torch.Tensor]]:
-        """The records of the present state, and where each placeholder's tensor lies."""
+    def _read_state(self, stored: StoredGuards) -> PresentGuards:
         # As before a capture: a record of the class that was taken before would differ.
         settle_dynamo()
         walked = record_module(self.module)
         if isinstance(walked, Refusal):
             raise ValueError(walked.reason)
-        split, placeholders = read_stored_guards(stored, self.module, walked)
-        return split.merge_records(), placeholders
+        return read_stored_guards(stored, self.module, walked)
 
     @cached_property
     def _name(self) -> str:
