@@ -37,7 +37,7 @@ from torch_cudal1.graph.dynamo_session import settle_dynamo
 from torch_cudal1.graph.lower import LoweredRegion
 from torch_cudal1.graph.module_call import ModuleCall, list_call_tensors
 from torch_cudal1.graph.outputs import iter_leaves, make_template
-from torch_cudal1.graph.stored_guards import StoredGuards, read_stored_guards
+from torch_cudal1.graph.stored_guards import PresentGuards, StoredGuards, read_stored_guards
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.record_digest import compute_record_digest
