@@ -12,7 +12,7 @@ from torch import nn
 from tests.ir.stacks import ROWS, WIDTH, capture_region, make_stack
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
-from torch_cudal1.ir.records import Region
+from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import INDUCTOR
 from torch_cudal1.search import quick
 from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
@@ -87,11 +87,15 @@ def test_a_call_that_writes_to_its_inputs_is_compiled_as_dynamo_traced_it(
     assert schedules == ["inductor", "inductor+graph", "eager+graph"]
 
 
+def own(region: Region) -> Candidate:
+    return Candidate(region.program, INDUCTOR, "baseline")
+
+
 def test_its_entry_serves_every_later_process_and_is_a_miss_to_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, (region,) = make_place(tmp_path), NET
-    entry = make_quick_entry(region, place, INDUCTOR, {"eager": 2.0, "inductor": 1.0}, {})
+    entry = make_quick_entry(region, place, own(region), {"eager": 2.0, "inductor": 1.0}, {})
     assert entry.is_quick
     place.cache.put(entry)
     for on_miss in ("quick", "baseline", "error"):
@@ -101,7 +105,7 @@ def test_its_entry_serves_every_later_process_and_is_a_miss_to_a_search(
 
     def tune(region: Region, place: TuneContext, **_: object) -> object:
         searched.append(region.key)
-        return make_quick_entry(region, place, INDUCTOR, {}, {})
+        return make_quick_entry(region, place, own(region), {}, {})
 
     monkeypatch.setattr("torch_cudal1.search.tune.tune", tune)
     choose(region, make_place(tmp_path, on_miss="tune"))

@@ -31,6 +31,7 @@ from torch_cudal1.graph.functional_module import preserve_random_state
 from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
+from torch_cudal1.search.attention_choice import AttentionChoice, choose_attention
 from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
 from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.cache.resolve import resolve
@@ -39,6 +40,7 @@ from torch_cudal1.store.context import TuneContext
 __all__ = [
     "GraphCallDecision",
     "choose_for_step",
+    "choose_graph_attention",
     "choose_graph_call",
     "choose_schedule",
     "describe_failure",
@@ -116,12 +118,13 @@ def choose_schedule(
     A schedule that fails, also for lack of memory, costs itself only. Raises what leaves the CUDA
     context unusable.
     """
+    attention = choose_graph_attention(regions, context, writes=bool(trial.written))
     with trial.arguments(context.device) as (args, kwargs):
         standing = _Standing(trial.make_forward_step(args, kwargs))
         pending = list(list_quick_schedules(regions, context, writes=bool(trial.written)))
         while pending:
             schedule = pending.pop(0)
-            choices = make_quick_choices(regions, schedule)
+            choices = make_quick_choices(regions, schedule, attention)
             try:
                 graphed = standing.compiled.get(schedule.base) if schedule.cuda_graph else None
                 call = build(choices, graphed)
@@ -138,7 +141,8 @@ def choose_schedule(
                     # What fails cut in blocks may compile as a whole, as torch.compile does it.
                     pending = [INDUCTOR, INDUCTOR_GRAPH, *pending[1:]]
     choices = store_quick_choices(
-        make_quick_choices(regions, standing.schedule),
+        # The own forward has PyTorch's own choice of operators.
+        make_quick_choices(regions, standing.schedule, attention if standing.call else None),
         context,
         standing.medians_us,
         standing.failures,
@@ -278,8 +282,25 @@ def _run_step(
     return call(*inputs)
 
 
-def make_quick_choices(regions: Sequence[Region], schedule: Schedule) -> tuple[Choice, ...]:
-    """Every region's own Program under `schedule`, without an entry."""
+def choose_graph_attention(
+    regions: Sequence[Region], context: TuneContext, *, writes: bool
+) -> AttentionChoice | None:
+    """The one region's Program with the fastest attention operators; None for a training step, and for a
+    call that writes to its inputs, which is compiled as Dynamo traced it.
+    """
+    if len(regions) > 1 or writes:
+        return None
+    return choose_attention(regions[0].program, context.device)
+
+
+def make_quick_choices(
+    regions: Sequence[Region], schedule: Schedule, attention: AttentionChoice | None = None
+) -> tuple[Choice, ...]:
+    """Every region's own Program under `schedule`, without an entry; the one region's with `attention`."""
+    if attention is not None:
+        (region,) = regions
+        candidate = Candidate(attention.program, schedule, "baseline", attention.techniques)
+        return (Choice(region, candidate, None, "quick tier"),)
     return tuple(
         Choice(region, Candidate(region.program, schedule, "baseline"), None, "quick tier")
         for region in regions
@@ -298,7 +319,7 @@ def store_quick_choices(
     stored_choices = []
     for choice in choices:
         region = choice.region
-        entry = make_quick_entry(region, context, choice.candidate.schedule, medians_us, failures)
+        entry = make_quick_entry(region, context, choice.candidate, medians_us, failures)
         hit = resolve(region, context.sources, context.target, context.contract).hit
         # An entry of a search stays, also one in quarantine: the next search begins with it.
         if hit is not None and not hit.entry.is_quick:

@@ -67,14 +67,14 @@ def _choose_compiled_schedule(region: Region, *, writes: bool) -> Schedule:
 def make_quick_entry(
     region: Region,
     place: TuneContext,
-    schedule: Schedule,
+    candidate: Candidate,
     medians_us: Mapping[str, float],
     failures: Mapping[str, str],
 ) -> Entry:
-    """The entry of a region that runs its own Program under `schedule`. `medians_us`: of the whole
-    call under each schedule; `failures`: why others have none.
+    """The entry of a region that runs `candidate`, its own Program or that with other attention operators
+    of PyTorch's. `medians_us`: of the whole call under each schedule; `failures`: why others have none.
     """
-    entry = make_entry(region, place, Candidate(region.program, schedule, "baseline"))
+    entry = make_entry(region, place, candidate)
     evidence = {
         **entry.evidence,
         "tier": QUICK,

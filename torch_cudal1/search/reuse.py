@@ -107,7 +107,10 @@ def list_cached_candidates(region: Region, hit: Hit | None) -> list[Candidate]:
         return []
     choice = hit.entry.choice
     # The origin decides how strictly its process is confined, so an entry must not choose it.
-    return [choice if hit.vouched_by else replace(choice, origin=UNTRUSTED_ORIGIN)]
+    if not hit.vouched_by:
+        return [replace(choice, origin=UNTRUSTED_ORIGIN)]
+    # The quick tier's Program with other attention operators: to a search no baseline.
+    return [replace(choice, origin="builtin") if choice.origin == "baseline" else choice]
 
 
 def record_refusals(region: Region, resolved: Resolved) -> None:

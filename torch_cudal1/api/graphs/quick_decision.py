@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch_cudal1.api.graphs.traced_graph import FilledGraph, TracedGraph
 from torch_cudal1.api.quick_tier import (
     GraphCallDecision,
+    choose_graph_attention,
     choose_graph_call,
     describe_failure,
     make_quick_choices,
@@ -83,7 +84,8 @@ class QuickDecision:
     def _decide_by_blocks(self) -> DecidedGraph | None:
         """None where the blocks cannot be compiled or replayed."""
         request, regions = self.request, [item.region for item in self.graphs]
-        choices = make_quick_choices(regions, _BY_BLOCKS)
+        attention = choose_graph_attention(regions, request.context, writes=False)
+        choices = make_quick_choices(regions, _BY_BLOCKS, attention)
         graph = TracedGraph(request, self.traced, self.graphs, choices)
         try:
             decision = self._choose({"swaps": graph.fill, "eager": lambda: request.gm.forward})
@@ -96,8 +98,10 @@ class QuickDecision:
             )
             return None
         schedules = {"swaps": _BY_BLOCKS, "eager": EAGER}
+        if decision.runs == "eager":
+            choices = make_quick_choices(regions, EAGER)
         choices = store_quick_choices(
-            make_quick_choices(regions, schedules[decision.runs]),
+            choices,
             request.context,
             {str(schedules[runs]): us for runs, us in decision.medians_us.items()},
             {},
