@@ -1,6 +1,8 @@
-"""A pytest plugin: each xdist worker sees one GPU. `GPUS=2 python -m pytest -n 16 -p tests.spread_over_gpus`.
+"""A pytest plugin: each xdist worker sees one GPU. `GPUS=2 python -m pytest -n 16 -p
+tests.spread_over_gpus`.
 
-Loaded before any test module, so before CUDA starts in the worker; what a worker starts inherits it.
+Loaded before any test module, so before CUDA starts in the worker; what a worker starts inherits
+it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A graph of torch.compile whose blocks repeat is compiled block by block, and the next process neither
-measures nor traces it.
+"""A graph of torch.compile whose blocks repeat is compiled block by block, and the next process
+neither measures nor traces it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A start on a warm cache captures nothing where the module is in the state of before, and answers as
-the module itself does where it is not.
+"""A start on a warm cache captures nothing where the module is in the state of before, and answers
+as the module itself does where it is not.
 """
 
 from __future__ import annotations

@@ -106,7 +106,9 @@ def test_the_exit_codes_are_the_codes() -> None:
 def test_the_example_is_judged_right_and_faster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a busy machine not at the first try: the sort is several times slower, whatever else runs."""
+    """On a busy machine not at the first try: the sort is several times slower, whatever else
+    runs.
+    """
     for block in blocks(PAGE, "python"):
         (tmp_path / block.splitlines()[0].removeprefix("# ")).write_text(block)
     command = [

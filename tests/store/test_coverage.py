@@ -55,6 +55,19 @@ def test_every_region_is_told_on_every_family(tmp_path: Path) -> None:
     )
 
 
+def test_what_is_known_of_the_blocks_of_a_missing_region_is_told(tmp_path: Path) -> None:
+    blocks = {"0" * 64: [(KEY, 31), ("1" * 64, 2)]}
+    requirement = Requirement("model", ("0" * 64,), is_call=False, blocks=blocks)
+    cache = fill_cache(tmp_path / "cache")
+    (row,) = find_coverage(cache, requirements=(requirement,))
+    # A start under on_miss="error" composes nothing.
+    assert (row.status, row.served) == ("missing", False)
+    assert row.detail == (
+        "no entry; a block that occurs 31 times is decided: diag_matmul -> inductor; "
+        "a block that occurs 2 times is not decided"
+    )
+
+
 def test_a_swap_judged_elsewhere_is_missing_and_a_baseline_is_not(tmp_path: Path) -> None:
     cache = fill_cache(tmp_path / "cache")
     baseline = Candidate(program(), "eager", "baseline")

@@ -2,8 +2,8 @@
 
 Where nothing beats Inductor, Inductor compiles the user's graph exactly as `torch.compile` would,
 with its own caches. Where an entry wins, the graph is captured with AOTAutograd and each ATen graph
-gets its choice. Any failure of this package ends in plain Inductor, and where that cannot compile (a
-machine without a compiler), in eager: a reason is recorded and logged either way.
+gets its choice. Any failure of this package ends in plain Inductor, and where that cannot compile
+(a machine without a compiler), in eager: a reason is recorded and logged either way.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ def _compile(
 
 
 def _is_control_flow(error: Exception) -> bool:
-    """Whether this is Dynamo talking to itself, such as "start over with this number as a tensor"."""
+    """Whether this is Dynamo talking to itself, such as "start over with this number as a
+    tensor".
+    """
     # These exceptions' module loads Triton, so it is imported only where something was raised.
     from torch._dynamo.exc import (
         BackendCompilerFailed,
@@ -148,7 +150,9 @@ def _is_control_flow(error: Exception) -> bool:
 
 
 def _split_options(options: Mapping[str, Any], mode: str | None) -> tuple[Settings, dict[str, Any]]:
-    """This package's settings, and Inductor's patches. Raises SettingError for a name that neither has."""
+    """This package's settings, and Inductor's patches. Raises SettingError for a name that neither
+    has.
+    """
     import torch._inductor
     import torch._inductor.config as inductor_config
 

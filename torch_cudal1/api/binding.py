@@ -85,7 +85,8 @@ class Bound:
     (None: nothing); `is_disjoint` says whether the call's arguments share no memory with what the
     call writes to (None: they cannot). `weights`: identities of the module's tensors that `call`
     keeps alive. `direct`: the same call without AOTAutograd's wrapper, where nothing needs it.
-    `pieces`: what `call` belongs to where the forward is several graphs; Dynamo guards each of them.
+    `pieces`: what `call` belongs to where the forward is several graphs; Dynamo guards each of
+    them.
     """
 
     call: Call
@@ -201,8 +202,8 @@ def _bind_recalled(
     record: CaptureRecord,
     cached_call: CachedCall,
 ) -> Bound | Unbound | None:
-    """The binding without a trace, where an earlier process left a record of it and what runs computes
-    what the user's own operators compute; else None.
+    """The binding without a trace, where an earlier process left a record of it and what runs
+    computes what the user's own operators compute; else None.
     """
     context = record.context
     # A search looks at the call as if nothing were known; ranks agree on regions by their traces.
@@ -226,8 +227,8 @@ def _find_cached_call(
 
 
 def _bind_recalled_call(record: CachedCall) -> Bound | Unbound | None:
-    """The binding without a capture, where an earlier process left a record of one and what runs computes
-    what the module's own forward computes; else None.
+    """The binding without a capture, where an earlier process left a record of one and what runs
+    computes what the module's own forward computes; else None.
     """
     context = record.context
     if context.settings.on_miss == "tune" or has_ranks(context.settings):
@@ -349,7 +350,9 @@ class _CapturedCall:
     def bind(
         self, choices: tuple[Choice, ...], decision: EndToEndDecision | None
     ) -> tuple[Bound | Unbound, EndToEndDecision]:
-        """Build what `decision` says (None: what the cache remembers, else what is measured now)."""
+        """Build what `decision` says (None: what the cache remembers, else what is measured
+        now).
+        """
         captured, written = self.captured, self._written
         builders = self._builders(choices)
         # An earlier process measured these very candidates on this target; timing them again would
@@ -403,7 +406,9 @@ class _CapturedCall:
         return build_contenders(self.module, self.captured, choices, fill, self._written)
 
     def _writes_in_place(self, choices: tuple[Choice, ...]) -> bool:
-        """Whether Inductor compiles Dynamo's own graph, because it writes to what the user passes."""
+        """Whether Inductor compiles Dynamo's own graph, because it writes to what the user
+        passes.
+        """
         candidate = choices[0].candidate
         # A replay in place would draw the same random numbers again.
         may_replay = not is_random_program(candidate.program)

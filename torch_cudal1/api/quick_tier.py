@@ -1,9 +1,9 @@
-"""The quick tier: before anything is searched for, PyTorch's own ways of running a call are benchmarked
-in the user's process, and the fastest stays.
+"""The quick tier: before anything is searched for, PyTorch's own ways of running a call are
+benchmarked in the user's process, and the fastest stays.
 
-The contenders are the graphs under the schedules of `search.quick`, each against the fastest so far,
-beginning with the module's own forward. A training step is measured as a whole, as after a search.
-What was decided is stored, so that the next process does not repeat it.
+The contenders are the graphs under the schedules of `search.quick`, each against the fastest so
+far, beginning with the module's own forward. A training step is measured as a whole, as after a
+search. What was decided is stored, so that the next process does not repeat it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ MIN_SPEEDUP_OVER_SIMPLER = 1.01
 
 @dataclass
 class _Standing:
-    """The fastest so far (`step`, of `call` under `schedule`; the own forward where `call` is None),
-    and what was learnt of each schedule. `compiled`: by base, the callables that a CUDA graph may replay.
+    """The fastest so far (`step`, of `call` under `schedule`; the own forward where `call` is
+    None), and what was learnt of each schedule. `compiled`: by base, the callables that a CUDA
+    graph may replay.
     """
 
     step: Callable[[], Any]
@@ -81,8 +82,8 @@ class _Standing:
         context: TuneContext,
         key: str,
     ) -> None:
-        """Benchmark another schedule's step against the fastest; it takes that place if it is faster
-        beyond noise.
+        """Benchmark another schedule's step against the fastest; it takes that place if it is
+        faster beyond noise.
         """
         summary = end_to_end_benchmark(
             self.step, step, context.device, budget_s=BENCHMARK_S, max_attempts=1
@@ -172,8 +173,8 @@ def choose_for_step(regions: Sequence[Region], context: TuneContext) -> tuple[Ch
 
 @dataclass(frozen=True)
 class GraphCallDecision:
-    """What runs for a graph of torch.compile, its callable (None: plain Inductor, not built here), and
-    the microseconds of the contenders that were benchmarked.
+    """What runs for a graph of torch.compile, its callable (None: plain Inductor, not built here),
+    and the microseconds of the contenders that were benchmarked.
     """
 
     runs: str
@@ -188,9 +189,9 @@ def choose_graph_call(
     context: TuneContext,
     key: str,
 ) -> GraphCallDecision:
-    """The fastest of `contenders`, of which the first stays unless another is faster beyond noise. It
-    is empty where the graph cannot be called for the sake of measuring. Inputs in `written`, which
-    calls write to, are put back.
+    """The fastest of `contenders`, of which the first stays unless another is faster beyond noise.
+    It is empty where the graph cannot be called for the sake of measuring. Inputs in `written`,
+    which calls write to, are put back.
 
     A contender that fails costs itself only; where the first one fails, this raises what it raised.
     """
@@ -239,8 +240,8 @@ def choose_graph_call(
 
 @contextmanager
 def _put_back_written(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], None]]:
-    """Put the values of `tensors` back at the end. Yields what puts the integers among them back, for
-    use before each step: positions in a cache would leave it after enough of them.
+    """Put the values of `tensors` back at the end. Yields what puts the integers among them back,
+    for use before each step: positions in a cache would leave it after enough of them.
     """
     saved = [tensor.clone() for tensor in tensors]
     pairs = [
@@ -265,8 +266,8 @@ def _put_back_written(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], 
 def _run_until_steady(
     call: GraphCall, inputs: Sequence[Any], put_back_positions: Callable[[], None]
 ) -> GraphCall:
-    """`call`, after everything that compiles or captures later has done so. Raises NotLowerableError
-    where it fell back meanwhile: it would be timed as what it fell back to.
+    """`call`, after everything that compiles or captures later has done so. Raises
+    NotLowerableError where it fell back meanwhile: it would be timed as what it fell back to.
     """
     for _ in range(CALLS_UNTIL_STEADY):
         _run_step(call, inputs, put_back_positions)
@@ -285,8 +286,8 @@ def _run_step(
 def choose_graph_attention(
     regions: Sequence[Region], context: TuneContext, *, writes: bool
 ) -> AttentionChoice | None:
-    """The one region's Program with the fastest attention operators; None for a training step, and for a
-    call that writes to its inputs, which is compiled as Dynamo traced it.
+    """The one region's Program with the fastest attention operators; None for a training step, and
+    for a call that writes to its inputs, which is compiled as Dynamo traced it.
     """
     if len(regions) > 1 or writes:
         return None
@@ -296,7 +297,9 @@ def choose_graph_attention(
 def make_quick_choices(
     regions: Sequence[Region], schedule: Schedule, attention: AttentionChoice | None = None
 ) -> tuple[Choice, ...]:
-    """Every region's own Program under `schedule`, without an entry; the one region's with `attention`."""
+    """Every region's own Program under `schedule`, without an entry; the one region's with
+    `attention`.
+    """
     if attention is not None:
         (region,) = regions
         candidate = Candidate(attention.program, schedule, "baseline", attention.techniques)

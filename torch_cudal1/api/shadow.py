@@ -69,8 +69,8 @@ class _Tolerance:
 
 
 def wrap_with_checks(choice: Choice, context: TuneContext, *, writes: bool) -> Around | Refusal:
-    """What to put in front of the callable built for `choice`, or why nothing is put there. `writes`:
-    the call writes to its own inputs.
+    """What to put in front of the callable built for `choice`, or why nothing is put there.
+    `writes`: the call writes to its own inputs.
 
     Raises SettingError for an `on_mismatch` that cannot be found.
     """
@@ -138,8 +138,8 @@ def check_recalled(
     inputs: Sequence[torch.Tensor],
     context: TuneContext,
 ) -> Refusal | None:
-    """What is wrong with the outputs of `call`, whose Program comes from a record of an earlier process,
-    by those of `own_call`, the user's own operators, on these inputs.
+    """What is wrong with the outputs of `call`, whose Program comes from a record of an earlier
+    process, by those of `own_call`, the user's own operators, on these inputs.
     """
     with tracing(None), unset_fake_temporarily(), torch.no_grad():
         try:
@@ -247,8 +247,8 @@ class _MismatchReporter:
     def measure_input_sensitivity(
         self, inputs: Sequence[torch.Tensor], position: int
     ) -> torch.Tensor | None:
-        """How far an output moves with these inputs. Called where a difference was found: sums may have
-        cancelled.
+        """How far an output moves with these inputs. Called where a difference was found: sums may
+        have cancelled.
         """
         run = partial(compute_exact_outputs, self.choice.region.program, device=self.context.device)
         exact = run(inputs)
@@ -380,8 +380,8 @@ def _choose_tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
 
 
 def _choose_narrow_tolerance(choice: Choice, context: TuneContext) -> _Tolerance:
-    """No more than `_choose_tolerance` allows, from what a Program says without being run on fakes: the
-    formats of its inputs alone, and no sums.
+    """No more than `_choose_tolerance` allows, from what a Program says without being run on fakes:
+    the formats of its inputs alone, and no sums.
     """
     program = choice.region.program
     dtypes = {spec.torch_dtype for spec in program.inputs}

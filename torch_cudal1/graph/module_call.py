@@ -309,7 +309,9 @@ def _fall_back_on_other_overlaps(
 
 
 def shares_written_memory(tensors: Sequence[torch.Tensor], written: frozenset[int]) -> bool:
-    """Whether a tensor at one of the positions `written` lies, if only in part, in memory of another."""
+    """Whether a tensor at one of the positions `written` lies, if only in part, in memory of
+    another.
+    """
     spans = [find_address_span(tensor) for tensor in tensors]
     sizes = [end - begin for begin, end in spans]
     return bool(find_overlaps([begin for begin, _ in spans], sizes, written))

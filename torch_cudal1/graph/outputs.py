@@ -119,8 +119,8 @@ def make_template(
 
 
 def iter_leaves(value: Any, kind: type, depth: int = 0) -> Iterator[Any]:
-    """The objects of class `kind` in a result, in an order that depends on its form alone; one that it
-    holds twice comes twice. Raises NotLowerableError where it nests too deep.
+    """The objects of class `kind` in a result, in an order that depends on its form alone; one that
+    it holds twice comes twice. Raises NotLowerableError where it nests too deep.
     """
     if depth > _MAX_DEPTH:
         raise NotLowerableError(f"its result nests deeper than {_MAX_DEPTH}")

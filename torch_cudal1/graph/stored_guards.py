@@ -3,9 +3,10 @@ Dynamo.
 
         capture ──> StoredGuards (JSON) ──another process──> the same records, of the objects that are there
 
-Only captures have them whose guards are implied by records, but for two kinds that a check in Python
-asks: whether a tensor among the arguments has an attribute, and what a property is. The steps say where to look, not
-what to find: that is the digest of the records (`runtime.record_digest`).
+Only captures have them whose guards are implied by records, but for two kinds that a check in
+Python asks: whether a tensor among the arguments has an attribute, and what a property is. The
+steps say where to look, not what to find: that is the digest of the records
+(`runtime.record_digest`).
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ _CONSTANTS = (bool, int, float, str, type(None))
 class StoredGuards:
     """`guards`: those that add records to a walk over the module, as (kind, source, other source);
     `inputs`: for each placeholder the number of a tensor among the arguments, or the source of a
-    tensor of the module; `unchanged`: attributes that the call assigns what they are, as (source of the
-    owner, name); `checks`: what no record implies and every call asks, see `make_check`.
+    tensor of the module; `unchanged`: attributes that the call assigns what they are, as (source of
+    the owner, name); `checks`: what no record implies and every call asks, see `make_check`.
     """
 
     guards: tuple[Any, ...]
@@ -107,8 +108,8 @@ class _StoredEntry:
 def encode_guards(
     split: GuardSplit, placeholders: Sequence[int | torch.Tensor], capture: DynamoCapture
 ) -> StoredGuards | Refusal:
-    """The guards of a capture, and the sources of its graph's inputs; `placeholders` says which of these
-    are arguments.
+    """The guards of a capture, and the sources of its graph's inputs; `placeholders` says which of
+    these are arguments.
     """
     names = capture.globals
     try:
@@ -135,8 +136,8 @@ def _encode_guard(entry: Any, names: Mapping[str, Any]) -> list[Any]:
 
 
 def _encode_check(entry: Any, split: GuardSplit, capture: DynamoCapture) -> list[Any]:
-    """A guard that only Dynamo checks: whether a tensor among the arguments has an attribute, or what a
-    property of an object is.
+    """A guard that only Dynamo checks: whether a tensor among the arguments has an attribute, or
+    what a property of an object is.
     """
     source, kind = entry.orig_guard.originating_source, entry.guard_type
     if kind == "HASATTR":
@@ -167,9 +168,9 @@ def _read_argument(scope: Mapping[str, Any], root: str, indices: Sequence[Any]) 
 
 
 def make_check(stored: StoredGuards, split: GuardSplit) -> Callable[[dict[str, Any]], bool] | None:
-    """What tells, given {module, args, kwargs}, whether tensors among the arguments have the attributes
-    that they had, and no others of these, and whether properties are what they were; None where
-    nothing is asked. Raises as `read_stored_guards`.
+    """What tells, given {module, args, kwargs}, whether tensors among the arguments have the
+    attributes that they had, and no others of these, and whether properties are what they were;
+    None where nothing is asked. Raises as `read_stored_guards`.
     """
     attributes: list[tuple[str, tuple[Any, ...], str, bool]] = []
     properties: list[tuple[Callable[[Any, str], Any], Any, str, Any]] = []
@@ -237,8 +238,8 @@ def _encode_details(step: Any, names: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PresentGuards:
-    """The guards of the present objects: the records to compare, where each placeholder's tensor lies
-    (the tensor, or its number among the arguments), and the check of `make_check`.
+    """The guards of the present objects: the records to compare, where each placeholder's tensor
+    lies (the tensor, or its number among the arguments), and the check of `make_check`.
     """
 
     records: GuardRecords
@@ -249,8 +250,8 @@ class PresentGuards:
 def read_stored_guards(
     stored: StoredGuards, module: torch.nn.Module, walked: GuardRecords
 ) -> PresentGuards:
-    """The stored guards, of `module` and the other objects that are there; `walked`: the records of a
-    walk over the module.
+    """The stored guards, of `module` and the other objects that are there; `walked`: the records of
+    a walk over the module.
 
     Raises UnprovenError, LookupError, TypeError, ValueError or AttributeError where the objects are
     not there, or where the steps are damaged.

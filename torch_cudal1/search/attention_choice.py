@@ -1,9 +1,9 @@
-"""Which of PyTorch's attention operators (flash, cuDNN, memory-efficient) is the fastest for the shapes
-of a Program, measured alone on its GPU.
+"""Which of PyTorch's attention operators (flash, cuDNN, memory-efficient) is the fastest for the
+shapes of a Program, measured alone on its GPU.
 
-PyTorch chooses one by rules. On an H200 cuDNN is up to twice as fast as flash for long rows, and the
-memory-efficient operator is the fastest for short ones. Another operator replaces PyTorch's choice
-only if it computes the same on random operands, with rows that a mask hides and with NaN.
+PyTorch chooses one by rules. On an H200 cuDNN is up to twice as fast as flash for long rows, and
+the memory-efficient operator is the fastest for short ones. Another operator replaces PyTorch's
+choice only if it computes the same on random operands, with rows that a mask hides and with NaN.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """`program` with the fastest operators, and for each form of attention which operator took PyTorch's
-    place.
+    """`program` with the fastest operators, and for each form of attention which operator took
+    PyTorch's place.
     """
 
     program: Program
@@ -61,7 +61,8 @@ class AttentionChoice:
 
 def choose_attention(program: Program, device: torch.device) -> AttentionChoice:
     """The Program with its attentions by the fastest operators, where that differs from PyTorch's
-    choice; else as it is. Nothing of the user's is touched: operands and random numbers are its own.
+    choice; else as it is. Nothing of the user's is touched: operands and random numbers are its
+    own.
 
     Raises what leaves the CUDA context unusable.
     """
@@ -145,8 +146,8 @@ def _draw(spec: TensorSpec, device: torch.device, generator: torch.Generator) ->
 
 
 def _list_trials(operands: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The operands; with a bias also one that hides keys from some rows, and all of them from others;
-    and the operands with NaN in one key.
+    """The operands; with a bias also one that hides keys from some rows, and all of them from
+    others; and the operands with NaN in one key.
     """
     query, key, value, *bias = operands
     key_with_nan = key.clone()
@@ -174,7 +175,9 @@ def _is_allowed(kind: str, attention: AttentionStep, operands: list[torch.Tensor
 
 
 def _is_close(result: Any, reference: Any) -> bool:
-    """Whether both have NaN at the same places and differ by a few units in the last place elsewhere."""
+    """Whether both have NaN at the same places and differ by a few units in the last place
+    elsewhere.
+    """
     if not torch.equal(result.isnan(), reference.isnan()):
         return False
     numbers = reference.nan_to_num(0.0).double()

@@ -1,5 +1,5 @@
-"""The quick tier's part in a search: which schedules of PyTorch's own operators it tries, and the entry
-that it leaves in the cache.
+"""The quick tier's part in a search: which schedules of PyTorch's own operators it tries, and the
+entry that it leaves in the cache.
 
 What the quick tier runs is right by construction: the user's own Program, step by step or through
 Inductor, whole or block by block, with or without a CUDA graph. So no candidate is made and nothing
@@ -71,8 +71,9 @@ def make_quick_entry(
     medians_us: Mapping[str, float],
     failures: Mapping[str, str],
 ) -> Entry:
-    """The entry of a region that runs `candidate`, its own Program or that with other attention operators
-    of PyTorch's. `medians_us`: of the whole call under each schedule; `failures`: why others have none.
+    """The entry of a region that runs `candidate`, its own Program or that with other attention
+    operators of PyTorch's. `medians_us`: of the whole call under each schedule; `failures`: why
+    others have none.
     """
     entry = make_entry(region, place, candidate)
     evidence = {

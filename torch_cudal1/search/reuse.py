@@ -169,7 +169,9 @@ def _find_failure_to_retry(entry: Entry, place: TuneContext) -> Refusal | None:
 
 
 def _count_tries(entry: Entry) -> int:
-    """How many searches of this choice had no Inductor result under the compilers of this machine."""
+    """How many searches of this choice had no Inductor result under the compilers of this
+    machine.
+    """
     note = entry.evidence.get("without_inductor")
     here = compiler_digest(entry.target.device)
     if not isinstance(note, Mapping) or note.get("compilers") != here:

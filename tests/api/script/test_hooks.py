@@ -1,5 +1,5 @@
-"""Between a program and PyTorch: the modules that the program itself calls are accelerated, torch.compile
-gets this package's backend, and afterwards PyTorch is as it was.
+"""Between a program and PyTorch: the modules that the program itself calls are accelerated,
+torch.compile gets this package's backend, and afterwards PyTorch is as it was.
 """
 
 from __future__ import annotations

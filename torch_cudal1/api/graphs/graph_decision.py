@@ -136,8 +136,8 @@ class GraphRequest:
         return TracedGraph(self, traced, graphs, choices).build()
 
     def _is_superseded(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record of the quick tier says less than is known: here a search is allowed, or one
-        has left an entry for a graph of it, in this door or the other.
+        """Whether a record of the quick tier says less than is known: here a search is allowed, or
+        one has left an entry for a graph of it, in this door or the other.
         """
         if record.get("tier") != QUICK:
             return False

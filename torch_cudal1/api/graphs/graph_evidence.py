@@ -1,5 +1,5 @@
-"""What the evidence of cached entries says of the graphs of one torch.compile: which of their choices
-together beat Inductor. Nothing is measured here.
+"""What the evidence of cached entries says of the graphs of one torch.compile: which of their
+choices together beat Inductor. Nothing is measured here.
 """
 
 from __future__ import annotations

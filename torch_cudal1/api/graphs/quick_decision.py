@@ -1,5 +1,5 @@
-"""The quick tier for a graph of torch.compile: which of PyTorch's own ways runs, measured now, and the
-record that spares the next process the measurement.
+"""The quick tier for a graph of torch.compile: which of PyTorch's own ways runs, measured now, and
+the record that spares the next process the measurement.
 
     blocks repeat    Inductor block by block in a CUDA graph, or eager
     else             Inductor, the same in a CUDA graph, or eager

@@ -1,5 +1,5 @@
-"""The ATen graphs of one Dynamo graph, each with what was chosen for it: which of them run, after the
-end-to-end measurement, and the callable of the whole.
+"""The ATen graphs of one Dynamo graph, each with what was chosen for it: which of them run, after
+the end-to-end measurement, and the callable of the whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hooks into PyTorch that accelerate a program without a change to it, for `cudal1 run`.
 
-`torch.compile` gets this package's backend where the program names none, and a module that is called
-outside torch.compile is accelerated at its first call. Only modules that the program itself calls
-count: what a module calls inside is part of it.
+`torch.compile` gets this package's backend where the program names none, and a module that is
+called outside torch.compile is accelerated at its first call. Only modules that the program itself
+calls count: what a module calls inside is part of it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _HAS_DEFAULT_BACKEND = hasattr(torch.compiler, "set_default_backend")
 
 @dataclass
 class AcceleratedModule:
-    """A module of the program: its class, how often the program called it, and what ran in it when it
-    was last looked at. The program may have dropped the module since.
+    """A module of the program: its class, how often the program called it, and what ran in it when
+    it was last looked at. The program may have dropped the module since.
     """
 
     name: str
@@ -57,8 +57,8 @@ class AcceleratedModule:
 
 
 class ScriptHooks:
-    """What was put between a program and PyTorch, and what came of it: `modules` in the order of their
-    first calls, and the number of `torch.compile` calls.
+    """What was put between a program and PyTorch, and what came of it: `modules` in the order of
+    their first calls, and the number of `torch.compile` calls.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,5 +1,5 @@
-"""Remembers, for later processes, which calls of modules the cache has a decision for, by a digest that
-needs no capture.
+"""Remembers, for later processes, which calls of modules the cache has a decision for, by a digest
+that needs no capture.
 
 A hint only: whether the decision still holds is found when the call is captured.
 """

@@ -1,5 +1,5 @@
-"""Recalls, in a later process, how a call of a module is bound, so that a start on a warm cache needs
-neither Dynamo nor AOTAutograd.
+"""Recalls, in a later process, how a call of a module is bound, so that a start on a warm cache
+needs neither Dynamo nor AOTAutograd.
 
         module, arguments ──digest──> record: state's digest, region's key, where inputs and results lie
 
@@ -53,8 +53,8 @@ _UNREADABLE = (UnprovenError, LookupError, TypeError, ValueError, AttributeError
 
 @dataclass(frozen=True)
 class RecalledCall:
-    """A call as `capture_module_call` would show it, its graph, and the graph's outputs as the module's
-    own forward computed them. The graph of `captured` is empty.
+    """A call as `capture_module_call` would show it, its graph, and the graph's outputs as the
+    module's own forward computed them. The graph of `captured` is empty.
     """
 
     captured: ModuleCall
@@ -84,7 +84,9 @@ class CachedCall:
         traced: TracedModule | RecalledGraph,
         regions: Sequence[LoweredRegion],
     ) -> None:
-        """Note how this call was captured, where another process can repeat that without a capture."""
+        """Note how this call was captured, where another process can repeat that without a
+        capture.
+        """
         capture, stored = describe_capture(traced, regions), captured.stored
         obstacle = next((item for item in (capture, stored) if isinstance(item, Refusal)), None)
         if not captured.guard.holds():
@@ -105,8 +107,8 @@ class CachedCall:
             store_program(regions[0].region, context)
 
     def recall(self) -> RecalledCall | Refusal:
-        """The call as an earlier process captured it, or why it must be captured. Runs the module's own
-        forward twice.
+        """The call as an earlier process captured it, or why it must be captured. Runs the module's
+        own forward twice.
         """
         record = self.context.find_decision_record(self._name)
         if isinstance(record, Refusal):
@@ -178,7 +180,9 @@ class CachedCall:
 
 
 def _list_output_numbers(captured: ModuleCall) -> list[int]:
-    """For each tensor of the module's result, in `iter_leaves`'s order, the number of the graph's output."""
+    """For each tensor of the module's result, in `iter_leaves`'s order, the number of the graph's
+    output.
+    """
     assert captured.outputs is not None
     (output,) = (node for node in captured.graph.graph.nodes if node.op == "output")
     stand_ins: Any = [_Output(number) for number in range(len(output.args[0]))]

@@ -1,11 +1,11 @@
-"""Recalls, in a later process, what AOTAutograd made of Dynamo's graph, so that a start on a warm cache
-does not trace it again.
+"""Recalls, in a later process, what AOTAutograd made of Dynamo's graph, so that a start on a warm
+cache does not trace it again.
 
         Dynamo's graph ──digest──> record: region's key, order of inputs ──> entry: the region's Program
 
 Only for the simplest graphs: one inference graph that writes to nothing and hands out fresh memory.
-The Program is the one that the entry runs, and the first call compares what it computes with the own
-operators of Dynamo's graph (`api.shadow.check_recalled`): a record is a hint, never a proof.
+The Program is the one that the entry runs, and the first call compares what it computes with the
+own operators of Dynamo's graph (`api.shadow.check_recalled`): a record is a hint, never a proof.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _FORM = 1
 
 @dataclass(frozen=True, eq=False)
 class RecalledGraph:
-    """What stands for a trace: the one graph, of which only inputs are known, and `call`, once `fill` has
-    given it its callable. It writes to nothing.
+    """What stands for a trace: the one graph, of which only inputs are known, and `call`, once
+    `fill` has given it its callable. It writes to nothing.
     """
 
     region: LoweredRegion
@@ -117,8 +117,8 @@ def read_capture(
 
 
 def store_program(region: Region, context: TuneContext) -> None:
-    """Keep the region's own Program where its entry holds another one: a kernel runs there, or blocks
-    with kernels.
+    """Keep the region's own Program where its entry holds another one: a kernel runs there, or
+    blocks with kernels.
     """
     hit = context.cache.get(region.key, context.target, context.contract)
     if isinstance(hit, Refusal) or hit.entry.choice.program.digest == region.key:

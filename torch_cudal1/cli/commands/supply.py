@@ -32,6 +32,7 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import contract_for, target_for
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Entry
+from torch_cudal1.search.by_blocks import find_blocks_to_tune, list_block_regions
 from torch_cudal1.store.bundle.bundle_file import write_bundle
 from torch_cudal1.store.bundle.coverage import Coverage, Deployment, Requirement, report_coverage
 from torch_cudal1.store.bundle.imported import import_bundle
@@ -114,8 +115,8 @@ def lock(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
 
 
 def export(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
-    """Write a bundle with the entries asked for and the decision records that lead to them. Exit code 1 if
-    something could not be taken.
+    """Write a bundle with the entries asked for and the decision records that lead to them. Exit
+    code 1 if something could not be taken.
     """
     with screen.progress() as progress:
         inventory = _read_inventory(settings, screen, progress)
@@ -268,8 +269,8 @@ def _read_inventory(settings: Settings, screen: Screen, progress: ProgressCallba
 
 
 def _find_revocation(file: CacheFile, rules: Rules) -> Forbidden | None:
-    """Why `file` must not be used anywhere, if a list says so. Whether a publisher vouches for it is
-    asked where it is used.
+    """Why `file` must not be used anywhere, if a list says so. Whether a publisher vouches for it
+    is asked where it is used.
     """
     program = file.content.choice.program if isinstance(file.content, Entry) else None
     stands = decide_standing(
@@ -328,8 +329,16 @@ def _trace_requirements(
     # Such a call needs no decision: the module's own forward runs, and nothing is missing.
     except NotLowerableError as problem:
         return Requirement(name, (), left_out=f"the module's own forward runs: {problem.reason}")
+    blocks = {
+        region.key: [(block.key, count) for block, count in list_block_regions(region, partition)]
+        for region in regions
+        if (partition := find_blocks_to_tune(region)) is not None
+    }
     return Requirement(
-        name, tuple(region.key for region in regions), tuple(region.name for region in regions)
+        name,
+        tuple(region.key for region in regions),
+        tuple(region.name for region in regions),
+        blocks=blocks,
     )
 
 
@@ -366,7 +375,9 @@ def _find_requirements(
 
 
 def _select_keys(starts: Sequence[str], inventory: Inventory) -> set[str] | None:
-    """The keys that `starts` name; None for all. Raises SettingError for a start that fits nothing."""
+    """The keys that `starts` name; None for all. Raises SettingError for a start that fits
+    nothing.
+    """
     region_keys = {file.cache_path.name for file in inventory.entries}
     for start in starts:
         # A misspelt key must not end in a smaller bundle.

@@ -1,8 +1,8 @@
 """PyTorch's three fused attention operators of GPUs, one in place of another.
 
-All three compute softmax(Q K^T * scale + bias) V, from (batch, heads, rows, head size). They differ in
-their arguments, in their other results, and in the layout of the first, which is restored here: a
-step behind it may view it.
+All three compute softmax(Q K^T * scale + bias) V, from (batch, heads, rows, head size). They differ
+in their arguments, in their other results, and in the layout of the first, which is restored here:
+a step behind it may view it.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _read_step(step: Aten) -> AttentionStep | None:
 def make_alone(
     attention: AttentionStep, kind: str, specs: Mapping[int, TensorSpec], out: TensorSpec
 ) -> Program | None:
-    """The attention alone, by the operator `kind`, with a result as `out`; None where that operator has
-    no such argument, or the layout is none that a copy has.
+    """The attention alone, by the operator `kind`, with a result as `out`; None where that operator
+    has no such argument, or the layout is none that a copy has.
     """
     count = len(attention.operands)
     renumbered = replace(attention, operands=tuple(range(count)))
@@ -109,8 +109,8 @@ def make_alone(
 def replace_attention(
     program: Program, kinds: Mapping[int, str], specs: Mapping[int, TensorSpec]
 ) -> Program | None:
-    """`program` with the attentions at the positions of `kinds` by these operators; None where one has
-    no such argument.
+    """`program` with the attentions at the positions of `kinds` by these operators; None where one
+    has no such argument.
     """
     attentions = read_attention(program)
     numbers = {index: index for index in range(len(program.inputs) + len(program.constants))}
@@ -143,8 +143,8 @@ def replace_attention(
 def _make_steps(
     attention: AttentionStep, kind: str, first: int, out: TensorSpec
 ) -> list[Step] | None:
-    """The operator, whose results are numbered from `first` on, and what gives the first of them the
-    layout of `out`; the last step's first result is the attention's.
+    """The operator, whose results are numbered from `first` on, and what gives the first of them
+    the layout of `out`; the last step's first result is the attention's.
     """
     operands: tuple[Arg, ...] = tuple(map(Value, attention.operands))
     if kind == "flash" and len(operands) > 3:

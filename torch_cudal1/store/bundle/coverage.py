@@ -9,7 +9,7 @@ It traces nothing, needs no device of the deployment's family, and changes nothi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch_cudal1.core.refusal import Refusal
@@ -27,7 +27,9 @@ class Requirement:
     """The regions of one source, in order. `left_out`: why the source has no region to decide, ""
     where it has.
 
-    `is_call`: the regions are those of one call of a module, not merely all of a lock.
+    `is_call`: the regions are those of one call of a module, not merely all of a lock. `blocks`: by
+    region, the keys of the repeated blocks by which a search would decide it, each with how often
+    it occurs.
     """
 
     source: str
@@ -35,6 +37,7 @@ class Requirement:
     names: tuple[str, ...] = ()
     left_out: str = ""
     is_call: bool = True
+    blocks: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,26 +108,31 @@ def _cover_regions(
             requirement.source, deployment.family, "", "", "left out", detail=requirement.left_out
         )
     chosen: list[Entry] = []
+
+    def find_usable(key: str) -> tuple[Entry | None, str]:
+        """The entry that a start there uses, or why there is none."""
+        entries = entries_by_key.get((deployment.family, key), ())
+        answers = [(entry, _check_usable(entry, deployment, cache)) for entry in entries]
+        # A kernel before a baseline: `False` sorts first.
+        usable = sorted((entry for entry, refusal in answers if refusal is None), key=_is_baseline)
+        reasons = dict.fromkeys(str(refusal) for _, refusal in answers)
+        return (usable[0], "") if usable else (None, "; ".join(reasons) or "no entry")
+
     for key, name in zip(
         requirement.keys, requirement.names or ("",) * len(requirement.keys), strict=True
     ):
         entries = entries_by_key.get((deployment.family, key), ())
         label = name or next((entry.region_name for entry in entries), "")
-        answers = [(entry, _check_usable(entry, deployment, cache)) for entry in entries]
-        # A kernel before a baseline: `False` sorts first.
-        usable = sorted((entry for entry, refusal in answers if refusal is None), key=_is_baseline)
-        if not usable:
-            reasons = dict.fromkeys(str(refusal) for _, refusal in answers)
+        entry, reason = find_usable(key)
+        if entry is None:
+            blocks = [
+                (find_usable(block)[0], count) for block, count in requirement.blocks.get(key, ())
+            ]
+            detail = "; ".join([reason, *_describe_blocks(blocks)])
             yield Coverage(
-                requirement.source,
-                deployment.family,
-                key,
-                label,
-                "missing",
-                detail="; ".join(reasons) or "no entry",
+                requirement.source, deployment.family, key, label, "missing", detail=detail
             )
             continue
-        entry = usable[0]
         status: Literal["baseline", "decided"] = "baseline" if _is_baseline(entry) else "decided"
         gain = None if status == "baseline" else entry.speedup
         yield Coverage(
@@ -141,6 +149,15 @@ def _cover_regions(
     # All regions of a lock are not one call, and a call with a missing region has no measurement.
     if requirement.is_call and chosen and len(chosen) == len(requirement.keys):
         yield from _cover_whole_call(requirement, deployment, chosen, cache)
+
+
+def _describe_blocks(blocks: Sequence[tuple[Entry | None, int]]) -> Iterator[str]:
+    """What is known of the blocks of a region without an entry: a search composes them, and
+    searches only for the others.
+    """
+    for entry, count in blocks:
+        what = "not decided" if entry is None else f"decided: {entry.choice.label}"
+        yield f"a block that occurs {count} times is {what}"
 
 
 def _cover_whole_call(
