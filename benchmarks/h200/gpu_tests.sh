@@ -8,15 +8,15 @@ set -uo pipefail
 python=${PYTHON:-python3}
 GPUS=$(timeout 30 "$python" -c "import torch; print(torch.cuda.device_count())") && [ "$GPUS" -gt 0 ] || exit 1
 export GPUS
-timed=(tests/judge/benchmark/test_timing_gpu.py tests/judge/pool/test_measure_gpu.py)
+timed=(tests/judge/benchmark/test_timing_gpu.py tests/judge/benchmark/test_clock.py tests/judge/pool/test_measure_gpu.py)
 if [ -n "${1:-}" ]; then
     mapfile -d, -t files < <(printf '%s' "$1") && timed=()
 else
     # files by name: xdist's workers have ended while they collected all of tests
-    mapfile -t files < <(grep -rlE 'mark\.gpu' tests --include='test_*.py' | grep -vE 'adversarial|ranks|test_timing_gpu|test_measure_gpu')
+    mapfile -t files < <(grep -rlE 'mark\.gpu' tests --include='test_*.py' | grep -vE 'adversarial|ranks|test_timing_gpu|test_clock|test_measure_gpu')
 fi
 run_tests() { # seconds at most, what to test and options
-    timeout -k 10 "$1" "$python" -W ignore -m pytest -m gpu -v -rfE --tb=short -p no:cacheprovider -p tests.report_now "${@:2}"
+    timeout -k 10 "$1" "$python" -W ignore -m pytest -m gpu -vv -rfE --tb=short -p no:cacheprovider -p tests.report_now "${@:2}"
 }
 run_tests "${TESTS_S:-430}" -n $((12 * GPUS)) --dist worksteal -p tests.spread_over_gpus "${files[@]}" >"$OUT/gpu_tests.txt" 2>&1
 code=$?
