@@ -2,7 +2,8 @@
 
 Each column of each model is prepared in a process of its own, several side by side. When all columns
 of a batch of models are prepared, nothing else runs, and each is timed alone, in turns with the
-other columns of its model. A column that fails, or is not ready in time, counts as eager: 1.0.
+other columns of its model. With `--gpus` models are spread over the GPUs of a machine, all columns
+of one on the same. A column that fails, or is not ready in time, counts as eager: 1.0.
 """
 
 from __future__ import annotations
@@ -58,9 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure_batch(
     models: Sequence[str], args: argparse.Namespace, scratch: Path
 ) -> list[ColumnRun]:
+    # All columns of a model on one GPU: two of one kind are not equally fast.
     runs = [
-        start_column(model, column, args, scratch / f"{model}.{column}")
-        for model in models
+        start_column(
+            model,
+            column,
+            args,
+            scratch / f"{model}.{column}",
+            number % args.gpus if args.gpus > 1 else None,
+        )
+        for number, model in enumerate(models)
         for column in args.columns
     ]
     try:
@@ -151,7 +159,8 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def _make_document(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    options = {name: getattr(args, name) for name in ("size", "precision", "device", "columns")}
+    names = ("size", "precision", "device", "columns", "gpus")
+    options = {name: getattr(args, name) for name in names}
     document = report.make_document("real_models", options, rows, environment=report.environment())
     command = document["command"].replace("benchmarks.bench_real_models", "benchmarks.real_models")
     return {**document, "command": command, "summary": _summarise(rows)}
@@ -171,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--precision", choices=("half", "bf16", "fp16", "fp32"), default="half")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="processes at once")
+    add("--gpus", type=int, default=1, help="how many the models are spread over")
     add("--compile-threads", type=int, default=2, help="of Inductor, in each process")
     add("--limit-s", type=float, default=240.0, help="for the preparation of one batch")
     return parser

@@ -42,8 +42,10 @@ class ColumnRun:
         return bool(self.facts) and "failed" not in self.facts
 
 
-def start_column(model: str, column: str, args: argparse.Namespace, folder: Path) -> ColumnRun:
-    """Start the process of a column, whose caches lie in `folder`."""
+def start_column(
+    model: str, column: str, args: argparse.Namespace, folder: Path, gpu: int | None = None
+) -> ColumnRun:
+    """Start the process of a column, whose caches lie in `folder`; `gpu`: the only one that it sees."""
     folder.mkdir(parents=True, exist_ok=True)
     # Caches of its own: a column must not find what another one compiled.
     environment = {
@@ -54,6 +56,8 @@ def start_column(model: str, column: str, args: argparse.Namespace, folder: Path
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
     }
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     command = [sys.executable, "-m", "benchmarks.real_models.column_process"]
     for name in ("size", "precision", "device"):
         command += [f"--{name}", str(getattr(args, name))]

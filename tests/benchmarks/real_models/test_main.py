@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import benchmarks.real_models.__main__ as runner
 from benchmarks.real_models.__main__ import compare_with_baselines, geometric_mean, main
 
 
@@ -52,3 +55,19 @@ def test_columns_are_prepared_in_processes_and_timed_in_turn(tmp_path: Path) -> 
     assert row["columns"]["eager"]["difference"] == 0.0
     assert row["against"]["best"] in ("eager", "reduce-overhead")
     assert document["command"].startswith("python -m benchmarks.real_models")
+
+
+def test_all_columns_of_a_model_run_on_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus: dict[str, set[int | None]] = {}
+
+    def start(model: str, column: str, args: Any, folder: Path, gpu: int | None) -> Any:
+        gpus.setdefault(model, set()).add(gpu)
+        return SimpleNamespace(model=model, column=column, facts={"failed": "no"}, is_ready=False)
+
+    for name, stand_in in (("start_column", start), ("await_preparation", print), ("end", id)):
+        monkeypatch.setattr(runner, name, stand_in)
+    arguments = ["--models", "bert-base,gpt2,vit-base", "--columns", "eager,accelerate"]
+    main(["--out", str(tmp_path / "x.json"), *arguments, "--gpus", "2", "--workers", "6"])
+    assert gpus == {"bert-base": {0}, "gpt2": {1}, "vit-base": {0}}
