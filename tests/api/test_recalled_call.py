@@ -24,9 +24,11 @@ from tests.api.test_quick_tier import always_compile
 from tests.api.test_recalled_capture import list_recalls, start_process
 from tests.entries import plant
 from torch_cudal1.api import binding
+from torch_cudal1.api.signatures import recalled_call
 from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.store.cache.local_cache import LocalCache
 
+ROOT = Path(__file__).resolve().parents[2]
 X = torch.randn(3, 4)
 
 
@@ -91,6 +93,8 @@ def make_closure(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 @pytest.fixture(autouse=True)
 def compile_without_gradients(dynamo: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     always_compile(monkeypatch)
+    # In one process more and more modules are loaded, and pytest is no program of a user's.
+    monkeypatch.setattr(recalled_call, "compute_program_digest", lambda: "one program")
     with torch.no_grad():
         yield
 
@@ -369,33 +373,54 @@ def test_an_attribute_of_an_argument_is_asked_for_at_every_call(
 
 
 SCRIPT = """
-import sys, torch
-from tests.api.test_recalled_call import X, make_net
+import os, sys, torch
+import helper
 from torch_cudal1.api import binding, quick_tier
 from torch_cudal1.core import telemetry
 import cudal1
 
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.linear(x).clamp(max=helper.Limit.HIGH.value * float(os.getenv("FACTOR", "1")))
+
 quick_tier.MIN_SPEEDUP_BEYOND_NOISE = 0.0
-if sys.argv[2] == "again":
-    binding.capture_module_call = None
-torch.manual_seed(1)
+torch.manual_seed(0)
 with torch.no_grad():
-    net = make_net()
+    net = Net().eval()
     call = cudal1.accelerate(net, on_miss="quick", cache_dir=sys.argv[1], strictness="error")
-    for _ in range(2):
-        torch.testing.assert_close(call(torch.ones(3, 4))["hidden"], net._call_impl(torch.ones(3, 4))["hidden"])
+    # Only the second call's values reach the limit, which the first call's comparison cannot see.
+    for x in (torch.ones(3, 4), 100 * torch.ones(3, 4)):
+        torch.testing.assert_close(call(x), net._call_impl(x))
 print([event.facts["wrong"] for event in telemetry.report().events if event.what == "recalled"])
+"""
+HELPER = """
+import enum
+
+class Limit(enum.Enum):
+    HIGH = {value}
 """
 
 
-def test_a_real_process_with_other_hashes_and_addresses_finds_the_same_state(
-    tmp_path: Path,
-) -> None:
+def test_the_same_program_is_recalled_and_an_edited_one_is_captured(tmp_path: Path) -> None:
+    script, helper = tmp_path / "script.py", tmp_path / "helper.py"
+    script.write_text(SCRIPT)
     recalls = []
-    for seed, word in (("1", "first"), ("2", "again")):
+    # Other hash seeds: sets and addresses differ from process to process.
+    for seed, value, factor in (
+        ("1", 4.0, "1"),
+        ("2", 4.0, "1"),
+        ("3", 3.0, "1"),
+        ("4", 3.0, "2"),
+        ("5", 3.0, "2"),
+    ):
+        helper.write_text(HELPER.format(value=value))
         finished = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(tmp_path), word],
-            env={**os.environ, "PYTHONHASHSEED": seed},
+            [sys.executable, "script.py", str(tmp_path / "cache")],
+            env={**os.environ, "PYTHONHASHSEED": seed, "FACTOR": factor, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=300,
@@ -403,4 +428,6 @@ def test_a_real_process_with_other_hashes_and_addresses_finds_the_same_state(
         )
         assert finished.returncode == 0, finished.stderr[-2000:]
         recalls.append(finished.stdout.strip().splitlines()[-1])
-    assert recalls == ["[]", "['']"]
+    # The file of an enumeration was edited, then a variable of the environment set.
+    assert recalls[1] == recalls[4] == "['']"
+    assert recalls[0] == "[]"

@@ -223,7 +223,10 @@ def _find_cached_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
 ) -> CachedCall:
     tensors = [*list_call_tensors(args, kwargs), *module.parameters()]
-    return CachedCall(module, args, kwargs, make_context(find_device(tensors), settings))
+    call = CachedCall(module, args, kwargs, make_context(find_device(tensors), settings))
+    # Before a capture, which loads modules: the name says which are loaded.
+    _ = call.name
+    return call
 
 
 def _bind_recalled_call(record: CachedCall) -> Bound | Unbound | None:

@@ -68,6 +68,9 @@ _IGNORED_NAMES = frozenset(
     {IGNORED, "__doc__", "__firstlineno__", "__static_attributes__", "_original_object_hash"}
 )
 
+# Variables that differ from start to start of one command.
+_OF_THE_SHELL = frozenset({b"_", b"SHLVL", b"OLDPWD"})
+
 
 def compute_record_digest(records: GuardRecords) -> str:
     """sha256 over the descriptions of all records, in their order."""
@@ -127,9 +130,13 @@ class _DigestWriter:
     def write_table(
         self, where: str, table: Any, keys: Iterable[Any], values: Iterable[Any] | None
     ) -> None:
-        """A record of a dictionary or of a class's body; without `values` its keys in any order."""
+        """A record of a dictionary or of a class's body; without `values` what its keys hold now, in any
+        order.
+        """
         if values is None:
-            self.write("keys", where, frozenset(keys))
+            # The environment. Dynamo guards no value that `os.getenv` reads.
+            names = frozenset(keys) - _OF_THE_SHELL
+            self.write("variables", where, frozenset((name, table.get(name)) for name in names))
             return
         pairs = [
             (key, value)

@@ -3,8 +3,9 @@ needs neither Dynamo nor AOTAutograd.
 
         module, arguments ──digest──> record: state's digest, region's key, where inputs and results lie
 
-The record serves a call whose module, and whatever else Dynamo guarded, is in the state in which an
-earlier process captured it (`runtime.record_digest`). It is a hint all the same: the call's results
+The record serves the same program started again (`core.program_text`), for a call whose module, and
+whatever else Dynamo guarded, is in the state in which an earlier process captured it
+(`runtime.record_digest`). It is a hint all the same: the call's results
 are compared with those of the module's own forward, which runs twice meanwhile; the form of the
 result is learnt from that too.
 """
@@ -30,6 +31,7 @@ from torch_cudal1.api.signatures.recalled_capture import (
 )
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
+from torch_cudal1.core.program_text import compute_program_digest
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.capture import TracedModule
 from torch_cudal1.graph.dynamo_guard_records import UnprovenError
@@ -91,7 +93,9 @@ class CachedCall:
         obstacle = next((item for item in (capture, stored) if isinstance(item, Refusal)), None)
         if not captured.guard.holds():
             obstacle = Refusal("the module has changed since it was captured")
-        context = self.context
+        context, name = self.context, self.name
+        if isinstance(name, Refusal):
+            obstacle = name
         try:
             state = None if obstacle else self._digest_state(stored)
             outputs = None if obstacle else _list_output_numbers(captured)
@@ -102,15 +106,18 @@ class CachedCall:
             return
         assert isinstance(stored, StoredGuards)
         value = {"capture": capture, "state": state, "outputs": outputs, **stored.to_json()}
-        if context.cache.get_decision_record(self._name, context.target, context.contract) != value:
-            context.cache.put_decision_record(self._name, value, context.target, context.contract)
+        assert isinstance(name, str)
+        if context.cache.get_decision_record(name, context.target, context.contract) != value:
+            context.cache.put_decision_record(name, value, context.target, context.contract)
             store_program(regions[0].region, context)
 
     def recall(self) -> RecalledCall | Refusal:
         """The call as an earlier process captured it, or why it must be captured. Runs the module's
         own forward twice.
         """
-        record = self.context.find_decision_record(self._name)
+        if isinstance(self.name, Refusal):
+            return self.name
+        record = self.context.find_decision_record(self.name)
         if isinstance(record, Refusal):
             return record
         try:
@@ -167,12 +174,15 @@ class CachedCall:
         return read_stored_guards(stored, self.module, walked)
 
     @cached_property
-    def _name(self) -> str:
-        """The record's name: the form of the module and of its arguments, the modes, and all that a
-        trace depends on.
+    def name(self) -> str | Refusal:
+        """The record's name: the program, the form of the module and of its arguments, the modes, and
+        all that a trace depends on. Asked for first before a capture, which loads modules.
         """
+        program = compute_program_digest()
+        if isinstance(program, Refusal):
+            return program
         parts = [
-            f"call {_FORM} {torch.__version__}",
+            f"call {_FORM} {torch.__version__} {program}",
             compute_call_digest(self.module, self.args, self.kwargs),
             *list_trace_switches(self.context),
         ]
