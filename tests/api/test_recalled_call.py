@@ -21,10 +21,11 @@ from torch import nn
 
 import cudal1
 from tests.api.test_quick_tier import always_compile
-from tests.api.test_recalled_capture import list_recalls, start_process
+from tests.api.test_recalled_capture import list_recalls
 from tests.entries import plant
 from torch_cudal1.api import binding
 from torch_cudal1.api.signatures import recalled_call
+from torch_cudal1.core import telemetry
 from torch_cudal1.ir.program import Aten, Program, Value
 from torch_cudal1.store.cache.local_cache import LocalCache
 
@@ -97,6 +98,14 @@ def compile_without_gradients(dynamo: None, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(recalled_call, "compute_program_digest", lambda: "one program")
     with torch.no_grad():
         yield
+
+
+def start_process(module: nn.Module, folder: Path, on_miss: str = "quick") -> Any:
+    """The module as a new process of the same program would bind it, which recalls calls."""
+    torch._dynamo.reset()
+    telemetry.reset()
+    options = {"on_miss": on_miss, "cache_dir": folder, "strictness": "error", "recall": True}
+    return cudal1.accelerate(module.eval(), **options)
 
 
 def forbid_captures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +290,7 @@ FIRST_BIAS = [
         {"outputs": [0, 1, 2]},
         {"outputs": [1, 0, 1]},
         {"outputs": []},
+        {"outputs": [float("inf")]},
         {"outputs": "damaged"},
         {"inputs": []},
         {"inputs": [0, 0, 0, 0, 0, 0]},
@@ -293,6 +303,7 @@ FIRST_BIAS = [
         {"guards": [["CONSTANT_MATCH", [MODULE] * 1000, None]]},
         {"unchanged": [[[MODULE], "absent"]]},
         {"capture": {}},
+        {"capture": {"region": "0", "order": [float("inf")], "origins": [], "static": []}},
         {"capture": None},
     ],
 )
@@ -390,7 +401,7 @@ quick_tier.MIN_SPEEDUP_BEYOND_NOISE = 0.0
 torch.manual_seed(0)
 with torch.no_grad():
     net = Net().eval()
-    call = cudal1.accelerate(net, on_miss="quick", cache_dir=sys.argv[1], strictness="error")
+    call = cudal1.accelerate(net, on_miss="quick", cache_dir=sys.argv[1], strictness="error", recall=True)
     # Only the second call's values reach the limit, which the first call's comparison cannot see.
     for x in (torch.ones(3, 4), 100 * torch.ones(3, 4)):
         torch.testing.assert_close(call(x), net._call_impl(x))

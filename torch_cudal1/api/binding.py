@@ -142,18 +142,10 @@ def bind(
     """Bind `module(*args, **kwargs)` in the present grad and autocast mode. Raises CacheMissError
     under on_miss="error".
     """
-    # The judge's first process starts while the call is captured. A search took 57 s with it, and
-    # 63 s without.
-    if settings.on_miss == "tune" and not is_known(module, args, dict(kwargs), settings):
-        # The import loads the whole judge, so it is made only where there will be a search.
-        from torch_cudal1.judge import prestart_fork_server
-
-        prestart_fork_server(
-            settings, find_device([*list_call_tensors(args, kwargs), *module.parameters()])
-        )
+    _prestart_judge(module, args, dict(kwargs), settings)
     cached_call = _find_cached_call(module, args, dict(kwargs), settings)
     try:
-        if (recalled := _bind_recalled_call(cached_call)) is not None:
+        if cached_call is not None and (recalled := _bind_recalled_call(cached_call)) is not None:
             return recalled
         captured = capture_module_call(module, args, kwargs)
         context = make_context(find_device([*captured.inputs, *module.parameters()]), settings)
@@ -188,7 +180,8 @@ def bind(
         if settings.on_miss in ("tune", "quick"):
             remember_call(module, args, dict(kwargs), context)
             record.remember(traced, graphs)
-            cached_call.remember(captured, traced, graphs)
+            if cached_call is not None:
+                cached_call.remember(captured, traced, graphs)
         return result
     if settings.on_miss == "error":
         raise CacheMissError(regions[0].key, f"{regions[0].name}: {result.reason}")
@@ -200,7 +193,7 @@ def _bind_recalled(
     example: tuple[tuple[Any, ...], dict[str, Any]],
     captured: ModuleCall,
     record: CaptureRecord,
-    cached_call: CachedCall,
+    cached_call: CachedCall | None,
 ) -> Bound | Unbound | None:
     """The binding without a trace, where an earlier process left a record of it and what runs
     computes what the user's own operators compute; else None.
@@ -214,19 +207,35 @@ def _bind_recalled(
         return None
     task = _CapturedCall(module, example, captured, recalled, [recalled.region], context)
     bound = _bind_checked(task, captured.graph.forward)
-    if bound is not None and context.settings.on_miss == "quick":
+    if bound is not None and cached_call is not None and context.settings.on_miss == "quick":
         cached_call.remember(captured, recalled, [recalled.region])
     return bound
 
 
 def _find_cached_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
-) -> CachedCall:
+) -> CachedCall | None:
+    if not settings.recall:
+        return None
     tensors = [*list_call_tensors(args, kwargs), *module.parameters()]
     call = CachedCall(module, args, kwargs, make_context(find_device(tensors), settings))
     # Before a capture, which loads modules: the name says which are loaded.
     _ = call.name
     return call
+
+
+def _prestart_judge(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> None:
+    """Start the judge's first process where there will be a search, while the call is captured."""
+    # A search took 57 s with it, and 63 s without.
+    if settings.on_miss == "tune" and not is_known(module, args, kwargs, settings):
+        # The import loads the whole judge, so it is made only where there will be a search.
+        from torch_cudal1.judge import prestart_fork_server
+
+        prestart_fork_server(
+            settings, find_device([*list_call_tensors(args, kwargs), *module.parameters()])
+        )
 
 
 def _bind_recalled_call(record: CachedCall) -> Bound | Unbound | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch_cudal1.core.refusal import Refusal
 
-__all__ = ["compute_program_digest"]
+__all__ = ["compute_program_digest", "is_library_file"]
 
 # They have a version in every key, or are this package's own.
 _VERSIONED = ("torch", "triton", "torch_cudal1", "cudal1")
@@ -50,19 +50,33 @@ def compute_program_digest() -> str | Refusal:
     return digest.hexdigest()
 
 
+def is_library_file(path: str) -> bool:
+    """Whether an installer wrote the file: Python's own, or a library's."""
+    return _is_installed(path) or path.startswith(_STANDARD)
+
+
+def _is_installed(path: str) -> bool:
+    return path.startswith(_LIBRARIES) or f"{os.sep}dist-packages{os.sep}" in path
+
+
+def _list_folders(*kinds: str) -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({f"{paths[kind]}{os.sep}" for kind in kinds})
+
+
+_LIBRARIES = _list_folders("purelib", "platlib")
+_STANDARD = _list_folders("stdlib", "platstdlib")
+
+
 def _iter_files() -> Iterator[tuple[str, str, bool]]:
     """Name, file, and whether a library's installer wrote it, of every module that is loaded, but for
     Python's own.
     """
-    paths = sysconfig.get_paths()
-    libraries = tuple({f"{paths[kind]}{os.sep}" for kind in ("purelib", "platlib")})
-    standard = tuple({f"{paths[kind]}{os.sep}" for kind in ("stdlib", "platstdlib")})
     # A copy: another thread may import meanwhile.
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if not isinstance(path, str) or name.partition(".")[0] in _VERSIONED:
             continue
         # site-packages may lie in the folder of the standard library.
-        is_library = path.startswith(libraries) or f"{os.sep}dist-packages{os.sep}" in path
-        if is_library or not path.startswith(standard):
+        if (is_library := _is_installed(path)) or not path.startswith(_STANDARD):
             yield name, os.path.abspath(path), is_library

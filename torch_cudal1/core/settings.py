@@ -144,6 +144,8 @@ class Settings:
       this machine lacks; "": none. hub_timeout_s: the longest wait for one answer; after a Hub did
       not answer, this process does not ask it for a minute.
     - shipped: look up the entries that came with the package, after all other folders.
+    - recall: bind a call of an accelerated module without Dynamo where an earlier start of the same
+      program did; see docs/limits.md for what a start like that cannot see.
     - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own
       cache or signed by an allowed publisher. These files are code that runs in this process.
     - llm_key: the key of a language model's server, sent to that server only; from the environment,
@@ -180,6 +182,7 @@ class Settings:
     hub: str = ""
     hub_timeout_s: float = 10.0
     shipped: bool = True
+    recall: bool = False
     inductor_files: bool = False
     # repr=False: a repr may end in a log or an error message, and the key must not.
     llm_key: str = field(default="", repr=False)

@@ -13,6 +13,7 @@ import enum
 import functools
 import hashlib
 import re
+import sys
 import types
 from collections.abc import Iterable
 from pathlib import PurePath
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.core.program_text import is_library_file
 from torch_cudal1.runtime.guard_records import ABSENT, IGNORED, GuardRecords
 
 __all__ = ["compute_record_digest"]
@@ -177,7 +179,8 @@ class _DigestWriter:
             )
             return f"function {value.__module__}.{value.__qualname__} {self._describe(parts)}"
         if isinstance(value, _BUILTINS):
-            return f"{type(value).__name__} {getattr(value, '__qualname__', value.__name__)}"
+            name = getattr(value, "__qualname__", value.__name__)
+            return f"{type(value).__name__} {getattr(value, '__module__', '')}.{name}"
         if isinstance(value, torch.Tensor):
             form = (value.dtype, tuple(value.shape), value.requires_grad, value.device)
             return f"{type(value).__qualname__} {self._describe(form)}"
@@ -193,13 +196,23 @@ class _DigestWriter:
         if isinstance(value, property):
             return f"property {self._describe((value.fget, value.fset, value.fdel))}"
         if isinstance(value, enum.Enum):
-            return f"enum {type(value).__module__}.{type(value).__qualname__}.{value.name}"
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            return f"enum {kind}.{value.name} {self._describe(value.value)}"
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         if isinstance(value, _SPOKEN):
             return f"{kind} {value!r}"
         # A wrapper of C, such as that of a cached function.
         inner = _read_attribute(value, "__wrapped__")
         return kind if inner is None else f"{kind} of {self._describe(inner)}"
+
+    def _describe_body(self, kind: type) -> str:
+        """What a class of the program's own has, and its bases: data may have made it."""
+        members = [
+            (name, member)
+            for name, member in vars(kind).items()
+            if name not in _IGNORED_NAMES and name not in ("__dict__", "__weakref__")
+        ]
+        return self._describe((kind.__bases__, tuple(members)))
 
     def _describe_code(self, code: types.CodeType) -> str:
         # By what it does: file names and line numbers may differ between machines.
@@ -214,11 +227,27 @@ class _DigestWriter:
                 code.co_argcount,
                 code.co_posonlyargcount,
                 code.co_kwonlyargcount,
+                getattr(code, "co_exceptiontable", b""),
             )
             constants = "".join(map(self._describe, code.co_consts))
             text = f"{parts!r} {constants}"
             self._codes[code] = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         return self._codes[code]
+
+
+def _read_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return "empty"
+
+
+def _may_vary(module: str) -> bool:
+    """Whether a class of this module may be another one in another start, though no file changed: those
+    of libraries are what their files say.
+    """
+    loaded = sys.modules.get(module)
+    return not is_library_file(getattr(loaded, "__file__", None) or "")
 
 
 def _read_attribute(value: Any, name: str) -> Any:

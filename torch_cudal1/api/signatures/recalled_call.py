@@ -50,7 +50,15 @@ __all__ = ["CachedCall", "RecalledCall"]
 # Raised when records of before must not be read.
 _FORM = 1
 # What a damaged record, or one of another state, may raise.
-_UNREADABLE = (UnprovenError, LookupError, TypeError, ValueError, AttributeError)
+_UNREADABLE = (
+    UnprovenError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def read_capture(
         key, order = str(record["region"]), tuple(int(number) for number in record["order"])
         origins = tuple(int(number) for number in record["origins"])
         static = frozenset(int(number) for number in record["static"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         return Refusal(f"the record of the capture is damaged: {type(error).__name__}: {error}")
     program = _find_program(key, context)
     if isinstance(program, Refusal):
