@@ -42,7 +42,7 @@ def _accelerate(**options: Any) -> Prepare:
         import cudal1
 
         # The first call prepares, as it does for a user who gives no inputs; a search needs them.
-        inputs = None if not options else (kwargs or args)
+        inputs = (kwargs or args) if "on_miss" in options else None
         return cudal1.accelerate(module, inputs, cache_dir=cache_dir, **options)
 
     return prepare
@@ -66,6 +66,7 @@ COLUMNS = {
         Column("max-autotune", _compiled(mode="max-autotune")),
         Column("max-autotune-no-cudagraphs", _compiled(mode="max-autotune-no-cudagraphs")),
         Column("accelerate", _accelerate(), ours=True),
+        Column("accelerate-recall", _accelerate(recall=True), ours=True),
         Column("backend", _backend(), ours=True),
         Column("accelerate-tuned", _accelerate(**_TUNE), ours=True, tuned=True),
         Column("backend-tuned", _backend(**_TUNE), ours=True, tuned=True),

@@ -26,7 +26,7 @@ from benchmarks.real_models.zoo import MODELS
 
 __all__ = ["main"]
 
-WAYS = ("torch.compile", "reduce-overhead", "accelerate", "backend")
+WAYS = ("torch.compile", "reduce-overhead", "accelerate", "accelerate-recall", "backend")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
