@@ -8,7 +8,6 @@ the capture; a step that no record can compare raises UnprovenError.
 from __future__ import annotations
 
 import builtins
-import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +82,6 @@ _READ_ONLY = {  # attributes that cannot be assigned
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
-    functools.partial: ("func", "args", "keywords"),
 }
 
 
