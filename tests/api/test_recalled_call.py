@@ -48,6 +48,10 @@ def scale(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
     return x * factor
 
 
+def leak(x: torch.Tensor, slope: float = 0.1) -> torch.Tensor:
+    return F.leaky_relu(x, slope)
+
+
 def add_one(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
@@ -60,7 +64,7 @@ class Config:
 
 
 class Net(nn.Module):
-    """Reads what a model reads: attributes, a config, globals, defaults, closures, partials."""
+    """Reads what a model reads: attributes, a config, globals, defaults, closures."""
 
     offset = 0.25
 
@@ -69,7 +73,7 @@ class Net(nn.Module):
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.register_buffer("shift", torch.randn(4))
         self.config, self.settings = Config(), {"power": 1}
-        self.activation = functools.partial(F.leaky_relu, negative_slope=0.1)
+        self.activation = leak
         self.closure = make_closure(3.0)
 
     def extra(self, x: torch.Tensor) -> torch.Tensor:
