@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -99,3 +100,30 @@ def test_code_and_closures_are_state_and_documentation_is_none() -> None:
     changed = make_class(2.0)
     changed.forward = lambda self, x: x + 2.0  # type: ignore[method-assign]
     assert digest(changed()) != digest(make_class(2.0)())
+
+
+def make_helper(limit: float) -> type:
+    class Helper:
+        def clamp(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clamp(max=limit)
+
+    return Helper
+
+
+def test_classes_that_no_walk_enters_and_enumerations_are_described_by_content() -> None:
+    def hold(value: Any) -> nn.Module:
+        gate = Gate()
+        gate.held = value
+        return gate
+
+    assert digest(hold(make_helper(2.0))) == digest(hold(make_helper(2.0)))
+    assert digest(hold(make_helper(2.0))) != digest(hold(make_helper(3.0)))
+    levels = [enum.IntEnum("Level", {"HIGH": value}).HIGH for value in (1, 1, 2)]
+    assert digest(hold(levels[0])) == digest(hold(levels[1])) != digest(hold(levels[2]))
+
+
+def test_what_is_constant_for_one_process_alone_has_no_digest() -> None:
+    gate = Gate()
+    gate.read = torch.compiler.assume_constant_result(lambda: 1.0)
+    with pytest.raises(ValueError, match="constant for one process"):
+        digest(gate)

@@ -2,8 +2,8 @@
 state: what one process bound may serve another where the digests are equal.
 
 Within a process the guard compares identities. Across processes there are none, so each object is
-described by what it is: plain values by their text, functions by their code, classes and modules by
-name, tensors by their form, and everything else by its class and by where the records met it before
+described by what it is: plain values by their text, functions by their code and closure, classes of
+the program's own by their body, modules by name, tensors by their form, and everything else by its class and by where the records met it before
 (`a is b` in one process must hold in the other). What an object contains is in records of its own.
 """
 
@@ -170,12 +170,16 @@ class _DigestWriter:
     def _describe_object(self, value: Any) -> str:
         """An object that the records meet for the first time."""
         if isinstance(value, type):
-            return f"class {value.__module__}.{value.__qualname__}"
+            name = f"class {value.__module__}.{value.__qualname__}"
+            return f"{name} {self._describe_body(value)}" if _may_vary(value.__module__) else name
         if isinstance(value, types.FunctionType):
+            if getattr(value, "_dynamo_marked_constant", False):
+                raise ValueError(f"{value.__qualname__} is constant for one process alone")
             parts = (
                 value.__code__,
                 value.__defaults__,
                 tuple((value.__kwdefaults__ or {}).items()),
+                tuple(map(_read_cell, value.__closure__ or ())),
             )
             return f"function {value.__module__}.{value.__qualname__} {self._describe(parts)}"
         if isinstance(value, _BUILTINS):
