@@ -1,9 +1,8 @@
 """Which of PyTorch's attention operators (flash, cuDNN, memory-efficient) is the fastest for the
 shapes of a Program, measured alone on its GPU.
 
-PyTorch chooses one by rules. On an H200 cuDNN is up to twice as fast as flash for long rows, and
-the memory-efficient operator is the fastest for short ones. Another operator replaces PyTorch's
-choice only if it computes the same on random operands, with rows that a mask hides and with NaN.
+PyTorch chooses one by rules; which is the fastest depends on the shapes and the GPU
+(benchmarks/LOG.md). Another operator replaces PyTorch's choice only if it computes the same on random operands, with rows that a mask hides and with NaN.
 """
 
 from __future__ import annotations
