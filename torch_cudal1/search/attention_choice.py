@@ -2,7 +2,8 @@
 shapes of a Program, measured alone on its GPU.
 
 PyTorch chooses one by rules; which is the fastest depends on the shapes and the GPU
-(benchmarks/LOG.md). Another operator replaces PyTorch's choice only if it computes the same on random operands, with rows that a mask hides and with NaN.
+(benchmarks/LOG.md). Another operator replaces PyTorch's choice only if it computes the same on
+random operands, with rows that a mask hides and with NaN.
 """
 
 from __future__ import annotations
