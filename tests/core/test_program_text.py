@@ -61,8 +61,9 @@ def test_a_program_in_no_file_has_none(tmp_path: Path) -> None:
 def test_too_much_source_and_files_that_are_gone_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A worker of pytest has none.
+    # A worker of pytest has none, and modules of other tests whose files are gone.
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
+    monkeypatch.setattr(program_text, "_iter_files", lambda: [("here", __file__, False)])
     assert isinstance(compute_program_digest(), str)
     with monkeypatch.context() as patch:
         patch.setattr(program_text, "_MAX_OWN_BYTES", 10)
