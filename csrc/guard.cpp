@@ -17,6 +17,7 @@
 
 #include <cstring>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "fetch.h"
@@ -84,9 +85,12 @@ uint64_t version_of(PyObject* dict) {
 
 struct Table {
   PyObject *dict, *keys, *values, *ignored;
+  PyTypeObject* owner;  // the class whose body `dict` is, or nullptr
+  PyObject* mro;
   uint64_t version = 0;  // at which the content was last found right; 0: never
 
   bool hold() {
+    if (owner != nullptr && owner->tp_mro != mro) return false;  // its bases were assigned
     const uint64_t now = version_of(dict);
     if (now != 0 && now == version) return true;
     if (!same_content()) return false;
@@ -196,13 +200,28 @@ struct Home {
 // The names of a class, or of a dict itself. Classes made in C have none here from Python 3.12 on, and no record names one.
 PyObject* names_of(PyObject* table) { return PyType_Check(table) ? reinterpret_cast<PyTypeObject*>(table)->tp_dict : table; }
 
-// A record (table, key, value, absent): a name in a dict or in the body of a class.
-bool same_lookup(PyObject* record) {
-  PyObject* dict = names_of(at_(record, 0));
-  PyObject* now = PyDict_GetItemWithError(dict, at_(record, 1));
-  if (now == nullptr && PyErr_Occurred()) throw python_error();
-  return at_(record, 3) == Py_True ? now == nullptr : now == at_(record, 2);
-}
+struct Lookup {
+  PyObject *key, *value;  // value: nullptr where the name was absent
+};
+
+struct Lookups {  // of names in one dict, or in the body of one class
+  PyObject* dict;
+  std::vector<Lookup> names;
+  uint64_t version = 0;  // at which all were last found right; 0: never
+
+  bool hold() {
+    const uint64_t now = version_of(dict);
+    if (now != 0 && now == version) return true;
+    for (const Lookup& name : names) {
+      PyObject* value = PyDict_GetItemWithError(dict, name.key);
+      if (value == nullptr && PyErr_Occurred()) throw python_error();
+      if (value != name.value) return false;
+    }
+    // Read before the names: a key's own __eq__ may have changed the dict meanwhile.
+    version = now;
+    return true;
+  }
+};
 
 bool same_function(PyObject* record) {
   PyObject *function = at_(record, 0), *defaults = PyFunction_GET_DEFAULTS(function), *named = PyFunction_GET_KW_DEFAULTS(function);
@@ -217,6 +236,7 @@ struct Flat {  // the records that large models have many of
   std::vector<Home> homes;
   std::vector<PyObject*> empties;
   std::vector<Table> tables;
+  std::vector<Lookups> lookups;
   std::vector<Facts> tensors;
 };
 
@@ -251,7 +271,8 @@ bool holds(const Guard* g) {
   if (!are_empty(flat.empties) || !hold_all(flat.tables)) return false;
   if (!every(g, ITEMS, [](PyObject* r) { return same_items(at_(r, 0), at_(r, 1)); })) return false;
   if (!every(g, RAWS, [](PyObject* r) { return same_bytes(at_(r, 0), at_(r, 1)); })) return false;
-  if (!every(g, LOOKUPS, same_lookup)) return false;
+  const auto fetch_names = [](const Lookups& names) { fetch_line(names.dict); };
+  if (!each(flat.lookups, fetch_names, [](Lookups& names) { return names.hold(); })) return false;
   if (!every(g, CODES, same_function)) return false;
   if (!every(g, CELLS, [](PyObject* r) { return PyCell_GET(at_(r, 0)) == at_(r, 1); })) return false;
   return each(flat.tensors, [](const Facts& tensor) { tensor.fetch(); }, [](const Facts& tensor) { return tensor.hold(); });
@@ -264,7 +285,8 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
   const Test any = [](PyObject*) { return true; };
   const Test table = [](PyObject* r) {
     PyObject *owner = at_(r, 0), *keys = at_(r, 1), *values = at_(r, 2);
-    const bool paired = PyTuple_CheckExact(keys) &&
+    const bool ordered = PyType_Check(owner) ? PyTuple_CheckExact(at_(r, 4)) : at_(r, 4) == Py_None;
+    const bool paired = ordered && PyTuple_CheckExact(keys) &&
         (values == Py_None ? PyBytes_CheckExact(at_(r, 3)) != 0
                            : PyTuple_CheckExact(values) && PyTuple_GET_SIZE(keys) == PyTuple_GET_SIZE(values));
     return (PyDict_Check(owner) || PyType_Check(owner)) && names_of(owner) != nullptr && paired;
@@ -273,7 +295,7 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
     Py_ssize_t width;  // of the record; 0: it is no tuple
     Test test;
   } forms[KINDS] = {
-      {2, any}, {2, any}, {4, table},
+      {2, any}, {2, any}, {5, table},
       {2, [](PyObject* r) { return PyTuple_CheckExact(at_(r, 1)) != 0; }},
       {2, [](PyObject* r) { return PyByteArray_CheckExact(at_(r, 0)) && PyBytes_CheckExact(at_(r, 1)); }},
       {0, [](PyObject* r) { return PyDict_Check(r) != 0; }},
@@ -308,9 +330,17 @@ std::unique_ptr<Flat> flattened(const Guard* guard) {
   every(guard, EMPTIES, [&](PyObject* hooks) { return flat->empties.push_back(hooks), true; });
   every(guard, TABLES, [&](PyObject* r) {
     PyObject* owner = at_(r, 0);  // a class body cannot be replaced as a whole: its dictionary lives as long as the class
-    PyObject* dict = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : owner;
+    auto* type = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner) : nullptr;
     PyObject* ignored = at_(r, 3) == Py_None ? nullptr : at_(r, 3);
-    flat->tables.push_back({dict, at_(r, 1), at_(r, 2), ignored, 0});
+    flat->tables.push_back({names_of(owner), at_(r, 1), at_(r, 2), ignored, type, at_(r, 4), 0});
+    return true;
+  });
+  std::unordered_map<PyObject*, size_t> numbers;  // of a dict among `lookups`
+  every(guard, LOOKUPS, [&](PyObject* r) {  // (table, key, value, absent)
+    PyObject* dict = names_of(at_(r, 0));
+    const auto [place, is_new] = numbers.try_emplace(dict, flat->lookups.size());
+    if (is_new) flat->lookups.push_back({dict, {}, 0});
+    flat->lookups[place->second].names.push_back({at_(r, 1), at_(r, 3) == Py_True ? nullptr : at_(r, 2)});
     return true;
   });
   every(guard, TENSORS, [&](PyObject* tensor) { return flat->tensors.emplace_back(tensor, THPVariable_Unpack(tensor)), true; });

@@ -182,3 +182,12 @@ def test_names_of_torch_are_not_recorded() -> None:
     assert collector.merge() == before
     assert is_torch_module("torch.nn.functional")
     assert not is_torch_module("torchvision")
+
+
+def test_a_switch_of_torch_is_recorded_and_what_the_users_code_looks_up() -> None:
+    collector = collect()
+    before = len(collector.merge().names)
+    switches = vars(torch.backends.mha)
+    collector.add_lookup(switches, "_is_fastpath_enabled", True)
+    collector.add_lookup(vars(torch), "relu", torch.relu, of_torch=True)
+    assert len(collector.merge().names) == before + 2

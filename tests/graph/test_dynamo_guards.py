@@ -4,7 +4,6 @@ and no change of the module goes unseen.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ import torch
 
 from tests.entries import Calls
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.graph import dynamo_guards
 from torch_cudal1.graph.dynamo import DynamoCapture, capture_call
-from torch_cudal1.graph.dynamo_guards import GuardSplit, list_unguarded_classes
+from torch_cudal1.graph.dynamo_guards import GuardSplit
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 
@@ -78,20 +76,3 @@ def test_an_assignment_in_vain_is_compared_while_it_is_in_vain() -> None:
     assert guard.holds()
     module.options.gain = 1.0
     assert not guard.holds()
-
-
-def entry(value: Any) -> Any:
-    return SimpleNamespace(has_value=True, value=value)
-
-
-def test_classes_that_dynamo_forgets_come_with_their_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Derived(Options):
-        pass
-
-    monkeypatch.setattr(dynamo_guards, "_FORGETS_CLASSES", True)
-    assert list_unguarded_classes([entry(Derived), entry(torch.nn.Linear), entry(3)]) == [
-        Derived,
-        Options,
-    ]
-    monkeypatch.setattr(dynamo_guards, "_FORGETS_CLASSES", False)
-    assert list_unguarded_classes([entry(Derived)]) == []

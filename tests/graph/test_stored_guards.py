@@ -86,7 +86,7 @@ def test_what_is_not_there_is_said() -> None:
 )
 def test_damaged_steps_are_refused(steps: Any) -> None:
     module = Shifted()
-    damaged = StoredGuards((), (steps,), (), ())
+    damaged = StoredGuards((), (steps,), (), (), ())
     with pytest.raises((UnprovenError, ValueError)):
         read_stored_guards(damaged, module, walk(module))
 
@@ -106,14 +106,14 @@ def test_what_no_record_implies_is_asked_at_every_call() -> None:
     module = Shifted()
     module.setting = Setting()
     records = walk(module)
-    assert read_stored_guards(StoredGuards((), (), (), ()), module, records).check is None
+    assert read_stored_guards(StoredGuards((), (), (), (), ()), module, records).check is None
     place = [["LocalSource", {"local_name": "module"}], ["AttrSource", {"member": "setting"}]]
     checks = (
         ["has attribute", "kwargs", ["x"], "tag", False],
         ["has attribute", "args", [0, 1], "tag", True],
         ["property", place, "GenericAttrSource", "whole", 2],
     )
-    check = read_stored_guards(StoredGuards((), (), (), checks), module, records).check
+    check = read_stored_guards(StoredGuards((), (), (), checks, ()), module, records).check
     assert check is not None
     plain, tagged = torch.zeros(1), torch.zeros(1)
     tagged.tag = 1  # type: ignore[attr-defined]
@@ -123,6 +123,6 @@ def test_what_no_record_implies_is_asked_at_every_call() -> None:
     assert not check({**scope, "kwargs": {"x": tagged}})
     module.setting.half = 2
     assert not check(scope)
-    no_property = StoredGuards((), (), (), (["property", place, "AttrSource", "half", 1],))
+    no_property = StoredGuards((), (), (), (["property", place, "AttrSource", "half", 1],), ())
     with pytest.raises(UnprovenError):
         read_stored_guards(no_property, module, records)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.runtime.guard_cases import BUILT, CHANGES, HARMLESS, WHY_NOT, bind, make_model
 from torch_cudal1.core import native
+from torch_cudal1.runtime.guard import ModuleGuard
+from torch_cudal1.runtime.guard_records import ABSENT, GuardRecords, NameMatch
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -74,3 +78,46 @@ def test_the_extension_refuses_records_of_another_form() -> None:
     ):
         with pytest.raises(TypeError, match="ten tuples"):
             extension.Guard(*arguments)
+
+
+def test_other_bases_of_a_class_end_the_guard(implementation: Any) -> None:
+    class First(nn.Module):
+        pass
+
+    class Second(nn.Module):
+        pass
+
+    class Net(First):
+        def forward(self, x: Any) -> Any:
+            return x
+
+    module_guard = bind(Net(), implementation)
+    assert module_guard.holds()
+    Net.__bases__ = (Second,)
+    assert not module_guard.holds()
+    assert "class " in module_guard.explain_difference()
+    assert module_guard.explain_difference().endswith("its bases changed")
+    # Back again is another order of classes, made anew, with the same content.
+    Net.__bases__ = (First,)
+    assert not module_guard.holds()
+
+
+def test_names_in_one_dict_are_compared_each(implementation: Any) -> None:
+    table: dict[str, Any] = {"first": 1, "second": 2, "unread": 3}
+    names = [NameMatch(name, table, name, value) for name, value in table.items()][:2]
+    names.append(NameMatch("third", table, "third", ABSENT))
+    module_guard = ModuleGuard(
+        replace(GuardRecords.make_empty(), names=tuple(names)), implementation
+    )
+    for name, value, holds in (
+        ("unread", 4, True),
+        ("second", 5, False),
+        ("second", 2, True),
+        ("third", 6, False),
+    ):
+        table[name] = value
+        assert [module_guard.holds() for _ in range(2)] == [holds] * 2
+    del table["third"]
+    assert module_guard.holds()
+    del table["first"]
+    assert not module_guard.holds()

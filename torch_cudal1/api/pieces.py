@@ -30,11 +30,12 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
-from torch_cudal1.graph.dynamo_guards import list_unguarded_classes
+from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.graph.dynamo_session import silence_dynamo
 from torch_cudal1.graph.module_call import list_call_tensors
+from torch_cudal1.graph.traced_code import TracedCode, list_own_code
 from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
-from torch_cudal1.runtime.guard_records import record_class_bodies
+from torch_cudal1.runtime.guard_records import GuardRecords
 from torch_cudal1.search.tune import Choice
 
 __all__ = ["Pieces"]
@@ -106,7 +107,8 @@ class Pieces:
         self._step = _TrialStep()
         # Steps that are over.
         self._steps = 0
-        self._classes: dict[type, ModuleGuard] = {}
+        # One a frame that Dynamo compiled.
+        self._frame_guards: list[ModuleGuard] = []
         self.graphs = 0
         self.choices: list[Choice] = []
         self.on_settled: OnSettled = lambda *args: None
@@ -220,7 +222,7 @@ class Pieces:
 
         # Where Dynamo fails the user's call runs eager, unless the settings ask for an error.
         suppressed = self._settings.strictness != "error" and self._settings.on_miss != "error"
-        context = optimize(self._compile_graph, guard_filter_fn=self._watch_classes)
+        context = optimize(self._compile_graph, guard_filter_fn=self._record_frame)
         # `optimize` returns a null context under TORCHDYNAMO_DISABLE=1.
         if not isinstance(context, OptimizeContext):
             return self._module._call_impl
@@ -240,17 +242,23 @@ class Pieces:
         return compiled
 
     def holds(self, call: dict[str, Any]) -> bool:
-        """Whether the classes that were named are as they were; the rest is Dynamo's to compare.
-        `call` is not looked at.
+        """Whether Python still finds what the frames looked up; the values that they read are
+        Dynamo's to compare. `call` is not looked at.
         """
-        return all(guard.holds() for guard in self._classes.values())
+        return all(guard.holds() for guard in self._frame_guards)
 
-    def _watch_classes(self, entries: Entries) -> list[bool]:
-        # Dynamo before 2.13 reads an attribute of a class that a forward names, and never looks
-        # again.
-        for kind in list_unguarded_classes(entries):
-            if kind not in self._classes:
-                self._classes[kind] = ModuleGuard(record_class_bodies([kind]))
+    def _record_frame(self, entries: Entries) -> list[bool]:
+        from torch._guards import TracingContext
+
+        codes = list_own_code(TracingContext.get().traced_code)
+        collector = RecordCollector(GuardRecords.make_empty())
+        traced = TracedCode(codes, collector)
+        for entry in entries:
+            if entry.has_value:
+                # An argument itself may be another object in the next call.
+                traced.visit(entry.value if isinstance(entry.value, type) else type(entry.value))
+        traced.visit_remaining(codes)
+        self._frame_guards.append(ModuleGuard(collector.merge()))
         return [True] * len(entries)
 
     def _compile_graph(self, gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch_cudal1.core.refusal import Refusal
 
-__all__ = ["compute_program_digest", "is_library_file"]
+__all__ = ["compute_program_digest", "is_library_file", "is_standard_file"]
 
 # They have a version in every key, or are this package's own.
 _VERSIONED = ("torch", "triton", "torch_cudal1", "cudal1")
@@ -55,6 +55,12 @@ def is_library_file(path: str) -> bool:
     return _is_installed(path) or path.startswith(_STANDARD)
 
 
+def is_standard_file(path: str) -> bool:
+    """Whether the file is Python's own; `path` may be that of a code object."""
+    # site-packages may lie in the folder of the standard library.
+    return path.startswith(("<frozen ", *_STANDARD)) and not _is_installed(path)
+
+
 def _is_installed(path: str) -> bool:
     return path.startswith(_LIBRARIES) or f"{os.sep}dist-packages{os.sep}" in path
 
@@ -77,6 +83,5 @@ def _iter_files() -> Iterator[tuple[str, str, bool]]:
         path = getattr(module, "__file__", None)
         if not isinstance(path, str) or name.partition(".")[0] in _VERSIONED:
             continue
-        # site-packages may lie in the folder of the standard library.
-        if (is_library := _is_installed(path)) or not path.startswith(_STANDARD):
-            yield name, os.path.abspath(path), is_library
+        if not is_standard_file(path):
+            yield name, os.path.abspath(path), _is_installed(path)

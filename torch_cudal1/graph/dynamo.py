@@ -17,6 +17,7 @@ import importlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -30,6 +31,7 @@ from torch_cudal1.graph.dynamo_session import (
     enter_compilation,
     guard_environment,
 )
+from torch_cudal1.graph.traced_code import CodeKey, list_own_code
 from torch_cudal1.ir.ops.recurrent_ops import find_one_step_layers
 
 __all__ = ["DynamoCapture", "Entries", "capture_call", "leaves_grad_mode"]
@@ -70,6 +72,11 @@ class DynamoCapture:
         while (base := getattr(source, "base", None)) is not None:
             source = base
         return getattr(source, "local_name", "") in _ARGUMENT_LOCALS
+
+    @cached_property
+    def traced_code(self) -> dict[CodeKey, types.CodeType]:
+        """The code that Dynamo traced, without torch's own."""
+        return list_own_code(self._output.traced_code)
 
     @property
     def outputs_that_are_inputs(self) -> dict[int, int]:

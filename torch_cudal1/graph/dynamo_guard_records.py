@@ -2,8 +2,8 @@
 
 A record says that an object is what it was when the call was captured: a name under which it is
 found, its class, its attribute dictionary, a function's code, what a container holds. What the walk
-over the module recorded already is not recorded twice. Names of torch itself are not recorded: they
-are not the user's to change.
+over the module recorded already is not recorded twice. Of what torch's own code finds under names
+of torch only switches are recorded: the rest is not the user's to change.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from torch_cudal1.core.settings import INDUCTOR_PREFIX, environment_table
 from torch_cudal1.runtime.guard_records import (
+    ABSENT,
     HEAP_TYPE,
     ClosureMatch,
     DictContents,
@@ -36,6 +37,18 @@ Record = TypeVar("Record")
 MODULE_SLOTS = ("_parameters", "_buffers", "_modules")
 # A call may have to compare every item, so a longer container keeps Dynamo's own guard.
 _MAX_ITEMS = 1024
+# What the source of a Python module defines, in contrast to its switches.
+_DEFINED = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.ModuleType,
+    property,
+    staticmethod,
+    classmethod,
+    type(ABSENT),
+)
 _ENVIRONMENT = environment_table()
 
 
@@ -68,6 +81,7 @@ class RecordCollector:
         self._keys.update(("table", id(record.hooks)) for record in walked.empty_hooks)
         self._keys.update(("items", id(record.target)) for record in walked.sequences)
         self._keys.update(("tensor", id(record.tensor)) for record in walked.tensors)
+        self._keys.update(("function", id(record.function)) for record in walked.functions)
         self._keys.update(("cell", id(record.cell)) for record in walked.closure_cells)
         self._keys.update(("name", id(record.table), record.key) for record in walked.names)
 
@@ -175,8 +189,11 @@ class RecordCollector:
             map(self.add_content, (*bases, *slots))
         )
 
-    def add_lookup(self, table: Any, key: Any, value: Any) -> Any:
-        """Compare what a name in a dict or in the body of a class stands for; returns `value`."""
+    def add_lookup(self, table: Any, key: Any, value: Any, *, of_torch: bool = False) -> Any:
+        """Compare what a name in a dict or in the body of a class stands for; returns `value`.
+        Functions, classes and modules that torch's own code finds under a name of torch are left
+        out, unless `of_torch`: the user's code looks them up.
+        """
         if isinstance(table, type):
             if not table.__flags__ & HEAP_TYPE:  # a class made in C: it cannot be assigned to
                 return value
@@ -185,7 +202,8 @@ class RecordCollector:
             module = str(table.get("__name__", "")) if type(table) is dict else ""
             where = f"{module or 'a dict'}.{key}"
         # A record of the whole table covers each name in it.
-        if not is_torch_module(module) and not self.has_table(table):
+        is_left_out = is_torch_module(module) and isinstance(value, _DEFINED) and not of_torch
+        if not is_left_out and not self.has_table(table):
             self._add(
                 self._name_matches,
                 ("name", id(table), key),
@@ -248,6 +266,7 @@ def _record_table(where: str, table: Any, owner: type | None = None) -> DictCont
         tuple(value for _, value in pairs),
         False,
         owner,
+        mro=owner.__mro__ if owner else None,
     )
 
 

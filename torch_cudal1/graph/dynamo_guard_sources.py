@@ -17,6 +17,7 @@ import torch
 
 from torch_cudal1.graph.dynamo_effects import Unchanged
 from torch_cudal1.graph.dynamo_guard_records import MODULE_SLOTS, RecordCollector, UnprovenError
+from torch_cudal1.graph.traced_code import CodeKey
 from torch_cudal1.runtime.guard_records import ABSENT
 
 __all__ = [
@@ -99,6 +100,10 @@ class GuardedFrame(Protocol):
     @property
     def unchanged(self) -> Sequence[Unchanged]:
         """Assignments of a value that is there already."""
+
+    @property
+    def traced_code(self) -> Mapping[CodeKey, types.CodeType | None]:
+        """The code that Dynamo traced, without torch's own; None where only its key is known."""
 
 
 @dataclass(frozen=True)

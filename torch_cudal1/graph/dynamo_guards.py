@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from packaging.version import Version
 
 from torch_cudal1.graph.dynamo import Entries
-from torch_cudal1.graph.dynamo_guard_records import RecordCollector, UnprovenError, is_torch_module
+from torch_cudal1.graph.dynamo_guard_records import RecordCollector, UnprovenError
 from torch_cudal1.graph.dynamo_guard_sources import (
     ITEM_STEPS,
     NAMED,
@@ -32,9 +31,10 @@ from torch_cudal1.graph.dynamo_guard_sources import (
     find_source_kind,
     steps_of,
 )
+from torch_cudal1.graph.traced_code import CodeKey, TracedCode, list_read_names
 from torch_cudal1.runtime.guard_records import GuardRecords
 
-__all__ = ["GuardSplit", "find_owner_source", "list_unguarded_classes"]
+__all__ = ["GuardSplit", "find_owner_source"]
 
 # Said by guard.call_state and guard.find_tracing, or by the arguments' signature where shapes are
 # static.
@@ -76,9 +76,23 @@ _OF_CONTENT = frozenset(
 )
 # The C++ signature stops at a depth too: a deeper argument keeps Dynamo's guard.
 _MAX_LEVELS = 16  # of containers, in a signature
-# Dynamo before 2.13 reads an attribute of a class that a forward names, and does not look at it
-# again.
-_FORGETS_CLASSES = Version(torch.__version__).release < (2, 13)
+# Where the traced code reads one of these, Dynamo's own guard of the global state stays:
+# guard.call_state says only what changes the operators of a call on its device.
+_STATE_READS = frozenset(
+    {
+        "allow_tf32",
+        "fp32_precision",
+        "get_float32_matmul_precision",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+        "get_deterministic_debug_mode",
+        "is_deterministic_algorithms_warn_only_enabled",
+        "is_autocast_cache_enabled",
+        "get_autocast_dtype",
+        "get_autocast_gpu_dtype",
+        "get_autocast_cpu_dtype",
+    }
+)
 _WITHOUT_HOOKS = (
     "_forward_hooks_with_kwargs",
     "_forward_pre_hooks_with_kwargs",
@@ -98,6 +112,14 @@ class GuardSplit:
         self.recorded_entries: list[Any] = []
         self._collector = RecordCollector(walked)
         self._reader = SourceReader(capture, self._collector)
+        self._traced = TracedCode(capture.traced_code, self._collector)
+        self._reads_state = any(
+            code is not None and _STATE_READS & list_read_names(code)
+            for code in capture.traced_code.values()
+        )
+        # Names of code that no value leads to, which another process cannot find.
+        self.unreached_code: list[CodeKey] = []
+        self._traced.visit_walk(walked)
         # The call assigns a value that is there already. That is no effect only while it is still
         # there.
         for unchanged in capture.unchanged:
@@ -113,6 +135,8 @@ class GuardSplit:
                 self.kept_entries.append(entry)
             elif self._collector.count != before:
                 self.recorded_entries.append(entry)
+        codes = {key: code for key, code in self.capture.traced_code.items() if code is not None}
+        self.unreached_code += self._traced.visit_remaining(codes)
         return keeps
 
     @property
@@ -128,6 +152,10 @@ class GuardSplit:
         """What `source` reads, once records say that it stays this. Raises UnprovenError."""
         return self._reader.read(source)
 
+    def visit(self, value: Any) -> None:
+        """Record how traced code finds the methods of `value`."""
+        self._traced.visit(value)
+
     def merge_records(self) -> GuardRecords:
         """The records of the walk over the module, and those for Dynamo's guards."""
         return self._collector.merge()
@@ -142,14 +170,18 @@ class GuardSplit:
     def _must_keep(self, entry: Any) -> bool:
         # Dropped, because the dispatcher compares this state before each call anyway.
         if entry.guard_type in _STATE:
-            return False
+            return self._reads_state and entry.guard_type == "GLOBAL_STATE"
         source = entry.orig_guard.originating_source
-        # Before any return: the class must be compared whatever becomes of this guard.
-        for named in list_unguarded_classes([entry]):
-            self._collector.add_content(named)
         # Arguments are other objects in each call, so identity proves nothing about them.
         if getattr(find_root_source(source), "local_name", "") in ("args", "kwargs"):
+            if entry.has_value:
+                is_class = isinstance(entry.value, type)
+                self._traced.visit(entry.value if is_class else type(entry.value))
             return not _is_in_signature(entry, source, self.capture.locals)
+        # Before any return: how Python finds the value's methods counts whatever becomes of this
+        # guard.
+        if entry.has_value:
+            self._traced.visit(entry.value)
         # the records of steps that were proven stay where a later one is not: they serve other
         # guards too
         try:
@@ -193,23 +225,6 @@ class GuardSplit:
         if isinstance(value, types.FunctionType):
             self._collector.add_function(value)
         return True
-
-
-def list_unguarded_classes(entries: Entries) -> list[type]:
-    """The classes that a frame names and whose attributes Dynamo does not guard, with their bases.
-
-    Empty from torch 2.13 on, which guards them. Classes of torch itself are left out.
-    """
-    if not _FORGETS_CLASSES:
-        return []
-    named = [entry.value for entry in entries if entry.has_value and isinstance(entry.value, type)]
-    return [
-        # Bases too: an attribute read through a class may be defined in any of them.
-        base
-        for each in named
-        if not is_torch_module(each.__module__)
-        for base in each.__mro__[:-1]
-    ]
 
 
 def _is_immutable(value: Any) -> bool:

@@ -33,6 +33,7 @@ from torch_cudal1.graph.dynamo_guard_sources import (
     steps_of,
 )
 from torch_cudal1.graph.dynamo_guards import GuardSplit, find_owner_source
+from torch_cudal1.graph.traced_code import CodeKey
 from torch_cudal1.runtime.guard_records import GuardRecords
 
 __all__ = [
@@ -63,13 +64,15 @@ class StoredGuards:
     """`guards`: those that add records to a walk over the module, as (kind, source, other source);
     `inputs`: for each placeholder the number of a tensor among the arguments, or the source of a
     tensor of the module; `unchanged`: attributes that the call assigns what they are, as (source of
-    the owner, name); `checks`: what no record implies and every call asks, see `make_check`.
+    the owner, name); `checks`: what no record implies and every call asks, see `make_check`;
+    `codes`: the keys of the code that was traced.
     """
 
     guards: tuple[Any, ...]
     inputs: tuple[Any, ...]
     unchanged: tuple[Any, ...]
     checks: tuple[Any, ...]
+    codes: tuple[Any, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Lists, texts and numbers."""
@@ -112,6 +115,9 @@ def encode_guards(
     these are arguments.
     """
     names = capture.globals
+    if split.unreached_code:
+        file, name, line = split.unreached_code[0]
+        return Refusal(f"no value leads to the code of {name} ({file}:{line}), which was traced")
     try:
         return StoredGuards(
             tuple(_encode_guard(entry, names) for entry in split.recorded_entries),
@@ -121,6 +127,7 @@ def encode_guards(
             ),
             tuple([_encode_source(item.source, names), item.name] for item in capture.unchanged),
             tuple(_encode_check(entry, split, capture) for entry in split.kept_entries),
+            tuple(map(list, sorted(capture.traced_code))),
         )
     except UnprovenError as error:
         return Refusal(f"a source that cannot be stored: {error}")
@@ -183,6 +190,7 @@ def make_check(stored: StoredGuards, split: GuardSplit) -> Callable[[dict[str, A
             owner = split.read(_decode_source(place))
             if not isinstance(inspect.getattr_static(type(owner), name, None), property):
                 raise UnprovenError(f"{name} is no property")
+            split.visit(owner)
             properties.append((_PROPERTY_STEPS[kind], owner, name, value))
     if not attributes and not properties:
         return None
@@ -256,7 +264,9 @@ def read_stored_guards(
     Raises UnprovenError, LookupError, TypeError, ValueError or AttributeError where the objects are
     not there, or where the steps are damaged.
     """
-    split = GuardSplit(_StoredFrame({"module": module}, _PresentModules()), walked)
+    codes = {(str(file), str(name), int(line)): None for file, name, line in stored.codes}
+    frame = _StoredFrame({"module": module}, _PresentModules(), codes)
+    split = GuardSplit(frame, walked)
     for owner, name in stored.unchanged:
         split.add_attribute(split.read(_decode_source(owner)), name)
     for kind, source, other in stored.guards:
@@ -288,6 +298,7 @@ class _StoredFrame:
 
     locals: Mapping[str, Any]
     globals: Mapping[str, Any]
+    traced_code: Mapping[CodeKey, types.CodeType | None]
     unchanged: tuple[Any, ...] = ()
 
 

@@ -100,6 +100,7 @@ def _encode_for_native_guard(watched: GuardRecords) -> tuple[tuple[object, ...],
                 r.keys,
                 r.values,
                 r.ignored_prefix if r.values is None else IGNORED if r.skips_ignored else None,
+                r.mro,
             )
             for r in watched.dict_contents
         ),

@@ -215,7 +215,16 @@ class _Walk:
         ]
         keys, values = tuple(key for key, _ in pairs), tuple(value for _, value in pairs)
         self.dict_contents.append(
-            DictContents(where, kind, table, keys, values, skips_ignored, owner)
+            DictContents(
+                where,
+                kind,
+                table,
+                keys,
+                values,
+                skips_ignored,
+                owner,
+                mro=owner.__mro__ if owner else None,
+            )
         )
 
     # --- values behind attributes

@@ -69,6 +69,8 @@ def _same_code(record: FunctionMatch) -> bool:
 
 def _same_table(record: DictContents) -> bool:
     table = record.table
+    if record.owner is not None and record.owner.__mro__ is not record.mro:
+        return False
     if record.values is None:
         return set(filter_names(table, record.ignored_prefix)) == set(record.keys)
     # The callable that accelerate() swapped in is no change of the module.
@@ -135,6 +137,8 @@ def iter_differences(w: GuardRecords) -> Iterator[str]:
 
 
 def _describe_table_difference(record: DictContents) -> str:
+    if record.owner is not None and record.owner.__mro__ is not record.mro:
+        return f"{record.where}: its bases changed"
     now = {
         key: value
         for key, value in record.table.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ __all__ = [
     "drop_state",
     "filter_names",
     "read_tensor_facts",
-    "record_class_bodies",
 ]
 
 # accelerate() puts its callable here, and swapping it in is no change of the module. nn.Module
@@ -92,6 +91,7 @@ class DictContents:
     skips_ignored: bool = False
     owner: type | None = None  # the class whose body `table` shows
     ignored_prefix: bytes = b""
+    mro: tuple[type, ...] | None = None  # of `owner`: another one where its bases were assigned
 
     # For the environment, of which only the names count, and none that Inductor sets: by those
     # every Llama of transformers was bound anew until the module was given up.
@@ -216,23 +216,10 @@ class GuardRecords:
     closure_cells: tuple[ClosureMatch, ...]
     tensors: tuple[TensorMatch, ...]
 
-
-def record_class_bodies(classes: Iterable[type]) -> GuardRecords:
-    """The bodies of classes, for a guard of them alone."""
-    tables = tuple(
-        DictContents(
-            f"class {kind.__qualname__}",
-            "class attribute",
-            vars(kind),
-            tuple(vars(kind)),
-            tuple(vars(kind).values()),
-            owner=kind,
-        )
-        for kind in classes
-        # The body of a class made in C cannot be changed from Python.
-        if kind.__flags__ & HEAP_TYPE
-    )
-    return GuardRecords((), (), tables, (), (), (), (), (), (), ())
+    @classmethod
+    def make_empty(cls) -> GuardRecords:
+        """No record, for a collector to add to."""
+        return cls(*(() for _ in fields(cls)))
 
 
 def drop_state(watched: GuardRecords) -> GuardRecords:

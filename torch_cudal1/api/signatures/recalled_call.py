@@ -48,7 +48,7 @@ from torch_cudal1.store.context import TuneContext
 __all__ = ["CachedCall", "RecalledCall"]
 
 # Raised when records of before must not be read.
-_FORM = 1
+_FORM = 2
 # What a damaged record, or one of another state, may raise.
 _UNREADABLE = (
     UnprovenError,

@@ -1,0 +1,183 @@
+"""The visit of traced code records what its names lead to, and stops at torch and at code that was
+not traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torch_cudal1.graph import traced_code
+from torch_cudal1.graph.dynamo_guard_records import RecordCollector
+from torch_cudal1.graph.traced_code import (
+    TracedCode,
+    describe_code,
+    list_own_code,
+    list_read_names,
+)
+from torch_cudal1.runtime.guard import ModuleGuard
+from torch_cudal1.runtime.guard_records import ABSENT, GuardRecords
+
+SWITCHES = types.ModuleType("switches")
+
+
+class Helper:
+    """What a forward may use."""
+
+    gain = 2.0
+
+    def apply(self, x: Any) -> Any:
+        return inner(x) * abs(2)
+
+    @staticmethod
+    def shift(x: Any) -> Any:
+        return x + 1
+
+    @classmethod
+    def scale(cls, x: Any) -> Any:
+        return x * 2
+
+    @property
+    def half(self) -> float:
+        return 0.5
+
+    @functools.cached_property
+    def third(self) -> float:
+        return 1 / 3
+
+    bound = functools.partialmethod(scale)
+
+
+def inner(x: Any) -> Any:
+    return torch.sin(x) if hasattr(SWITCHES, "fast") else math.erf(x)
+
+
+@functools.lru_cache
+def compute_size() -> int:
+    return 3
+
+
+def visit(value: Any, *functions: Any) -> tuple[GuardRecords, TracedCode]:
+    collector = RecordCollector(GuardRecords.make_empty())
+    traced = TracedCode({describe_code(item.__code__) for item in functions}, collector)
+    traced.visit(value)
+    return collector.merge(), traced
+
+
+def list_functions(records: GuardRecords) -> set[str]:
+    return {record.function.__name__ for record in records.functions}
+
+
+@pytest.mark.parametrize("value", [Helper(), Helper, Helper().apply, Helper.scale])
+def test_the_body_of_a_class_is_recorded_and_its_traced_functions(value: Any) -> None:
+    records, _ = visit(value, Helper.apply, inner)
+    assert [table.owner for table in records.dict_contents] == [Helper]
+    assert list_functions(records) == {"apply", "inner"}
+
+
+@pytest.mark.parametrize(
+    "name", ["apply", "shift", "scale", "half", "third", "bound", "compute_size"]
+)
+def test_a_function_is_found_in_what_wraps_it(name: str) -> None:
+    wrapper = globals().get(name, vars(Helper).get(name))
+    (function,) = {
+        getattr(wrapper, place)
+        for place in ("__func__", "fget", "func", "__wrapped__")
+        if hasattr(wrapper, place)
+    } or {wrapper}
+    function = getattr(function, "__func__", function)
+    records, _ = visit(compute_size if name == "compute_size" else Helper, function)
+    assert function.__name__ in list_functions(records)
+
+
+def test_names_lead_to_functions_modules_and_what_is_not_there() -> None:
+    records, _ = visit(inner, inner)
+    names = {(record.key, record.value) for record in records.names if record.key != "__name__"}
+    assert {("torch", torch), ("sin", torch.sin), ("erf", math.erf), ("fast", ABSENT)} <= names
+    # Before the builtin a name of the file's own would count.
+    assert {("hasattr", ABSENT), ("hasattr", hasattr)} <= names
+    guard = ModuleGuard(records)
+    assert guard.holds()
+    SWITCHES.fast = True  # type: ignore[attr-defined]
+    try:
+        assert not guard.holds()
+    finally:
+        del SWITCHES.fast  # type: ignore[attr-defined]
+    assert guard.holds()
+
+
+def test_code_that_was_not_traced_is_not_followed() -> None:
+    # `apply` leads to it.
+    records, _ = visit(Helper(), inner)
+    assert records.functions == records.names == ()
+
+
+def test_numbers_are_left_to_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    function = eval("lambda x: x * FACTOR", globals())
+    records, _ = visit(function, function)
+    assert "FACTOR" not in {record.key for record in records.names}
+
+
+def test_what_a_closure_holds_is_visited() -> None:
+    def make(kind: type, number: int) -> Callable[[Any], Any]:
+        return lambda x: kind.scale(x) * number  # type: ignore[attr-defined]
+
+    function = make(Helper, 3)
+    records, _ = visit(function, function)
+    assert [record.value for record in records.closure_cells] == [Helper]
+    assert [table.owner for table in records.dict_contents] == [Helper]
+
+
+def test_an_import_in_a_function_is_a_name_too() -> None:
+    def compute(x: float) -> float:
+        import math
+
+        return math.erf(x)
+
+    records, _ = visit(compute, compute)
+    assert math.erf in [record.value for record in records.names]
+
+
+def test_code_that_no_value_leads_to_is_read_by_its_file() -> None:
+    _, traced = visit(Helper, Helper.apply)
+    codes = list_own_code([Helper.apply.__code__, inner.__code__])
+    # `apply` has led to `inner`, of which it knew nothing.
+    assert traced.visit_remaining(codes) == []
+    collector = RecordCollector(GuardRecords.make_empty())
+    traced = TracedCode(codes, collector)
+    assert set(traced.visit_remaining(codes)) == set(codes)
+    assert math.erf in [record.value for record in collector.merge().names]
+    assert traced.visit_remaining(codes) == []
+
+
+def test_code_of_a_file_that_is_no_module_has_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = eval(compile("lambda x: abs(x)", "/nowhere/code.py", "eval"))
+    collector = RecordCollector(GuardRecords.make_empty())
+    codes = list_own_code([function.__code__])
+    assert list(TracedCode(codes, collector).visit_remaining(codes)) == list(codes)
+    assert collector.count == 0
+
+
+def test_torch_the_standard_library_and_this_package_are_not_the_users() -> None:
+    functions: list[Any] = [
+        torch.nn.Linear.forward,
+        contextlib.contextmanager,
+        traced_code.list_own_code,
+    ]
+    assert list_own_code([function.__code__ for function in functions]) == {}
+    assert visit(torch.nn.Linear, torch.nn.Linear.forward)[0].dict_contents == ()
+
+
+def test_names_of_inner_functions_are_read() -> None:
+    def outer(x: Any) -> Any:
+        return [abs(item) for item in x]
+
+    assert "abs" in list_read_names(outer.__code__)
