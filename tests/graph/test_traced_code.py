@@ -17,7 +17,7 @@ import torch
 from torch_cudal1.graph import traced_code
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.graph.traced_code import (
-    TracedCode,
+    CodeVisitor,
     describe_code,
     list_own_code,
     list_read_names,
@@ -64,11 +64,11 @@ def compute_size() -> int:
     return 3
 
 
-def visit(value: Any, *functions: Any) -> tuple[GuardRecords, TracedCode]:
+def visit(value: Any, *functions: Any) -> tuple[GuardRecords, CodeVisitor]:
     collector = RecordCollector(GuardRecords.make_empty())
-    traced = TracedCode({describe_code(item.__code__) for item in functions}, collector)
-    traced.visit(value)
-    return collector.merge(), traced
+    visitor = CodeVisitor({describe_code(item.__code__) for item in functions}, collector)
+    visitor.visit(value)
+    return collector.merge(), visitor
 
 
 def list_functions(records: GuardRecords) -> set[str]:
@@ -147,22 +147,22 @@ def test_an_import_in_a_function_is_a_name_too() -> None:
 
 
 def test_code_that_no_value_leads_to_is_read_by_its_file() -> None:
-    _, traced = visit(Helper, Helper.apply)
+    _, visitor = visit(Helper, Helper.apply)
     codes = list_own_code([Helper.apply.__code__, inner.__code__])
     # `apply` has led to `inner`, of which it knew nothing.
-    assert traced.visit_remaining(codes) == []
+    assert visitor.visit_remaining(codes) == []
     collector = RecordCollector(GuardRecords.make_empty())
-    traced = TracedCode(codes, collector)
-    assert set(traced.visit_remaining(codes)) == set(codes)
+    visitor = CodeVisitor(codes, collector)
+    assert set(visitor.visit_remaining(codes)) == set(codes)
     assert math.erf in [record.value for record in collector.merge().names]
-    assert traced.visit_remaining(codes) == []
+    assert visitor.visit_remaining(codes) == []
 
 
 def test_code_of_a_file_that_is_no_module_has_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     function = eval(compile("lambda x: abs(x)", "/nowhere/code.py", "eval"))
     collector = RecordCollector(GuardRecords.make_empty())
     codes = list_own_code([function.__code__])
-    assert list(TracedCode(codes, collector).visit_remaining(codes)) == list(codes)
+    assert list(CodeVisitor(codes, collector).visit_remaining(codes)) == list(codes)
     assert collector.count == 0
 
 

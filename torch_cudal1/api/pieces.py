@@ -33,7 +33,7 @@ from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.graph.dynamo_session import silence_dynamo
 from torch_cudal1.graph.module_call import list_call_tensors
-from torch_cudal1.graph.traced_code import TracedCode, list_own_code
+from torch_cudal1.graph.traced_code import CodeVisitor, list_own_code
 from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
 from torch_cudal1.runtime.guard_records import GuardRecords
 from torch_cudal1.search.tune import Choice
@@ -252,12 +252,12 @@ class Pieces:
 
         codes = list_own_code(TracingContext.get().traced_code)
         collector = RecordCollector(GuardRecords.make_empty())
-        traced = TracedCode(codes, collector)
+        visitor = CodeVisitor(codes, collector)
         for entry in entries:
             if entry.has_value:
                 # An argument itself may be another object in the next call.
-                traced.visit(entry.value if isinstance(entry.value, type) else type(entry.value))
-        traced.visit_remaining(codes)
+                visitor.visit(entry.value if isinstance(entry.value, type) else type(entry.value))
+        visitor.visit_remaining(codes)
         self._frame_guards.append(ModuleGuard(collector.merge()))
         return [True] * len(entries)
 

@@ -31,7 +31,7 @@ from torch_cudal1.graph.dynamo_guard_sources import (
     find_source_kind,
     steps_of,
 )
-from torch_cudal1.graph.traced_code import CodeKey, TracedCode, list_read_names
+from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor, list_read_names
 from torch_cudal1.runtime.guard_records import GuardRecords
 
 __all__ = ["GuardSplit", "find_owner_source"]
@@ -112,14 +112,14 @@ class GuardSplit:
         self.recorded_entries: list[Any] = []
         self._collector = RecordCollector(walked)
         self._reader = SourceReader(capture, self._collector)
-        self._traced = TracedCode(capture.traced_code, self._collector)
+        self._visitor = CodeVisitor(capture.traced_code, self._collector)
         self._reads_state = any(
             code is not None and _STATE_READS & list_read_names(code)
             for code in capture.traced_code.values()
         )
         # Names of code that no value leads to, which another process cannot find.
         self.unreached_code: list[CodeKey] = []
-        self._traced.visit_walk(walked)
+        self._visitor.visit_walk(walked)
         # The call assigns a value that is there already. That is no effect only while it is still
         # there.
         for unchanged in capture.unchanged:
@@ -136,7 +136,7 @@ class GuardSplit:
             elif self._collector.count != before:
                 self.recorded_entries.append(entry)
         codes = {key: code for key, code in self.capture.traced_code.items() if code is not None}
-        self.unreached_code += self._traced.visit_remaining(codes)
+        self.unreached_code += self._visitor.visit_remaining(codes)
         return keeps
 
     @property
@@ -154,7 +154,7 @@ class GuardSplit:
 
     def visit(self, value: Any) -> None:
         """Record how traced code finds the methods of `value`."""
-        self._traced.visit(value)
+        self._visitor.visit(value)
 
     def merge_records(self) -> GuardRecords:
         """The records of the walk over the module, and those for Dynamo's guards."""
@@ -176,12 +176,12 @@ class GuardSplit:
         if getattr(find_root_source(source), "local_name", "") in ("args", "kwargs"):
             if entry.has_value:
                 is_class = isinstance(entry.value, type)
-                self._traced.visit(entry.value if is_class else type(entry.value))
+                self._visitor.visit(entry.value if is_class else type(entry.value))
             return not _is_in_signature(entry, source, self.capture.locals)
         # Before any return: how Python finds the value's methods counts whatever becomes of this
         # guard.
         if entry.has_value:
-            self._traced.visit(entry.value)
+            self._visitor.visit(entry.value)
         # the records of steps that were proven stay where a later one is not: they serve other
         # guards too
         try:

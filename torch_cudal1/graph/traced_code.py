@@ -24,7 +24,7 @@ from torch_cudal1.core.program_text import is_standard_file
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector, is_torch_module
 from torch_cudal1.runtime.guard_records import ABSENT, HEAP_TYPE, GuardRecords
 
-__all__ = ["CodeKey", "TracedCode", "describe_code", "list_own_code", "list_read_names"]
+__all__ = ["CodeKey", "CodeVisitor", "describe_code", "list_own_code", "list_read_names"]
 
 CodeKey: TypeAlias = tuple[str, str, int]  # file, qualified name, first line
 _IN_TORCH = (
@@ -60,13 +60,13 @@ def list_read_names(code: types.CodeType) -> frozenset[str]:
     )
 
 
-class TracedCode:
-    """Adds to `collector` what the functions whose code is among `traced` look up, starting from
+class CodeVisitor:
+    """Adds to `collector` what the functions whose code is among `keys` look up, starting from
     what `visit` is given.
     """
 
-    def __init__(self, traced: Collection[CodeKey], collector: RecordCollector) -> None:
-        self._traced, self._collector = frozenset(traced), collector
+    def __init__(self, keys: Collection[CodeKey], collector: RecordCollector) -> None:
+        self._keys, self._collector = frozenset(keys), collector
         self._reached: set[CodeKey] = set()
         # Held, so that an id is not given to another object meanwhile.
         self._visited: dict[int, object] = {}
@@ -100,7 +100,7 @@ class TracedCode:
         """Record what the traced code looks up that no visit has reached, such as a function that
         an argument brings; returns its keys.
         """
-        remaining = [key for key in codes if key in self._traced and key not in self._reached]
+        remaining = [key for key in codes if key in self._keys and key not in self._reached]
         for key in remaining:
             if key not in self._reached:
                 self._mark_reached(codes[key])
@@ -123,7 +123,7 @@ class TracedCode:
 
     def _visit_function(self, function: types.FunctionType) -> None:
         code = function.__code__
-        if describe_code(code) not in self._traced or id(function) in self._functions:
+        if describe_code(code) not in self._keys or id(function) in self._functions:
             return
         self._functions[id(function)] = function
         self._mark_reached(code)
@@ -149,18 +149,18 @@ class TracedCode:
 
     def _record_names(self, code: types.CodeType, table: dict[str, Any]) -> None:
         names = list_read_names(code)
-        asked = _list_asked_names(code) if names & _ASKS_FOR_NAMES else frozenset()
-        seen: set[int] = set()
+        asked_names = _list_asked_names(code) if names & _ASKS_FOR_NAMES else frozenset()
+        module_ids: set[int] = set()
         for name in sorted(names):
             if name in table:
-                self._record_name(table, name, names, asked, seen)
+                self._record_name(table, name, names, asked_names, module_ids)
             elif name in _BUILTINS:
                 # A name of the file's own would come first.
                 self._collector.add_lookup(table, name, ABSENT, of_torch=True)
                 self._collector.add_lookup(_BUILTINS, name, _BUILTINS[name], of_torch=True)
             # `import` within a function.
             elif isinstance(module := sys.modules.get(name), types.ModuleType):
-                self._record_module(module, names, asked, seen)
+                self._record_module(module, names, asked_names, module_ids)
             if name in _TENSOR_NAMES:
                 method = vars(torch.Tensor).get(name, ABSENT)
                 self._collector.add_lookup(torch.Tensor, name, method, of_torch=True)
@@ -170,15 +170,15 @@ class TracedCode:
         table: dict[str, Any],
         name: str,
         names: frozenset[str],
-        asked: frozenset[str],
-        seen: set[int],
+        asked_names: frozenset[str],
+        module_ids: set[int],
     ) -> None:
         value = table[name]
         if isinstance(value, _GUARDED):
             return
         self._collector.add_lookup(table, name, value, of_torch=True)
         if isinstance(value, types.ModuleType):
-            self._record_module(value, names, asked, seen)
+            self._record_module(value, names, asked_names, module_ids)
         else:
             self.visit(value)
 
@@ -186,19 +186,19 @@ class TracedCode:
         self,
         module: types.ModuleType,
         names: frozenset[str],
-        asked: frozenset[str],
-        seen: set[int],
+        asked_names: frozenset[str],
+        module_ids: set[int],
     ) -> None:
         """For `nn.functional.relu` that is `functional` in `nn`, and `relu` in that: bytecode does
         not say what a name is looked up in, so every name that the module has is recorded.
         """
-        if id(module) in seen:
+        if id(module) in module_ids:
             return
-        seen.add(id(module))
+        module_ids.add(id(module))
         table = vars(module)
         for name in sorted(names & table.keys()):
-            self._record_name(table, name, names, asked, seen)
-        for name in sorted(asked):
+            self._record_name(table, name, names, asked_names, module_ids)
+        for name in sorted(asked_names):
             self._collector.add_lookup(table, name, table.get(name, ABSENT), of_torch=True)
 
 
