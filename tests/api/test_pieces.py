@@ -322,10 +322,9 @@ def test_what_eager_raises_is_raised_at_every_stage_of_the_trial(
 
 @torch.no_grad()
 def test_a_class_whose_body_dynamo_forgets_is_watched(
-    tmp_path: Path, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: dict[str, float]
 ) -> None:
     """Before torch 2.13 it reads an attribute of a class that a forward names, and never again."""
-    monkeypatch.setattr("torch_cudal1.graph.dynamo_guards._FORGETS_CLASSES", True)
 
     class Held:
         gain = 2.0

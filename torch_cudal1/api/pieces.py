@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cached_property, partial, wraps
 from statistics import median
+from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
@@ -33,7 +34,7 @@ from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.graph.dynamo_session import silence_dynamo
 from torch_cudal1.graph.module_call import list_call_tensors
-from torch_cudal1.graph.traced_code import CodeVisitor, list_own_code
+from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor, list_own_code
 from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
 from torch_cudal1.runtime.guard_records import GuardRecords
 from torch_cudal1.search.tune import Choice
@@ -109,6 +110,8 @@ class Pieces:
         self._steps = 0
         # One a frame that Dynamo compiled.
         self._frame_guards: list[ModuleGuard] = []
+        # Of the frame that is being compiled.
+        self._traced_code: dict[CodeKey, CodeType] = {}
         self.graphs = 0
         self.choices: list[Choice] = []
         self.on_settled: OnSettled = lambda *args: None
@@ -248,9 +251,8 @@ class Pieces:
         return all(guard.holds() for guard in self._frame_guards)
 
     def _record_frame(self, entries: Entries) -> list[bool]:
-        from torch._guards import TracingContext
-
-        codes = list_own_code(TracingContext.get().traced_code)
+        # Dynamo keeps nothing of a frame without a graph.
+        codes, self._traced_code = self._traced_code, {}
         collector = RecordCollector(GuardRecords.make_empty())
         visitor = CodeVisitor(codes, collector)
         for entry in entries:
@@ -266,6 +268,10 @@ class Pieces:
         # torch.compile's own backends. After this error it runs this part of the forward in eager.
         if leaves_grad_mode(gm):
             raise NotLowerableError("a part of its forward leaves the grad mode changed")
+        from torch._guards import TracingContext
+
+        context = TracingContext.try_get()
+        self._traced_code = list_own_code(context.traced_code if context else ())
         self.graphs += 1
         options = {
             field.name: getattr(self._settings, field.name) for field in fields(self._settings)

@@ -36,6 +36,10 @@ _GUARDED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torc
 _ASKS_FOR_NAMES = frozenset({"hasattr", "getattr"})
 _BUILTINS = vars(builtins)
 _TENSOR_NAMES = frozenset(dir(torch.Tensor))
+# What code calls without a name: infix operators, indexing, `if tensor`.
+_COMPARISONS = {f"__{word}__" for word in ("eq", "ne", "lt", "le", "gt", "ge")}
+_OPERATORS = _COMPARISONS | {*dir(int), *dir(list)} - {*dir(object)}
+_TENSOR_OPERATORS = sorted(name for name in _TENSOR_NAMES & _OPERATORS if name.startswith("__"))
 _STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
 
 
@@ -160,10 +164,11 @@ class CodeVisitor:
                 self._collector.add_lookup(_BUILTINS, name, _BUILTINS[name], of_torch=True)
             # `import` within a function.
             elif isinstance(module := sys.modules.get(name), types.ModuleType):
+                self._collector.add_lookup(sys.modules, name, module)
                 self._record_module(module, names, asked_names, module_ids)
-            if name in _TENSOR_NAMES:
-                method = vars(torch.Tensor).get(name, ABSENT)
-                self._collector.add_lookup(torch.Tensor, name, method, of_torch=True)
+        for name in (*sorted(names & _TENSOR_NAMES), *_TENSOR_OPERATORS):
+            method = vars(torch.Tensor).get(name, ABSENT)
+            self._collector.add_lookup(torch.Tensor, name, method, of_torch=True)
 
     def _record_name(
         self,
