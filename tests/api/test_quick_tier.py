@@ -105,7 +105,7 @@ def decide(
     monkeypatch.setattr(quick_tier, "list_quick_schedules", lambda *_, **__: list(schedules))
     with torch.no_grad():
         regions = capture_regions(Net().eval(), (X,))
-    return quick_tier.choose_schedule(Trial(), regions, context, build)
+    return quick_tier.choose_schedule(Trial(), regions, context, build, lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,9 @@ class _CapturedCall:
         if len(regions) > 1:
             return choose_for_step(regions, self.context), None
         trial = self._make_trial(is_training=False)
-        return choose_schedule(trial, regions, self.context, self._build_served_call)
+        return choose_schedule(
+            trial, regions, self.context, self._build_served_call, self._check_composed
+        )
 
     def bind(
         self, choices: tuple[Choice, ...], decision: EndToEndDecision | None

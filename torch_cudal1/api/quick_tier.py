@@ -2,7 +2,8 @@
 benchmarked in the user's process, and the fastest stays.
 
 The contenders are the graphs under the schedules of `search.quick`, each against the fastest so
-far, beginning with the module's own forward. A training step is measured as a whole, as after a
+far, beginning with the module's own forward, and for a deep model what searches for its blocks have
+left in the cache, be it those of another model. A training step is measured as a whole, as after a
 search. What was decided is stored, so that the next process does not repeat it.
 """
 
@@ -33,12 +34,14 @@ from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
 from torch_cudal1.search.attention_choice import AttentionChoice, choose_attention
 from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
-from torch_cudal1.search.tune import Choice
+from torch_cudal1.search.tune import Choice, compose_known_blocks
 from torch_cudal1.store.cache.resolve import resolve
 from torch_cudal1.store.context import TuneContext
 
 __all__ = [
+    "DECIDED_BLOCKS",
     "GraphCallDecision",
+    "choose_decided_blocks",
     "choose_for_step",
     "choose_graph_attention",
     "choose_graph_call",
@@ -59,15 +62,20 @@ CALLS_UNTIL_STEADY = 3
 MIN_SPEEDUP_OVER_SIMPLER = 1.01
 
 
+# The name of the contender that is composed of what the cache knows of the blocks.
+DECIDED_BLOCKS = "decided blocks"
+
+
 @dataclass
 class _Standing:
-    """The fastest so far (`step`, of `call` under `schedule`; the own forward where `call` is
-    None), and what was learnt of each schedule. `compiled`: by base, the callables that a CUDA
-    graph may replay.
+    """The fastest so far (`step`, of `call`, which runs `choices`; the own forward where `call` is
+    None), and what was learnt of each contender by name. `compiled`: by base, the callables that a
+    CUDA graph may replay.
     """
 
     step: Callable[[], Any]
-    schedule: Schedule = EAGER
+    choices: tuple[Choice, ...]
+    name: str = str(EAGER)
     call: ServedCall | None = None
     compiled: dict[str, ServedCall] = field(default_factory=dict)
     medians_us: dict[str, float] = field(default_factory=dict)
@@ -76,27 +84,27 @@ class _Standing:
 
     def compare(
         self,
-        schedule: Schedule,
+        name: str,
+        choices: tuple[Choice, ...],
         call: ServedCall,
         step: Callable[[], Any],
         context: TuneContext,
-        key: str,
     ) -> None:
-        """Benchmark another schedule's step against the fastest; it takes that place if it is
+        """Benchmark another contender's step against the fastest; it takes that place if it is
         faster beyond noise.
         """
         summary = end_to_end_benchmark(
             self.step, step, context.device, budget_s=BENCHMARK_S, max_attempts=1
         )
-        over = "the own forward" if self.call is None else str(self.schedule)
-        self.medians_us.setdefault(str(self.schedule), summary.a_us)
-        self.medians_us[str(schedule)] = summary.b_us
-        self.notes.append(f"{schedule} is {format_speedup(summary)} of {over}")
-        facts = list_summary_facts(summary)
-        telemetry.record("judge", "quick", key, contender=str(schedule), over=over, **facts)
+        over = "the own forward" if self.call is None else self.name
+        self.medians_us.setdefault(self.name, summary.a_us)
+        self.medians_us[name] = summary.b_us
+        self.notes.append(f"{name} is {format_speedup(summary)} of {over}")
+        key, facts = choices[0].region.key, list_summary_facts(summary)
+        telemetry.record("judge", "quick", key, contender=name, over=over, **facts)
         needed = MIN_SPEEDUP_BEYOND_NOISE if self.call is None else MIN_SPEEDUP_OVER_SIMPLER
         if summary.speedup >= needed:
-            self.schedule, self.call, self.step = schedule, call, step
+            self.name, self.choices, self.call, self.step = name, choices, call, step
 
     @property
     def note(self) -> str:
@@ -111,49 +119,71 @@ def choose_schedule(
     regions: Sequence[Region],
     context: TuneContext,
     build: Callable[[tuple[Choice, ...], ServedCall | None], ServedCall],
+    check: Callable[[ServedCall, tuple[Choice, ...]], Refusal | None],
 ) -> tuple[tuple[Choice, ...], EndToEndDecision]:
     """The fastest schedule of an inference call, measured now, and its callable. The choices have
     entries, which are stored. `build(choices, compiled)` builds a contender; `compiled` is the one
-    that a CUDA graph may replay, where it was built before.
+    that a CUDA graph may replay, where it was built before. Where the cache knows the blocks of a
+    deep region, what they compose is a contender too, once `check` finds its outputs right.
 
-    A schedule that fails, also for lack of memory, costs itself only. Raises what leaves the CUDA
+    A contender that fails, also for lack of memory, costs itself only. Raises what leaves the CUDA
     context unusable.
     """
-    attention = choose_graph_attention(regions, context, writes=bool(trial.written))
+    writes = bool(trial.written)
+    attention = choose_graph_attention(regions, context, writes=writes)
     with trial.arguments(context.device) as (args, kwargs):
-        standing = _Standing(trial.make_forward_step(args, kwargs))
-        pending = list(list_quick_schedules(regions, context, writes=bool(trial.written)))
-        while pending:
-            schedule = pending.pop(0)
-            choices = make_quick_choices(regions, schedule, attention)
+        # The own forward has PyTorch's own choice of operators.
+        own_choices = make_quick_choices(regions, EAGER)
+        standing = _Standing(trial.make_forward_step(args, kwargs), own_choices)
+
+        def compare(name: str, choices: tuple[Choice, ...], compiled: ServedCall | None) -> bool:
             try:
-                graphed = standing.compiled.get(schedule.base) if schedule.cuda_graph else None
-                call = build(choices, graphed)
+                call = build(choices, compiled)
+                schedule = choices[0].candidate.schedule
                 if schedule.compiles and not schedule.cuda_graph:
                     standing.compiled[schedule.base] = call
+                if (refusal := check(call, choices)) is not None:
+                    raise NotLowerableError(refusal.reason)
                 step = trial.make_served_step(call.with_refill(), args, kwargs, context)
                 _raise_failure(call)
-                standing.compare(schedule, call, step, context, regions[0].key)
+                standing.compare(name, choices, call, step, context)
             except FAILURES as error:
                 if is_sticky(error):
                     raise
-                standing.failures[str(schedule)] = describe_failure(error)
-                if schedule == REGIONAL:
-                    # What fails cut in blocks may compile as a whole, as torch.compile does it.
-                    pending = [INDUCTOR, INDUCTOR_GRAPH, *pending[1:]]
-    choices = store_quick_choices(
-        # The own forward has PyTorch's own choice of operators.
-        make_quick_choices(regions, standing.schedule, attention if standing.call else None),
-        context,
-        standing.medians_us,
-        standing.failures,
-    )
+                standing.failures[name] = describe_failure(error)
+                return False
+            return True
+
+        pending = list(list_quick_schedules(regions, context, writes=writes))
+        while pending:
+            schedule = pending.pop(0)
+            graphed = standing.compiled.get(schedule.base) if schedule.cuda_graph else None
+            choices = make_quick_choices(regions, schedule, attention)
+            if not compare(str(schedule), choices, graphed) and schedule == REGIONAL:
+                # What fails cut in blocks may compile as a whole, as torch.compile does it.
+                pending = [INDUCTOR, INDUCTOR_GRAPH, *pending[1:]]
+        composed = choose_decided_blocks(regions, context, writes=writes)
+        if composed is not None:
+            compare(DECIDED_BLOCKS, composed, None)
+    choices = store_quick_choices(standing.choices, context, standing.medians_us, standing.failures)
     winner = "eager" if standing.call is None else "cudal1"
     if standing.call is not None:
         # The last one that was built stands in the trace that all contenders share.
         standing.call.filled.fill()
     remember_decision(winner, standing.note, choices, context)
     return choices, EndToEndDecision(winner, standing.note, standing.call)
+
+
+def choose_decided_blocks(
+    regions: Sequence[Region], context: TuneContext, *, writes: bool
+) -> tuple[Choice, ...] | None:
+    """The one region composed of what the cache knows of its blocks; None where it does not know
+    them, and for calls that write to their inputs.
+    """
+    if len(regions) > 1 or writes:
+        return None
+    composed = compose_known_blocks(regions[0], context)
+    return None if isinstance(composed, Refusal) else (composed,)
 
 
 def _raise_failure(call: ServedCall) -> None:
@@ -321,17 +351,19 @@ def store_quick_choices(
     """
     stored_choices = []
     for choice in choices:
-        region = choice.region
-        entry = make_quick_entry(region, context, choice.candidate, medians_us, failures)
-        hit = resolve(region, context.sources, context.target, context.contract).hit
+        if choice.entry is None:
+            entry = make_quick_entry(choice.region, context, choice.candidate, medians_us, failures)
+            choice = Choice(choice.region, choice.candidate, entry, "quick tier")
+        else:
+            # Composed of decided blocks: no quick entry, which a search would take for a miss.
+            entry = choice.entry
+        hit = resolve(choice.region, context.sources, context.target, context.contract).hit
         # An entry of a search stays, also one in quarantine: the next search begins with it.
-        if hit is not None and not hit.entry.is_quick:
-            stored_choices.append(Choice(region, choice.candidate, entry, "quick tier"))
-            continue
-        stored = context.cache.put(entry)
-        if isinstance(stored, Refusal):
-            telemetry.record("resolve", "not_stored", choice.region.key, reason=stored.reason)
-        stored_choices.append(Choice(choice.region, choice.candidate, entry, "quick tier"))
+        if hit is None or hit.entry.is_quick:
+            stored = context.cache.put(entry)
+            if isinstance(stored, Refusal):
+                telemetry.record("resolve", "not_stored", choice.region.key, reason=stored.reason)
+        stored_choices.append(choice)
     return tuple(stored_choices)
 
 

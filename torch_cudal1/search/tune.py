@@ -45,6 +45,7 @@ __all__ = [
     "Choice",
     "Progress",
     "choose",
+    "compose_known_blocks",
     "fall_back_to_baseline",
     "make_end_to_end_name",
     "tune",
@@ -110,6 +111,33 @@ def choose(
         detail = "" if reason == "no cached decision" else f": {reason}"
         raise CacheMissError(region.key, (region.name or "unnamed region") + detail)
     return Choice(region, make_baseline(region), None, reason)
+
+
+def compose_known_blocks(region: Region, place: TuneContext) -> Choice | Refusal:
+    """The whole of a deep region, of what the cache knows of its blocks, without a search; a Refusal
+    where it does not know all of them, or of all of them nothing but baselines.
+
+    Whoever binds it compares its outputs and measures it. The entry is not yet stored.
+    """
+    from torch_cudal1.search.by_blocks import (
+        COMPOSED_ORIGIN,
+        find_blocks_to_tune,
+        list_block_regions,
+        tune_by_blocks,
+    )
+
+    partition = find_blocks_to_tune(region)
+    if partition is None:
+        return Refusal("it is not decided by its blocks")
+    for block, _ in list_block_regions(region, partition):
+        choice = choose(block, place)
+        # An entry of the whole would keep a search from those that are not known.
+        if choice.entry is None:
+            return Refusal(f"{block.name}: {choice.reason}")
+    entry = tune_by_blocks(region, place, partition, lambda block, _: choose(block, place))
+    if entry.choice.origin != COMPOSED_ORIGIN:
+        return Refusal("nothing beats PyTorch's own ways in its blocks")
+    return Choice(region, entry.choice, entry, "composed of what was decided for its blocks")
 
 
 def _choose_cached(region: Region, hit: Hit, place: TuneContext) -> Choice | Refusal:

@@ -1,7 +1,7 @@
 """The quick tier for a graph of torch.compile: which of PyTorch's own ways runs, measured now, and
 the record that spares the next process the measurement.
 
-    blocks repeat    Inductor block by block in a CUDA graph, or eager
+    blocks repeat    Inductor block by block in a CUDA graph, eager, or what is decided for the blocks
     else             Inductor, the same in a CUDA graph, or eager
 
 Nothing is searched for. A training step runs Inductor, which the user of torch.compile asked for.
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_cudal1.api.graphs.traced_graph import FilledGraph, TracedGraph
 from torch_cudal1.api.quick_tier import (
+    DECIDED_BLOCKS,
     GraphCallDecision,
+    choose_decided_blocks,
     choose_graph_attention,
     choose_graph_call,
     describe_failure,
@@ -85,10 +87,20 @@ class QuickDecision:
         """None where the blocks cannot be compiled or replayed."""
         request, regions = self.request, [item.region for item in self.graphs]
         attention = choose_graph_attention(regions, request.context, writes=False)
-        choices = make_quick_choices(regions, _BY_BLOCKS, attention)
-        graph = TracedGraph(request, self.traced, self.graphs, choices)
+        choices_of_name = {
+            str(_BY_BLOCKS): make_quick_choices(regions, _BY_BLOCKS, attention),
+            str(EAGER): make_quick_choices(regions, EAGER),
+        }
+        composed = choose_decided_blocks(regions, request.context, writes=False)
+        if composed is not None:
+            choices_of_name[DECIDED_BLOCKS] = composed
+        contenders: dict[str, Callable[[], _GraphCall]] = {
+            name: TracedGraph(request, self.traced, self.graphs, choices).fill_checked
+            for name, choices in choices_of_name.items()
+        }
+        contenders[str(EAGER)] = lambda: request.gm.forward
         try:
-            decision = self._choose({"swaps": graph.fill, "eager": lambda: request.gm.forward})
+            decision = self._choose(contenders)
         except FAILURES as error:
             if is_sticky(error):
                 raise
@@ -97,20 +109,17 @@ class QuickDecision:
                 "judge", "quick", regions[0].key, contender=str(_BY_BLOCKS), failed=failed
             )
             return None
-        schedules = {"swaps": _BY_BLOCKS, "eager": EAGER}
-        if decision.runs == "eager":
-            choices = make_quick_choices(regions, EAGER)
         choices = store_quick_choices(
-            choices,
-            request.context,
-            {str(schedules[runs]): us for runs, us in decision.medians_us.items()},
-            {},
+            choices_of_name[decision.runs], request.context, decision.medians_us, {}
         )
         self.record.remember(self.traced, self.graphs)
-        self._remember(decision.runs, candidates=[choice.candidate.digest for choice in choices])
+        runs, call = decision.runs, decision.call
         # Only while it is measured does a call need to say whether it failed.
-        call = decision.call.call if isinstance(decision.call, FilledGraph) else decision.call
-        return DecidedGraph(decision.runs, call, choices)
+        if isinstance(call, FilledGraph):
+            call.refill()
+            runs, call = "swaps", call.call
+        self._remember(runs, candidates=[choice.candidate.digest for choice in choices])
+        return DecidedGraph(runs, call, choices)
 
     def _decide_whole(self) -> DecidedGraph:
         request, written = self.request, self.traced.replay_writes

@@ -18,6 +18,7 @@ from torch_cudal1.api.graphs.graph_evidence import (
 )
 from torch_cudal1.api.ranks.consensus import Broadcast, NoConsensus
 from torch_cudal1.core import telemetry
+from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.check import is_random_program
 
@@ -37,12 +38,16 @@ _GraphCall: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class FilledGraph:
-    """The whole of a trace, `call`, and the callables that its graphs were given."""
+    """The whole of a trace, `call`, and the callables that its graphs were given. `refill` puts them
+    into the trace, where another contender's may stand; a call of this object does so first.
+    """
 
     call: _GraphCall
     swapped: Sequence[Swapped]
+    refill: Callable[[], None]
 
     def __call__(self, *inputs: Any) -> Any:
+        self.refill()
         return self.call(*inputs)
 
     @property
@@ -98,7 +103,7 @@ class TracedGraph:
         from torch_cudal1.api.shadow import check_composed, wrap_with_checks
         from torch_cudal1.graph.swap import reorder_inputs, swap
 
-        context, traced, filled = self.request.context, self.traced, []
+        context, traced, swapped_graphs = self.request.context, self.traced, []
         # A call that writes to its inputs cannot be checked by a second run.
         writes = any(graph.writes for graph in traced.graphs)
         for item, choice in zip(self.graphs, self.choices, strict=True):
@@ -117,9 +122,30 @@ class TracedGraph:
                 # Of a composed whole that fails, the reference is measured against Inductor.
                 if (refusal := check_composed(choice, swapped, inputs, context)) is not None:
                     swapped.quarantined = swapped.quarantined or refusal.reason
-            filled.append(swapped)
-            traced.fill(item.region.kind, reorder_inputs(swapped, item.order))
-        return FilledGraph(traced.call, filled)
+            swapped_graphs.append(swapped)
+
+        def refill() -> None:
+            for item, swapped in zip(self.graphs, swapped_graphs, strict=True):
+                traced.fill(item.region.kind, reorder_inputs(swapped, item.order))
+
+        refill()
+        return FilledGraph(traced.call, swapped_graphs, refill)
+
+    def fill_checked(self) -> FilledGraph:
+        """`fill`, for choices that were composed of blocks. Raises NotLowerableError where they do not
+        compute on the request's inputs what the graph's own operators compute.
+        """
+        from torch_cudal1.api.shadow import check_composed
+
+        filled_graph = self.fill()
+        for item, choice, swapped in zip(
+            self.graphs, self.choices, filled_graph.swapped, strict=True
+        ):
+            inputs = select_example_tensors(item, self.request.inputs)
+            refusal = check_composed(choice, swapped, inputs, self.request.context)
+            if refusal is not None:
+                raise NotLowerableError(refusal.reason)
+        return filled_graph
 
     @cached_property
     def _digests(self) -> list[str]:
