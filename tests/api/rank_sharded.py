@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import torch_cudal1
 from tests.entries import add_one_to_output, plant, plant_compiled
+from torch_cudal1.api import quick_tier
 from torch_cudal1.api.backend import cudal1
 from torch_cudal1.api.ranks import consensus
 from torch_cudal1.core import telemetry
@@ -208,6 +209,36 @@ def inside_tensor_parallel(here: Here) -> Seen:
     return {"right": torch.allclose(result, expected, **_CLOSE)}
 
 
+def untuned(here: Here) -> Seen:
+    """The first rank measures PyTorch's own ways, with a backward for a training step inside DDP, and
+    the others run what it took.
+    """
+    options = here.options("untuned") | {"on_miss": "quick"}
+    minimum, quick_tier.MIN_SPEEDUP_BEYOND_NOISE = quick_tier.MIN_SPEEDUP_BEYOND_NOISE, 0.0
+    module, reference = here.block(), here.block()
+    try:
+        with torch.no_grad():
+            accelerate(module, here.x, options)
+            result = module(here.x)
+            compiled = torch.compile(reference, backend=cudal1, options=options)(here.x)
+            expected = reference(here.x)
+        right = all(torch.allclose(item, expected, **_CLOSE) for item in (result, compiled))
+        runs = [region.runs for region in torch_cudal1.explain(module).regions]
+        trained = here.block()
+        accelerate(trained, here.x, options)
+        replica = nn.parallel.DistributedDataParallel(trained)
+        outcome = compare_to_reference(
+            trained, lambda: replica(here.x), reference, reference(here.x)
+        )
+    finally:
+        quick_tier.MIN_SPEEDUP_BEYOND_NOISE = minimum
+    events = telemetry.report().events
+    measured = sum(event.what == "quick" for event in events)
+    agreed = [event.facts["runs"] for event in events if event.what == "agreed"]
+    right = right and outcome["right"]
+    return outcome | {"right": right, "runs": runs, "measured": measured, "agreed": agreed}
+
+
 def distributed_tensors(here: Here) -> Seen:
     module, reference = distribute_module(here.block(), here.mesh), here.block()
     x = distribute_tensor(here.x, here.mesh, [Replicate()])
@@ -234,6 +265,7 @@ SCENES = (
     tensor_parallel,
     tensor_parallel_compiled,
     inside_tensor_parallel,
+    untuned,
     distributed_tensors,
     distributed_tensors_compiled,
 )

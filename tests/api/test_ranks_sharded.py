@@ -71,6 +71,15 @@ def test_sharded_models_give_right_answers_by_one_choice_or_by_the_baseline_with
     check(outcomes)
 
 
+def test_untuned_ranks_run_what_the_first_one_measured(outcomes):
+    first, second = (rank["untuned"] for rank in outcomes)
+    assert first["runs"] == second["runs"] == ["inductor"]
+    assert (first["measured"] > 0, second["measured"]) == (True, 0)
+    # An inference call, a graph of torch.compile, a training step.
+    assert first["agreed"] == second["agreed"]
+    assert len(first["agreed"]) == 3
+
+
 def test_what_is_decided_for_a_block_runs_on_every_rank_of_a_sharded_model(outcomes):
     first, second = (rank["blocks_compiled_and_sharded"] for rank in outcomes)
     assert (first["swapped"], first["agreed"]) == (second["swapped"], second["agreed"])

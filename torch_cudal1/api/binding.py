@@ -338,8 +338,7 @@ class _CapturedCall:
         # tensors.
         missed = next((choice.reason for choice in choices if choice.entry is None), None)
         if missed is not None:
-            # Ranks would wait for one another while each measures.
-            if self.context.settings.on_miss != "quick" or has_ranks(self.context.settings):
+            if self.context.settings.on_miss != "quick":
                 return Unbound(missed, choices, missed=True), NoConsensus(missed)
             if self._shares_written_memory:
                 return Unbound(SHARED_WRITES, choices), NoConsensus(SHARED_WRITES)

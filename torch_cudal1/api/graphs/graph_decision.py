@@ -179,14 +179,12 @@ class GraphRequest:
         ]
         # A step whose backward has no entry is not swapped in halves.
         missing = next((choice.reason for choice in choices if choice.entry is None), "")
-        # Ranks would wait for one another while each measures.
-        quick = self.context.settings.on_miss == "quick" and not has_ranks(self.context.settings)
-        if missing and quick:
+        if missing and self.context.settings.on_miss == "quick":
             from torch_cudal1.api.graphs.quick_decision import QuickDecision
 
             decision = QuickDecision(self, traced, graphs, record).decide()
             self._report(decision.choices or choices)
-            return decision.call, Broadcast(decision.runs)
+            return decision.call, decision.make_broadcast()
         self._report(choices)
         if missing:
             return None, NoConsensus(missing)

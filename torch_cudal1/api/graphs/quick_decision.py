@@ -25,6 +25,7 @@ from torch_cudal1.api.quick_tier import (
     make_quick_choices,
     store_quick_choices,
 )
+from torch_cudal1.api.ranks.consensus import Broadcast, has_ranks
 from torch_cudal1.core import telemetry
 from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.graph.module_call import shares_written_memory
@@ -55,6 +56,11 @@ class DecidedGraph:
     runs: str
     call: _GraphCall | None
     choices: Sequence[Choice] = ()
+
+    def make_broadcast(self) -> Broadcast:
+        """The same for other ranks."""
+        entries = tuple(choice.entry for choice in self.choices if choice.entry is not None)
+        return Broadcast(self.runs, entries=entries if self.runs == "swaps" else ())
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,10 @@ class QuickDecision:
             and not request.options.get("triton.cudagraphs")
         ):
             inductor = cache(request.compile_inductor)
-            graphed = ["inductor+graph"] if request.can_be_graphed() else []
+            # Other ranks are not told which inputs a graph writes to.
+            is_followed = bool(written) and has_ranks(request.context.settings)
+            may_graph = request.can_be_graphed() and not is_followed
+            graphed = ["inductor+graph"] if may_graph else []
             contenders = {
                 name: partial(self._build_contender, name, inductor, written)
                 for name in ("inductor", *graphed, "eager")
