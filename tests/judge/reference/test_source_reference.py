@@ -160,3 +160,21 @@ def test_a_candidate_is_known_by_its_text_and_entry() -> None:
     assert candidate.digest != SourceCandidate("text", entry="Other").digest
     assert candidate.label == f"ModelNew {candidate.digest[:8]}"
     assert replace(candidate, techniques=("tiling", "fp16")).label == "tiling+fp16"
+
+
+def test_integers_of_other_seeds_are_legal_too(oracle: InProcessChild) -> None:
+    drawn = REFERENCE.replace("torch.tensor([0, 3, 9])", "torch.randint(0, 16, (3,))")
+    text = drawn.format(init="pass", before="pass")
+    reference, examples = read_reference(oracle, text, CPU)
+    rows = [examples[-1], *(further[-1] for further in reference.further_examples)]
+    assert len({tuple(item.tolist()) for item in rows}) == 3
+    # A call without integers has nothing to take from them.
+    floating = text.replace("torch.randint(0, 16, (3,))", "torch.randn(3)").replace("[rows]", "")
+    assert read_reference(oracle, floating, CPU)[0].further_examples == ()
+
+
+def test_another_call_is_another_reference(oracle: InProcessChild) -> None:
+    reference, _ = read(oracle)
+    other = reference.with_call(pack_arguments({"args": (1.5,), "kwargs": {}}, None))
+    assert other.form.call != reference.form.call
+    assert other.key != reference.key

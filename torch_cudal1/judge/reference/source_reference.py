@@ -35,6 +35,7 @@ EVAL = RunMode()
 # examples and constructors are the same at every load; the inputs of the judge come from secret
 # seeds
 _SEED = 0
+_FURTHER_SEEDS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class SourceReference:
     bounds: Mapping[int, int] = field(default_factory=dict, compare=False)
     structural: frozenset[int] = frozenset()
     flops: int = 0
+    # Of other seeds, in flat order: the integers and booleans of these are legal too.
+    further_examples: tuple[tuple[torch.Tensor, ...], ...] = field(
+        default=(), compare=False, repr=False
+    )
     trees: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -82,7 +87,7 @@ class SourceReference:
         """sha256 over the reference's text, the way and the form of the inputs."""
         # Inputs and results are cached under this key, so it holds all that they depend on.
         return hashlib.sha256(
-            repr((self.text, self.way, self.specs, self.form.init)).encode()
+            repr((self.text, self.way, self.specs, self.form.init, self.form.call)).encode()
         ).hexdigest()
 
     @cached_property
@@ -147,6 +152,10 @@ class SourceReference:
     def with_init(self, init: Any) -> SourceReference:
         """The reference constructed with other (packed) arguments."""
         return replace(self, form=replace(self.form, init=init), trees={})
+
+    def with_call(self, call: Any) -> SourceReference:
+        """The reference called with other (packed) arguments."""
+        return replace(self, form=replace(self.form, call=call), trees={})
 
     def survives(self, how: str, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a used instance of the reference can be copied, by "deepcopy" or "pickle"."""
@@ -288,14 +297,7 @@ def read_reference(
     """The reference's subject in eval mode, and its example tensors in flat order. Raises
     SandboxError for an unusable file.
     """
-    path = oracle.reserve_file()
-    try:
-        answer = oracle.call("read_source", text=text, entry=entry, seed=_SEED, path=str(path))
-    except CandidateFailure as error:
-        raise SandboxError("reading the reference", error.found) from error
-    examples = [
-        tensor for tensor in load_tensors(answer["layout"], path, device) if tensor is not None
-    ]
+    answer, examples = _read_examples(oracle, text, device, entry, _SEED)
     specs = tuple(TensorSpec.of(tensor) for tensor in examples)
     roles: tuple[Role, ...] = tuple(answer["roles"])
     # The consumers of a module's integers are not known: what the examples hold is legal.
@@ -311,9 +313,54 @@ def read_reference(
         if roles[i] == "buffer" and _is_mask(t)
     )
     form, flops = CallSpec.from_json(answer["form"]), int(answer["flops"])
+    further_examples = _read_further_examples(oracle, text, device, form, specs)
     return SourceReference(
-        oracle, text, form, specs, roles, device, EVAL, bounds, structural, flops
+        oracle,
+        text,
+        form,
+        specs,
+        roles,
+        device,
+        EVAL,
+        bounds,
+        structural,
+        flops,
+        further_examples,
     ), examples
+
+
+def _read_examples(
+    oracle: Child, text: str, device: torch.device, entry: str, seed: int
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    path = oracle.reserve_file()
+    try:
+        answer = oracle.call("read_source", text=text, entry=entry, seed=seed, path=str(path))
+    except CandidateFailure as error:
+        raise SandboxError("reading the reference", error.found) from error
+    tensors = load_tensors(answer["layout"], path, device)
+    return answer, [tensor for tensor in tensors if tensor is not None]
+
+
+def _read_further_examples(
+    oracle: Child,
+    text: str,
+    device: torch.device,
+    form: CallSpec,
+    specs: Sequence[TensorSpec],
+) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Examples of other seeds with the same forms; none for a call without integers and booleans,
+    which alone are taken from examples.
+    """
+    called = specs[len(form.names) :]
+    if all(spec.torch_dtype.is_floating_point or spec.torch_dtype.is_complex for spec in called):
+        return ()
+    found = []
+    for seed in _FURTHER_SEEDS:
+        _, examples = _read_examples(oracle, text, device, form.entry, seed)
+        # A reference may make other shapes from another seed.
+        if tuple(map(TensorSpec.of, examples)) == tuple(specs):
+            found.append(tuple(examples))
+    return tuple(found)
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ this process; the child is handed inputs only. It holds evidence and judges none
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -165,9 +166,34 @@ class Trial(CandidateCalls):
             # From the operating system: the seeds are secret until the inputs arrive.
             seed = secrets.randbits(62)
             inputs = make_inputs(
-                self.reference, seed, distribution, self.device, examples=self.examples
+                self.reference, seed, distribution, self.device, examples=self._pick_examples()
             )
         return self._make_set(distribution, inputs)
+
+    def _pick_examples(
+        self, other_than: Sequence[torch.Tensor] = ()
+    ) -> Sequence[torch.Tensor | None] | None:
+        """The examples that lend a set their integers and booleans: those of one of the reference's
+        seeds, drawn in secret; for a set `other_than` these inputs with other integers, where there
+        are any.
+        """
+        if self.examples is None:
+            return None
+        picks = [
+            list(self.examples),
+            *(
+                [
+                    other if old is not None and TensorSpec.of(other) == TensorSpec.of(old) else old
+                    for old, other in zip_longest(self.examples, further)
+                ]
+                for further in getattr(self.reference, "further_examples", ())
+            ),
+        ]
+        random.SystemRandom().shuffle(picks)
+        return next(
+            (pick for pick in picks if other_than and _differ_in_integers(pick, other_than)),
+            picks[0],
+        )
 
     def _make_set(self, kind: str, inputs: list[torch.Tensor]) -> InputSet:
         return InputSet(
@@ -223,7 +249,7 @@ class Trial(CandidateCalls):
                 secrets.randbits(62),
                 distribution,
                 self.device,
-                examples=self.examples,
+                examples=self._pick_examples(other_than=base.inputs),
             )
             return [
                 # Parameters and buffers stay in place: the module in the child is met again with
@@ -283,3 +309,15 @@ class Trial(CandidateCalls):
         inputs = [replacements.get(index, tensor) for index, tensor in enumerate(sample.inputs)]
         changes = [replacements.get(index) for index in range(len(inputs))]
         return self._send(self._make_set(kind, inputs), base=sample.name, values=changes)
+
+
+def _differ_in_integers(
+    pick: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]
+) -> bool:
+    return any(
+        tensor is not None
+        and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+        and tensor.shape == old.shape
+        and not torch.equal(tensor.to(old.device), old)
+        for tensor, old in zip(pick, inputs, strict=False)
+    )

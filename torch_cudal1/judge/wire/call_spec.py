@@ -29,7 +29,8 @@ __all__ = [
 class RunMode:
     """The mode in which a module is run.
 
-    - training: train mode instead of eval. gradients: also compute those of floating inputs.
+    - training: train mode instead of eval. gradients: also compute those of parameters and floating
+      inputs. fixed_inputs: of parameters alone, as for the first layer of a model.
     - double: in float64, for the reference. inference: under torch.inference_mode.
     - autocast: name of a dtype, "" for none.
     - compiled: "", or the mode of torch.compile, for a baseline: "default" or "reduce-overhead".
@@ -39,6 +40,7 @@ class RunMode:
 
     training: bool = False
     gradients: bool = False
+    fixed_inputs: bool = False
     double: bool = False
     inference: bool = False
     autocast: str = ""

@@ -239,7 +239,10 @@ class ModuleRunner:
     def _call_with_gradients(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         count, total = len(self._spec.names), len(self._spec.names) + count_tensors(self._spec.call)
         # Detached: gradients must end at these tensors, whatever the input set has.
-        moving = [t.detach().requires_grad_(t.dtype.is_floating_point) for t in inputs[count:total]]
+        moving = [
+            t.detach().requires_grad_(t.dtype.is_floating_point and not self._mode.fixed_inputs)
+            for t in inputs[count:total]
+        ]
         # The handlers call slots under no_grad.
         with torch.enable_grad():
             results = self._run(self._unpack(moving))
@@ -251,15 +254,22 @@ class ModuleRunner:
             if out is not None and out.requires_grad
         ]
         grads: Sequence[torch.Tensor | None] = [None] * len(leaves)
-        if pairs:
+        if pairs and leaves:
+            # In float64 or under autocast an output has another dtype than its cotangent.
+            cotangents = [c.to(out.dtype) for out, c in pairs]
+            copies = [c.clone() for c in cotangents]
             grads = torch.autograd.grad(
                 [out for out, _ in pairs],
                 leaves,
-                # In float64 or under autocast an output has another dtype than its cotangent.
-                [c.to(out.dtype) for out, c in pairs],
+                cotangents,
                 allow_unused=True,
                 create_graph=self._mode.double_backward,
             )
+            # The caller may need it for another branch of its graph.
+            if not all(map(torch.equal, cotangents, copies)):
+                raise SandboxError(
+                    "module", "its backward writes to the gradient that it is handed"
+                )
         if self._mode.double_backward:
             grads = [
                 *(g if g is None else g.detach() for g in grads),

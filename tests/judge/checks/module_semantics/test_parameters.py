@@ -21,12 +21,7 @@ from torch_cudal1.judge.checks.module_semantics.parameters import (
 def test_each_number_and_flag_is_changed_alone() -> None:
     init = {"args": [64, 0.5, True], "kwargs": {"eps": 0.0}}
     changed = dict(_list_scalars(init))
-    assert [name.split(" = ")[0] for name in changed] == [
-        "args.0",
-        "args.1",
-        "args.2",
-        "kwargs.eps",
-    ]
+    assert [name.split(" = ")[0] for name in changed] == ["0", "1", "2", "eps"]
     assert [changed[name] for name in changed] == [
         {"args": [65, 0.5, True], "kwargs": {"eps": 0.0}},
         {"args": [64, 0.75, True], "kwargs": {"eps": 0.0}},
@@ -34,6 +29,11 @@ def test_each_number_and_flag_is_changed_alone() -> None:
         {"args": [64, 0.5, True], "kwargs": {"eps": 0.1}},
     ]
     assert init == {"args": [64, 0.5, True], "kwargs": {"eps": 0.0}}
+
+
+def test_which_tensor_stands_in_a_call_is_no_scalar() -> None:
+    call = {"dict": {"args": {"tuple": [{"tensor": 0}, 1.5]}, "kwargs": {"dict": {}}}}
+    assert [name for name, _ in _list_scalars(call)] == ["1 = 2.25"]
 
 
 def test_a_nudge_moves_every_element_by_a_tenth_to_twice_and_keeps_the_strides() -> None:

@@ -54,10 +54,25 @@ def check_gradients(trial: Trial) -> list[CheckResult]:
     except ReferenceFailure:
         return report_not_applicable("grad", "eager has no gradient here")
     agreements = [disagree_on_error(trial, "gradients", partial(_compare_rounds, trial, backward))]
+    if not agreements[-1].problem and "parameter" in reference.roles:
+        agreements += _compare_fixed_inputs(trial, reference)
     # A first backward that is wrong needs no further questions.
     if not agreements[-1].problem and trial.profile.gradient_rounds > 1:
         agreements += _compare_further(trial, reference)
     return summarise("grad", agreements, "")
+
+
+def _compare_fixed_inputs(trial: Trial, reference: SourceReference) -> list[Agreement]:
+    """The gradients of parameters where no input wants one, as in a model's first layer."""
+    question = "gradients of parameters alone"
+    try:
+        backward = reference.with_gradients(RunMode(gradients=True, fixed_inputs=True))
+        if not any(backward.outputs[len(reference.outputs) :]):
+            return []
+    except ReferenceFailure:
+        return []
+    ask = partial(_compare_one_round, trial, backward, question)
+    return [disagree_on_error(trial, question, ask)]
 
 
 def _compare_rounds(trial: Trial, reference: SourceReference) -> Agreement:
@@ -210,6 +225,7 @@ GRAD = CheckSpec(
     replaces_only=True,
     asks=(
         "gradients of all inputs and parameters: there where eager has them, right against "
-        "float64, and again in a second round"
+        "float64, and again in a second round; of parameters alone, where no input wants one; "
+        "the gradients that a backward is handed stay as they are"
     ),
 )

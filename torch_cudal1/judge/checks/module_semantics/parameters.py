@@ -51,6 +51,8 @@ _VISIBLE_RATIO = 4.0  # a change counts as seen when it is so many times what ro
 # of the result itself: what rounding does to a result that has digits at all is less
 _PLAIN_FRACTION = 0.25
 _STEPPED = ("sgd", "foreach", "fused")
+# Kinds of packed arguments, which say nothing to a reader.
+_PACKED_KINDS = ("dict", "tuple", "args", "kwargs")
 
 
 @dataclass(frozen=True)
@@ -292,10 +294,19 @@ def check_updates(trial: Trial) -> list[CheckResult]:
     if get_source_reference(trial) is None:
         return _compare_given(trial, first)
     agreements: list[Agreement | None] = []
-    for method in UPDATE_WAYS[: trial.profile.update_ways]:
-        target = trial.derive(
-            first, f"update {method in _STEPPED}", partial(_draw_state, trial, method)
-        )
+    methods = UPDATE_WAYS[: trial.profile.update_ways]
+    changes = [
+        (method, method, f"update {method in _STEPPED}", partial(_draw_state, trial, method))
+        for method in methods
+    ]
+    # What is derived from weights is not kept by a look at some of them.
+    changes += [
+        (f"one weight by {method}", method, f"one weight {number}", partial(_move_one, trial))
+        for number, method in enumerate(methods)
+        if method not in _STEPPED
+    ]
+    for question, method, kind, make in changes:
+        target = trial.derive(first, kind, make)
         # An optimizer's step may lead where eager itself raises.
         if eager_refuses(target):
             agreements.append(None)
@@ -303,16 +314,38 @@ def check_updates(trial: Trial) -> list[CheckResult]:
         # Whatever is derived from parameters once and kept is derived here.
         trial.run(first)
         agreements.append(
-            disagree_on_error(trial, method, partial(_compare_updated, trial, method, target))
+            disagree_on_error(
+                trial, question, partial(_compare_updated, trial, method, target, question)
+            )
         )
         if (each := agreements[-1]) is not None and each.problem:
             break
     return summarise("update_path", agreements, "eager refuses other parameters")
 
 
-def _compare_updated(trial: Trial, method: str, target: InputSet) -> Agreement:
+def _compare_updated(trial: Trial, method: str, target: InputSet, question: str) -> Agreement:
     trial.ask("update", way=method, name=target.name)
-    return compare_result(trial, target, trial.run(target), method)
+    return compare_result(trial, target, trial.run(target), question)
+
+
+def _move_one(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """One element of one parameter or buffer, drawn in secret, moved by four times the size of its
+    tensor.
+    """
+    positions = [
+        position
+        for position, (tensor, role) in enumerate(zip(inputs, trial.reference.roles, strict=True))
+        if role != "input" and tensor.dtype.is_floating_point and tensor.numel()
+    ]
+    changed: list[torch.Tensor | None] = [None] * len(inputs)
+    if positions:
+        position = secrets.choice(positions)
+        copy = clone_strided(inputs[position])
+        place = tuple(secrets.randbelow(size) for size in copy.shape)
+        # Upwards: a variance stays one.
+        copy[place] += 4.0 * float(copy.double().square().mean().sqrt()) or 1.0
+        changed[position] = copy
+    return changed
 
 
 def _compare_given(trial: Trial, first: InputSet) -> list[CheckResult]:
@@ -360,17 +393,27 @@ def _draw_state(
 
 
 def check_scalars(trial: Trial) -> list[CheckResult]:
-    """The scalars that a source's module is constructed with, each changed alone where the
-    reference accepts that.
+    """The scalars that a source's module is constructed and called with, each changed alone where
+    the reference accepts that.
     """
     reference = get_source_reference(trial)
     if reference is None:
         return report_not_applicable("perturb", "the scalars of a Program are part of its region")
     agreements: list[Agreement | None] = []
-    variants = list(_list_scalars(reference.form.init))
+    variants = [
+        # Those of calls first: a constructor's are fixed for a module's life, these may change in
+        # every call.
+        *(
+            (f"argument {question}", reference.with_call(call))
+            for question, call in _list_scalars(reference.form.call)
+        ),
+        *(
+            (question, reference.with_init(init))
+            for question, init in _list_scalars(reference.form.init)
+        ),
+    ]
     # Each takes a module of its own in both processes.
-    for question, init in variants[: trial.count_affordable_sets(12)]:
-        other = reference.with_init(init)
+    for question, other in variants[: trial.count_affordable_sets(12)]:
         try:
             other.eager(make_inputs(other, 1, "normal", trial.device, examples=trial.examples))
         # A value that eager's constructor refuses is asked of no candidate.
@@ -382,9 +425,7 @@ def check_scalars(trial: Trial) -> list[CheckResult]:
                 trial, question, partial(_compare_with_scalar, trial, other, question)
             )
         )
-    return summarise(
-        "perturb", agreements, "no constructor scalar that eager takes another value for"
-    )
+    return summarise("perturb", agreements, "no scalar that eager takes another value for")
 
 
 def _compare_with_scalar(trial: Trial, other: SourceReference, question: str) -> Agreement:
@@ -399,7 +440,7 @@ def _list_scalars(init: Any) -> Iterator[tuple[str, Any]]:
     turned.
     """
     for path, value in _list_leaves(init):
-        where = ".".join(map(str, path))
+        where = ".".join(str(part) for part in path if part not in _PACKED_KINDS)
         if isinstance(value, bool):
             yield f"{where} = {not value}", _replace_leaf(init, path, not value)
         elif isinstance(value, float):
@@ -409,13 +450,14 @@ def _list_scalars(init: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _list_leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(data, dict):
+    # Which tensor stands there is no scalar.
+    if isinstance(data, dict) and set(data) != {"tensor"}:
         for key, item in data.items():
             yield from _list_leaves(item, (*path, key))
     elif isinstance(data, list):
         for index, item in enumerate(data):
             yield from _list_leaves(item, (*path, index))
-    else:
+    elif not isinstance(data, dict):
         yield path, data
 
 
@@ -438,14 +480,14 @@ SCALARS = CheckSpec(
     run=check_scalars,
     step="scalars",
     knobs=("budget_s",),
-    asks="each constructor argument likewise",
+    asks="each scalar among the arguments of constructor and call likewise",
 )
 UPDATE_PATH = CheckSpec(
     name="update_path",
     run=check_updates,
     knobs=("update_ways",),
     asks=(
-        "are new weights seen after a first call, in the ways that programs write them: "
-        "`copy_`, `.data`, `load_state_dict`, optimizers, ..."
+        "are new weights seen after a first call, all of them and a single one, in the ways that "
+        "programs write them: `copy_`, `.data`, `load_state_dict`, optimizers, ..."
     ),
 )

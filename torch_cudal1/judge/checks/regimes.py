@@ -1,0 +1,180 @@
+"""Check `regimes`: inputs of one sign and size a row, from far below one to well above; each row's error
+beside the size of that row's own values.
+
+An error of all of a function where its values are small, as a zero in place of silu's -0.015 below -6,
+is nothing in the root mean square over a normal draw, and here it is the whole row.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.agreement import (
+    Agreement,
+    disagree_on_error,
+    eager_refuses,
+    find_form_problem,
+    report_not_applicable,
+    summarise,
+)
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.compare import unit_roundoff
+from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.trial import Trial
+
+__all__ = ["REGIMES", "check_regimes"]
+
+# Sizes of a row are powers of two. Above 32 honest formulas overflow where the value itself is next to
+# nothing, as in x / (1 + exp(-x)).
+_EXPONENTS = range(-6, 5)
+_BANDS = [sign * 2.0**exponent for exponent in _EXPONENTS for sign in (1.0, -1.0)]
+# Of a row's own values. A naive log(1 + exp(x)) is 6 % off at -16; rounding is far below.
+_GROSS_FRACTION = 0.1
+_EAGER_FACTOR = 4.0
+# Of the inputs: what these may move a result, its error may be.
+_ROUND_OFFS = 64.0
+_MAX_SETS = 4
+
+
+def check_regimes(trial: Trial) -> list[CheckResult]:
+    """Rows of `_BANDS` in every plain floating input; each row of a result against float64."""
+    if trial.contract.precision == "kernelbench":
+        return report_not_applicable("regimes", "errors count by KernelBench's flat tolerance")
+    base, _ = trial.first_two
+    rows = [
+        math.prod(tensor.shape[:-1])
+        for tensor, role in zip(base.inputs, trial.reference.roles, strict=True)
+        if role == "input" and tensor.dtype.is_floating_point and tensor.numel()
+    ]
+    # An input of few rows meets a part of the bands in each set.
+    wanted = min(_MAX_SETS, math.ceil(len(_BANDS) / max(1, max(rows, default=0))))
+    agreements: list[Agreement | None] = []
+    for number in range(trial.count_affordable_sets(wanted, 0.1) if rows else 0):
+        sample = trial.derive(
+            base, f"regimes {number}", lambda inputs: _fill_with_bands(trial, inputs)
+        )
+        if eager_refuses(sample):
+            agreements.append(None)
+        else:
+            ask = partial(_compare_rows, trial, sample)
+            agreements.append(disagree_on_error(trial, "rows of one sign and size", ask))
+        trial.drop(sample)
+        sample.forget_exact()
+        if agreements[-1] is not None and agreements[-1].problem:
+            break
+    return summarise("regimes", agreements, "no floating input that eager takes in all sizes")
+
+
+def _fill_with_bands(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    facts, roles = trial.facts, trial.reference.roles
+    return [
+        _make_bands(tensor, is_positive=index in facts.positive)
+        if role == "input"
+        and tensor.dtype.is_floating_point
+        and tensor.numel()
+        and index not in facts.structural
+        # An element of an expanded tensor stands in many rows.
+        and 0 not in tensor.stride()
+        else None
+        for index, (tensor, role) in enumerate(zip(inputs, roles, strict=True))
+    ]
+
+
+def _make_bands(tensor: torch.Tensor, *, is_positive: bool) -> torch.Tensor:
+    """Each row of one band: values from its number to twice that."""
+    generator = torch.Generator().manual_seed(secrets.randbits(62))
+    rows = math.prod(tensor.shape[:-1])
+    # In secret order: a row's number does not tell its band.
+    order = torch.randperm(len(_BANDS), generator=generator)
+    bands = torch.tensor(_BANDS)[order[torch.arange(rows) % len(_BANDS)]]
+    shape = (*tensor.shape[:-1], 1) if tensor.dim() else ()
+    values = bands.reshape(shape) * (1.0 + torch.rand(tensor.shape, generator=generator))
+    filled = torch.empty_like(tensor)
+    filled.copy_(values.abs() if is_positive else values)
+    return filled
+
+
+def _compare_rows(trial: Trial, sample: InputSet) -> Agreement:
+    question, result = "rows of one sign and size", trial.run(sample)
+    if problem := find_form_problem(result, sample.expected):
+        return Agreement(question, problem)
+    for position, (out, eager) in enumerate(
+        zip(result.outputs, sample.expected.outputs, strict=True)
+    ):
+        if out is None or eager is None or not eager.dtype.is_floating_point or not eager.numel():
+            continue
+        exact = sample.get_exact(position)
+        errors = _RowErrors(out, eager, eager if exact is None else exact)
+        allowed = torch.maximum(_EAGER_FACTOR * errors.eager, _GROSS_FRACTION * errors.size)
+        if bool(errors.exceed(allowed).any()):
+            # Sums that cancel, and choices that rounding decides, move far with their inputs.
+            moved = sample.get_sensitivity(position)
+            if moved is not None:
+                rounding = _ROUND_OFFS * unit_roundoff(eager.dtype)
+                allowed = allowed + rounding * _measure_size(_split_rows(moved.double()))
+        wrong = errors.exceed(allowed)
+        if bool(wrong.any()):
+            row = int((errors.candidate / errors.size).masked_fill(~wrong, -math.inf).argmax())
+            found = errors.describe(row)
+            return Agreement(
+                question,
+                f"output {position}, row {row}: {found}{_describe_inputs(trial, sample, eager, row)}",
+            )
+    return Agreement(question)
+
+
+class _RowErrors:
+    """Root mean squares by row: of the exact values, of the candidate's error and of eager's."""
+
+    def __init__(self, out: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
+        wide_out, wide_eager, wide = (_split_rows(item.double()) for item in (out, eager, exact))
+        self.size = _measure_size(wide)
+        self.candidate = _measure_size(wide_out - wide)
+        self.eager = _measure_size(wide_eager - wide)
+        # NaN and infinities are for `special`; below the normal numbers nothing has digits.
+        tiny = torch.finfo(eager.dtype).tiny
+        self.is_comparable = self.size.isfinite() & self.eager.isfinite() & (self.size > 8 * tiny)
+
+    def exceed(self, allowed: torch.Tensor) -> torch.Tensor:
+        """The rows whose error is larger than that."""
+        # A NaN where eager has none is no small error.
+        return self.is_comparable & (self.candidate.nan_to_num(nan=math.inf) > allowed)
+
+    def describe(self, row: int) -> str:
+        """The error of a row."""
+        share = float(self.candidate[row] / self.size[row])
+        return f"the error is {share:.3g} of the values there (rms {float(self.size[row]):.3g})"
+
+
+def _split_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+
+
+def _measure_size(rows: torch.Tensor) -> torch.Tensor:
+    return rows.square().mean(1).sqrt()
+
+
+def _describe_inputs(trial: Trial, sample: InputSet, eager: torch.Tensor, row: int) -> str:
+    """The inputs of the row, where an input has the rows of the result."""
+    for tensor, role in zip(sample.inputs, trial.reference.roles, strict=True):
+        if role == "input" and tensor.dim() and tensor.shape[:-1] == eager.shape[:-1]:
+            values = _split_rows(tensor)[row].double()
+            return f", for inputs from {float(values.min()):.3g} to {float(values.max()):.3g}"
+    return ""
+
+
+REGIMES = CheckSpec(
+    name="regimes",
+    run=check_regimes,
+    knobs=("budget_s",),
+    asks=(
+        "inputs whose rows are of one sign and one size, from 1/64 to 32: is the error of each row "
+        "below a tenth of that row's own values, or four times eager's"
+    ),
+)
