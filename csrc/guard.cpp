@@ -87,6 +87,7 @@ struct Table {
   PyObject *dict, *keys, *values, *ignored;
   PyTypeObject* owner;  // the class whose body `dict` is, or nullptr
   PyObject* mro;
+  bool definitions_only;  // methods, classes and other descriptors count, no data of the class
   uint64_t version = 0;  // at which the content was last found right; 0: never
 
   bool hold() {
@@ -102,6 +103,7 @@ struct Table {
     if (values == Py_None) return same_names();
     const Py_ssize_t size = PyTuple_GET_SIZE(keys);
     const Py_ssize_t now = PyDict_GET_SIZE(dict);
+    if (definitions_only) return hold_plain(size);
     if (now != size && !(ignored != nullptr && now == size + 1)) return false;
     return PyODict_CheckExact(dict) ? hold_ordered(size) : hold_plain(size);
   }
@@ -127,11 +129,15 @@ struct Table {
     PyObject *key, *value;
     while (PyDict_Next(dict, &position, &key, &value)) {
       if (ignored != nullptr && is_ignored(key)) continue;
+      if (definitions_only && !is_definition(value)) continue;
       if (i == size || key != at_(keys, i) || value != at_(values, i)) return false;
       ++i;
     }
     return i == size;
   }
+
+  // torch_cudal1.runtime.guard_records.is_definition
+  static bool is_definition(PyObject* value) { return PyType_Check(value) || Py_TYPE(value)->tp_descr_get != nullptr; }
 
   bool is_ignored(PyObject* key) const {
     return key == ignored || (PyUnicode_CheckExact(key) && PyUnicode_Compare(key, ignored) == 0);
@@ -295,7 +301,7 @@ bool well_formed(PyObject* args) {  // the caller is guard.py; this is against a
     Py_ssize_t width;  // of the record; 0: it is no tuple
     Test test;
   } forms[KINDS] = {
-      {2, any}, {2, any}, {5, table},
+      {2, any}, {2, any}, {6, table},
       {2, [](PyObject* r) { return PyTuple_CheckExact(at_(r, 1)) != 0; }},
       {2, [](PyObject* r) { return PyByteArray_CheckExact(at_(r, 0)) && PyBytes_CheckExact(at_(r, 1)); }},
       {0, [](PyObject* r) { return PyDict_Check(r) != 0; }},
@@ -332,7 +338,7 @@ std::unique_ptr<Flat> flattened(const Guard* guard) {
     PyObject* owner = at_(r, 0);  // a class body cannot be replaced as a whole: its dictionary lives as long as the class
     auto* type = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner) : nullptr;
     PyObject* ignored = at_(r, 3) == Py_None ? nullptr : at_(r, 3);
-    flat->tables.push_back({names_of(owner), at_(r, 1), at_(r, 2), ignored, type, at_(r, 4), 0});
+    flat->tables.push_back({names_of(owner), at_(r, 1), at_(r, 2), ignored, type, at_(r, 4), at_(r, 5) == Py_True, 0});
     return true;
   });
   std::unordered_map<PyObject*, size_t> numbers;  // of a dict among `lookups`

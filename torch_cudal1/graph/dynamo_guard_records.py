@@ -2,12 +2,13 @@
 
 A record says that an object is what it was when the call was captured: a name under which it is
 found, its class, its attribute dictionary, a function's code, what a container holds. What the walk
-over the module recorded already is not recorded twice. Of what torch's own code finds under names
-of torch only switches are recorded: the rest is not the user's to change.
+over the module recorded already is not recorded twice. Code of torch's own functions is not
+recorded: it is not the user's to change.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import types
 from collections.abc import Callable
@@ -18,7 +19,6 @@ import torch
 
 from torch_cudal1.core.settings import INDUCTOR_PREFIX, environment_table
 from torch_cudal1.runtime.guard_records import (
-    ABSENT,
     HEAP_TYPE,
     ClosureMatch,
     DictContents,
@@ -28,6 +28,7 @@ from torch_cudal1.runtime.guard_records import (
     NameMatch,
     SequenceContents,
     TypeMatch,
+    is_definition,
 )
 
 __all__ = ["MODULE_SLOTS", "RecordCollector", "UnprovenError", "is_torch_module"]
@@ -37,19 +38,8 @@ Record = TypeVar("Record")
 MODULE_SLOTS = ("_parameters", "_buffers", "_modules")
 # A call may have to compare every item, so a longer container keeps Dynamo's own guard.
 _MAX_ITEMS = 1024
-# What the source of a Python module defines, in contrast to its switches.
-_DEFINED = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.ModuleType,
-    property,
-    staticmethod,
-    classmethod,
-    type(ABSENT),
-)
 _ENVIRONMENT = environment_table()
+_IN_TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
 
 
 class UnprovenError(Exception):
@@ -172,6 +162,15 @@ class RecordCollector:
             )
         return False
 
+    def add_definitions(self, cls: type) -> None:
+        """Compare the methods, properties and classes in the body of a class, and its bases; its data
+        are compared where they are read.
+        """
+        if cls.__flags__ & HEAP_TYPE and not self.has_table(cls):
+            self._add(
+                self._dict_contents, ("definitions", id(cls)), lambda: _record_definitions(cls)
+            )
+
     def add_attributes(self, value: Any) -> bool:
         """Compare which attributes `value` and its classes have. False where no record can."""
         if (
@@ -189,21 +188,17 @@ class RecordCollector:
             map(self.add_content, (*bases, *slots))
         )
 
-    def add_lookup(self, table: Any, key: Any, value: Any, *, of_torch: bool = False) -> Any:
-        """Compare what a name in a dict or in the body of a class stands for; returns `value`.
-        Functions, classes and modules that torch's own code finds under a name of torch are left
-        out, unless `of_torch`: the user's code looks them up.
-        """
+    def add_lookup(self, table: Any, key: Any, value: Any) -> Any:
+        """Compare what a name in a dict or in the body of a class stands for; returns `value`."""
         if isinstance(table, type):
             if not table.__flags__ & HEAP_TYPE:  # a class made in C: it cannot be assigned to
                 return value
-            module, where = table.__module__, f"{table.__qualname__}.{key}"
+            where = f"{table.__qualname__}.{key}"
         else:
-            module = str(table.get("__name__", "")) if type(table) is dict else ""
+            module = table.get("__name__") if type(table) is dict else None
             where = f"{module or 'a dict'}.{key}"
         # A record of the whole table covers each name in it.
-        is_left_out = is_torch_module(module) and isinstance(value, _DEFINED) and not of_torch
-        if not is_left_out and not self.has_table(table):
+        if not self.has_table(table):
             self._add(
                 self._name_matches,
                 ("name", id(table), key),
@@ -235,7 +230,8 @@ class RecordCollector:
 
     def add_function(self, function: types.FunctionType) -> None:
         """Compare the code and the default arguments of a function."""
-        if not is_torch_module(function.__module__ or ""):
+        # By its file: `functools.wraps` hands on the name of another module.
+        if not function.__code__.co_filename.startswith(_IN_TORCH):
             self._add(
                 self._function_matches,
                 ("function", id(function)),
@@ -267,6 +263,20 @@ def _record_table(where: str, table: Any, owner: type | None = None) -> DictCont
         False,
         owner,
         mro=owner.__mro__ if owner else None,
+    )
+
+
+def _record_definitions(cls: type) -> DictContents:
+    pairs = [(key, value) for key, value in vars(cls).items() if is_definition(value)]
+    return DictContents(
+        f"class {cls.__qualname__}",
+        "class attribute",
+        vars(cls),
+        tuple(key for key, _ in pairs),
+        tuple(value for _, value in pairs),
+        owner=cls,
+        mro=cls.__mro__,
+        definitions_only=True,
     )
 
 

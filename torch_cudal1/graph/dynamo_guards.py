@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.core.code_names import read_code_names
 from torch_cudal1.graph.dynamo import Entries
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector, UnprovenError
 from torch_cudal1.graph.dynamo_guard_sources import (
@@ -31,7 +32,7 @@ from torch_cudal1.graph.dynamo_guard_sources import (
     find_source_kind,
     steps_of,
 )
-from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor, list_read_names
+from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor
 from torch_cudal1.runtime.guard_records import GuardRecords
 
 __all__ = ["GuardSplit", "find_owner_source"]
@@ -114,7 +115,7 @@ class GuardSplit:
         self._reader = SourceReader(capture, self._collector)
         self._visitor = CodeVisitor(capture.traced_code, self._collector)
         self._reads_state = any(
-            code is not None and _STATE_READS & list_read_names(code)
+            code is not None and _STATE_READS & read_code_names(code).names
             for code in capture.traced_code.values()
         )
         # Names of code that no value leads to, which another process cannot find.

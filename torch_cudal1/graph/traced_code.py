@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib.util
+import operator
 import os
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 import torch
+from packaging.version import Version
 
+from torch_cudal1.core.code_names import CodeNames, iter_code, read_code_names
 from torch_cudal1.core.program_text import is_standard_file
-from torch_cudal1.graph.dynamo_guard_records import RecordCollector, is_torch_module
+from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.runtime.guard_records import ABSENT, HEAP_TYPE, GuardRecords
 
-__all__ = ["CodeKey", "CodeVisitor", "describe_code", "list_own_code", "list_read_names"]
+__all__ = ["CodeKey", "CodeVisitor", "describe_code", "list_own_code"]
 
 CodeKey: TypeAlias = tuple[str, str, int]  # file, qualified name, first line
 _IN_TORCH = (
@@ -35,12 +39,10 @@ _IN_TORCH = (
 _GUARDED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _ASKS_FOR_NAMES = frozenset({"hasattr", "getattr"})
 _BUILTINS = vars(builtins)
-_TENSOR_NAMES = frozenset(dir(torch.Tensor))
-# What code calls without a name: infix operators, indexing, `if tensor`.
-_COMPARISONS = {f"__{word}__" for word in ("eq", "ne", "lt", "le", "gt", "ge")}
-_OPERATORS = _COMPARISONS | {*dir(int), *dir(list)} - {*dir(object)}
-_TENSOR_OPERATORS = sorted(name for name in _TENSOR_NAMES & _OPERATORS if name.startswith("__"))
-_STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
+# What code calls of a tensor without a name: infix operators, indexing, `if tensor`.
+_OPERATORS = frozenset(dir(operator)) | {"__bool__", "__float__", "__int__", "__iter__", "__len__"}
+# Dynamo before 2.13 reads an attribute of a class that a forward names, and never looks again.
+_FORGETS_CLASSES = Version(torch.__version__).release < (2, 13)
 
 
 def describe_code(code: types.CodeType) -> CodeKey:
@@ -57,13 +59,6 @@ def list_own_code(codes: Collection[types.CodeType]) -> dict[CodeKey, types.Code
     }
 
 
-def list_read_names(code: types.CodeType) -> frozenset[str]:
-    """All names in the code and in the functions that it makes."""
-    return frozenset(
-        name for part in _iter_code(code) for name in (*part.co_names, *part.co_freevars)
-    )
-
-
 class CodeVisitor:
     """Adds to `collector` what the functions whose code is among `keys` look up, starting from
     what `visit` is given.
@@ -75,6 +70,7 @@ class CodeVisitor:
         # Held, so that an id is not given to another object meanwhile.
         self._visited: dict[int, object] = {}
         self._functions: dict[int, types.FunctionType] = {}
+        self._tensor_names = frozenset(dir(torch.Tensor))
 
     def visit_walk(self, walked: GuardRecords) -> None:
         """Visit what a walk over the module met."""
@@ -98,7 +94,10 @@ class CodeVisitor:
             self._visit_function(function)
         if isinstance(value, types.MethodType):
             self.visit(value.__self__)
-        self._visit_class(value if isinstance(value, type) else type(value))
+        if isinstance(value, type):
+            self._visit_class(value, is_named=True)
+        else:
+            self._visit_class(type(value))
 
     def visit_remaining(self, codes: Mapping[CodeKey, types.CodeType]) -> list[CodeKey]:
         """Record what the traced code looks up that no visit has reached, such as a function that
@@ -113,11 +112,14 @@ class CodeVisitor:
                     self._record_names(codes[key], table)
         return remaining
 
-    def _visit_class(self, cls: type) -> None:
+    def _visit_class(self, cls: type, *, is_named: bool = False) -> None:
         # Without `object`, whose body Python code cannot change.
         for base in cls.__mro__[:-1]:
-            if base.__flags__ & HEAP_TYPE and not _is_fixed_module(base.__module__):
-                self._collector.add_content(base)
+            if base.__flags__ & HEAP_TYPE and not _is_fixed_class(base):
+                if _FORGETS_CLASSES and is_named:
+                    self._collector.add_content(base)
+                else:
+                    self._collector.add_definitions(base)
                 for member in list(vars(base).values()):
                     function = _unwrap(member)
                     if function is not None:
@@ -133,66 +135,60 @@ class CodeVisitor:
         self._mark_reached(code)
         self._collector.add_function(function)
         for cell in function.__closure__ or ():
-            self._visit_cell(cell)
+            self._visit_cell(cell, code)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.visit(default)
         self._record_names(code, function.__globals__)
 
     def _mark_reached(self, code: types.CodeType) -> None:
         # A function that another one makes is new in each call.
-        self._reached.update(map(describe_code, _iter_code(code)))
+        self._reached.update(map(describe_code, iter_code(code)))
 
-    def _visit_cell(self, cell: types.CellType) -> None:
+    def _visit_cell(self, cell: types.CellType, code: types.CodeType) -> None:
         try:
             value = cell.cell_contents
         except ValueError:  # still empty: no call can have read it
             return
-        if isinstance(value, (type, types.FunctionType)):
+        if isinstance(value, (type, types.FunctionType, types.ModuleType)):
             self._collector.add_cell(cell)
+        if isinstance(value, types.ModuleType):
+            self._record_module(value, read_code_names(code), set())
         self.visit(value)
 
     def _record_names(self, code: types.CodeType, table: dict[str, Any]) -> None:
-        names = list_read_names(code)
-        asked_names = _list_asked_names(code) if names & _ASKS_FOR_NAMES else frozenset()
+        names = read_code_names(code)
         module_ids: set[int] = set()
-        for name in sorted(names):
+        for name in sorted(names.globals_):
             if name in table:
-                self._record_name(table, name, names, asked_names, module_ids)
+                self._record_name(table, name, names, module_ids)
             elif name in _BUILTINS:
                 # A name of the file's own would come first.
-                self._collector.add_lookup(table, name, ABSENT, of_torch=True)
-                self._collector.add_lookup(_BUILTINS, name, _BUILTINS[name], of_torch=True)
-            # `import` within a function.
-            elif isinstance(module := sys.modules.get(name), types.ModuleType):
-                self._collector.add_lookup(sys.modules, name, module)
-                self._record_module(module, names, asked_names, module_ids)
-        for name in (*sorted(names & _TENSOR_NAMES), *_TENSOR_OPERATORS):
+                self._collector.add_lookup(table, name, ABSENT)
+                self._collector.add_lookup(_BUILTINS, name, _BUILTINS[name])
+        for level, name in sorted(names.imports):
+            module_name = _resolve_import(level, name, table)
+            module = sys.modules.get(module_name)
+            if isinstance(module, types.ModuleType):
+                self._collector.add_lookup(sys.modules, module_name, module)
+                self._record_module(module, names, module_ids)
+        for name in sorted((names.names | _OPERATORS) & self._tensor_names):
             method = vars(torch.Tensor).get(name, ABSENT)
-            self._collector.add_lookup(torch.Tensor, name, method, of_torch=True)
+            self._collector.add_lookup(torch.Tensor, name, method)
 
     def _record_name(
-        self,
-        table: dict[str, Any],
-        name: str,
-        names: frozenset[str],
-        asked_names: frozenset[str],
-        module_ids: set[int],
+        self, table: dict[str, Any], name: str, names: CodeNames, module_ids: set[int]
     ) -> None:
         value = table[name]
         if isinstance(value, _GUARDED):
             return
-        self._collector.add_lookup(table, name, value, of_torch=True)
+        self._collector.add_lookup(table, name, value)
         if isinstance(value, types.ModuleType):
-            self._record_module(value, names, asked_names, module_ids)
+            self._record_module(value, names, module_ids)
         else:
             self.visit(value)
 
     def _record_module(
-        self,
-        module: types.ModuleType,
-        names: frozenset[str],
-        asked_names: frozenset[str],
-        module_ids: set[int],
+        self, module: types.ModuleType, names: CodeNames, module_ids: set[int]
     ) -> None:
         """For `nn.functional.relu` that is `functional` in `nn`, and `relu` in that: bytecode does
         not say what a name is looked up in, so every name that the module has is recorded.
@@ -201,27 +197,19 @@ class CodeVisitor:
             return
         module_ids.add(id(module))
         table = vars(module)
-        for name in sorted(names & table.keys()):
-            self._record_name(table, name, names, asked_names, module_ids)
-        for name in sorted(asked_names):
-            self._collector.add_lookup(table, name, table.get(name, ABSENT), of_torch=True)
+        for name in sorted(names.names & table.keys()):
+            self._record_name(table, name, names, module_ids)
+        if names.names & _ASKS_FOR_NAMES:
+            for name in sorted(names.texts):
+                self._collector.add_lookup(table, name, table.get(name, ABSENT))
 
 
-def _iter_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _iter_code(constant)
-
-
-def _list_asked_names(code: types.CodeType) -> frozenset[str]:
-    """The texts in the code that can be the name of an attribute."""
-    return frozenset(
-        constant
-        for part in _iter_code(code)
-        for constant in part.co_consts
-        if isinstance(constant, str) and constant.isidentifier()
-    )
+def _resolve_import(level: int, name: str, table: dict[str, Any]) -> str:
+    package = str(table.get("__package__") or "")
+    try:
+        return importlib.util.resolve_name("." * level + name, package) if level else name
+    except ImportError:
+        return name
 
 
 def _find_globals(code: types.CodeType) -> dict[str, Any] | None:
@@ -232,9 +220,20 @@ def _find_globals(code: types.CodeType) -> dict[str, Any] | None:
     return None
 
 
-def _is_fixed_module(name: str) -> bool:
-    root = name.partition(".")[0]
-    return is_torch_module(name) or root in _STANDARD_LIBRARY or root == "torch_cudal1"
+def _is_fixed_class(cls: type) -> bool:
+    """Whether a class is torch's, Python's or this package's own."""
+    root = cls.__module__.partition(".")[0]
+    if root not in ("torch", "torch_cudal1") and root not in sys.stdlib_module_names:
+        return False
+    # `make_dataclass` and `exec` give names of their own modules to classes of the user's.
+    place: Any = sys.modules.get(cls.__module__)
+    if isinstance(place, types.ModuleType) and is_standard_file(
+        getattr(place, "__file__", None) or "<frozen "
+    ) is (root in sys.stdlib_module_names):
+        for part in cls.__qualname__.split("."):
+            place = getattr(place, part, None)
+        return place is cls
+    return False
 
 
 def _unwrap(value: Any) -> types.FunctionType | None:

@@ -101,6 +101,7 @@ def _encode_for_native_guard(watched: GuardRecords) -> tuple[tuple[object, ...],
                 r.values,
                 r.ignored_prefix if r.values is None else IGNORED if r.skips_ignored else None,
                 r.mro,
+                r.definitions_only,
             )
             for r in watched.dict_contents
         ),

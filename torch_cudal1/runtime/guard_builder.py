@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import getattr_static
 from typing import Any
@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from torch_cudal1.core.code_names import read_code_names
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime.guard_records import (
     HEAP_TYPE,
@@ -367,9 +368,12 @@ class _Walk:
                 function.__code__.co_freevars, function.__closure__ or (), strict=True
             ):
                 self._record_cell(f"{where}, closure variable {name}", cell, cls)
-        names = set(_iter_names(function.__code__))
+        code_names = read_code_names(function.__code__)
+        names = code_names.names
         for name in sorted(names):
-            self._record_global(function.__globals__, name, names, cls)
+            # A loop variable of a script is no global of a forward that reads an attribute `step`.
+            if name in code_names.globals_:
+                self._record_global(function.__globals__, name, names, cls)
             method = _unwrap_function(getattr_static(cls, name, None)) if cls is not None else None
             if method is not None and cls is not None:
                 self._record_code(f"{cls.__qualname__}.{name}", method, cls)
@@ -387,7 +391,7 @@ class _Walk:
             self._record_code(where, value, cls)
 
     def _record_global(
-        self, table: dict[str, Any], name: str, names: set[str], cls: type | None
+        self, table: dict[str, Any], name: str, names: frozenset[str], cls: type | None
     ) -> None:
         if name not in table or not self._visit_first_time(table, name):
             return
@@ -403,7 +407,9 @@ class _Walk:
         elif isinstance(value, types.ModuleType):
             self._record_module_names(name, value, names)
 
-    def _record_module_names(self, where: str, module: types.ModuleType, names: set[str]) -> None:
+    def _record_module_names(
+        self, where: str, module: types.ModuleType, names: frozenset[str]
+    ) -> None:
         """Record what code looks up in modules at every call: for `nn.functional.relu` that is
         `functional` in `nn`, and `relu` in that.
         """
@@ -442,10 +448,3 @@ def _unwrap_function(attribute: object) -> types.FunctionType | None:
         else getattr(attribute, "__func__", attribute)
     )
     return attribute if isinstance(attribute, types.FunctionType) else None
-
-
-def _iter_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _iter_names(constant)

@@ -19,6 +19,7 @@ from torch_cudal1.runtime.guard_records import (
     NameMatch,
     TensorMatch,
     filter_names,
+    is_definition,
     read_tensor_facts,
 )
 
@@ -76,6 +77,8 @@ def _same_table(record: DictContents) -> bool:
     # The callable that accelerate() swapped in is no change of the module.
     if record.skips_ignored and IGNORED in table:
         table = {key: value for key, value in table.items() if key != IGNORED}
+    if record.definitions_only:
+        table = {key: value for key, value in table.items() if is_definition(value)}
     # In order: nn.Sequential runs its submodules in the order of this dictionary.
     return (
         len(table) == len(record.keys)
@@ -143,6 +146,7 @@ def _describe_table_difference(record: DictContents) -> str:
         key: value
         for key, value in record.table.items()
         if not (record.skips_ignored and key == IGNORED)
+        and not (record.definitions_only and not is_definition(value))
     }
     if record.values is None:
         now = dict.fromkeys(filter_names(record.table, record.ignored_prefix))

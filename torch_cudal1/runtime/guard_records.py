@@ -32,6 +32,7 @@ __all__ = [
     "TypeMatch",
     "drop_state",
     "filter_names",
+    "is_definition",
     "read_tensor_facts",
 ]
 
@@ -92,6 +93,8 @@ class DictContents:
     owner: type | None = None  # the class whose body `table` shows
     ignored_prefix: bytes = b""
     mro: tuple[type, ...] | None = None  # of `owner`: another one where its bases were assigned
+    # Only what a class defines counts: methods, properties and the like, no counters.
+    definitions_only: bool = False
 
     # For the environment, of which only the names count, and none that Inductor sets: by those
     # every Llama of transformers was bound anew until the module was given up.
@@ -108,6 +111,11 @@ class DictContents:
             None,
             ignored_prefix=ignored_prefix,
         )
+
+
+def is_definition(value: object) -> bool:
+    """Whether a value in the body of a class is a function, a class or another descriptor."""
+    return isinstance(value, type) or hasattr(type(value), "__get__")
 
 
 def filter_names(table: Iterable[bytes], prefix: bytes) -> tuple[bytes, ...]:

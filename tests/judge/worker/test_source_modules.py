@@ -42,6 +42,9 @@ def test_the_same_text_is_imported_once_and_its_functions_can_be_read(tmp_path: 
 def test_an_error_of_a_source_comes_through(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         import_source("1 / 0", tmp_path)
+    # Nor does a part of it stay.
+    with pytest.raises(ZeroDivisionError):
+        import_source("1 / 0", tmp_path)
 
 
 def test_a_description_has_the_call_the_roles_and_the_operations(tmp_path: Path) -> None:

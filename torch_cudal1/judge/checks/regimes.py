@@ -56,15 +56,20 @@ def check_regimes(trial: Trial) -> list[CheckResult]:
     wanted = min(_MAX_SETS, math.ceil(len(_BANDS) / max(1, max(rows, default=0))))
     agreements: list[Agreement | None] = []
     for number in range(trial.count_affordable_sets(wanted, 0.1) if rows else 0):
-        sample = trial.derive(
-            base, f"regimes {number}", lambda inputs: _fill_with_bands(trial, inputs)
+        # An instance of its own: what an earlier call left behind is for `call_history`.
+        aside = trial.load_in_slot(trial.reference, f"candidate regimes {number}")
+        sample = aside.derive(
+            aside.draw("normal"),
+            f"regimes {number}",
+            lambda inputs: _fill_with_bands(trial, inputs),
         )
         if eager_refuses(sample):
             agreements.append(None)
         else:
-            ask = partial(_compare_rows, trial, sample)
-            agreements.append(disagree_on_error(trial, "rows of one sign and size", ask))
-        trial.drop(sample)
+            ask = partial(_compare_rows, aside, sample)
+            agreements.append(disagree_on_error(aside, "rows of one sign and size", ask))
+        # The set that it was derived from is the other checks' too.
+        aside.drop(sample)
         sample.forget_exact()
         if agreements[-1] is not None and agreements[-1].problem:
             break

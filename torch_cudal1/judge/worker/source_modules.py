@@ -38,7 +38,12 @@ def import_source(text: str, folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Before its code runs, as dataclasses and pickle look their module up by name.
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        # A module that was executed in part must not be found by the next import of its text.
+        del sys.modules[name]
+        raise
     return module
 
 
