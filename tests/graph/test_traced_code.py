@@ -4,7 +4,9 @@ not traced.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import math
 import types
@@ -20,7 +22,6 @@ from torch_cudal1.graph.traced_code import (
     CodeVisitor,
     describe_code,
     list_own_code,
-    list_read_names,
 )
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_records import ABSENT, GuardRecords
@@ -176,8 +177,41 @@ def test_torch_the_standard_library_and_this_package_are_not_the_users() -> None
     assert visit(torch.nn.Linear, torch.nn.Linear.forward)[0].dict_contents == ()
 
 
-def test_names_of_inner_functions_are_read() -> None:
-    def outer(x: Any) -> Any:
-        return [abs(item) for item in x]
+def test_data_of_a_class_may_change() -> None:
+    records, _ = visit(Helper(), Helper.apply, inner)
+    guard = ModuleGuard(records)
+    before = vars(Helper).get("calls", 0)
+    try:
+        Helper.calls = before + 1  # type: ignore[attr-defined]
+        Helper.__doc__ = "changed"
+        assert guard.holds()
+    finally:
+        del Helper.calls  # type: ignore[attr-defined]
 
-    assert "abs" in list_read_names(outer.__code__)
+
+def test_a_global_with_the_name_of_an_attribute_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = eval("lambda x: x.state * 2", globals())
+    monkeypatch.setitem(globals(), "state", object())
+    records, _ = visit(function, function)
+    guard = ModuleGuard(records)
+    monkeypatch.setitem(globals(), "state", object())
+    assert guard.holds()
+
+
+def test_a_class_that_claims_to_be_pythons_own_is_the_users() -> None:
+    kind = dataclasses.make_dataclass("Kind", [("gain", float)], namespace={"apply": inner})
+    assert kind.__module__ == "types"
+    records, _ = visit(kind(1.0), inner)
+    assert [table.owner for table in records.dict_contents] == [kind]
+    assert visit(collections.OrderedDict(), inner)[0].dict_contents == ()
+
+
+def test_a_python_module_in_a_closure_is_looked_into() -> None:
+    def make() -> Callable[[Any], Any]:
+        import math as functions
+
+        return lambda x: functions.erf(x)
+
+    function = make()
+    records, _ = visit(function, function)
+    assert math.erf in [record.value for record in records.names]
