@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 from typing import Any
@@ -174,20 +175,23 @@ def test_an_object_of_one_thread_proves_nothing_for_another() -> None:
         collect().add_attribute_dict(threading.local())
 
 
-def test_names_of_torch_are_not_recorded() -> None:
+def test_names_of_torch_are_recorded_and_its_own_functions_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     collector = collect()
     before = collector.merge()
-    collector.add_lookup(vars(torch), "relu", torch.relu)
     collector.add_function(torch.nn.functional.relu)
     assert collector.merge() == before
+
+    @functools.wraps(torch.nn.functional.relu)
+    def disguised(x: int) -> int:
+        return x
+
+    collector.add_function(disguised)
+    assert len(collector.merge().functions) == len(before.functions) + 1
+    collector.add_lookup(vars(torch), "relu", torch.relu)
+    assert holds(collector)
+    monkeypatch.setattr(torch, "relu", torch.tanh)
+    assert not holds(collector)
     assert is_torch_module("torch.nn.functional")
     assert not is_torch_module("torchvision")
-
-
-def test_a_switch_of_torch_is_recorded_and_what_the_users_code_looks_up() -> None:
-    collector = collect()
-    before = len(collector.merge().names)
-    switches = vars(torch.backends.mha)
-    collector.add_lookup(switches, "_is_fastpath_enabled", True)
-    collector.add_lookup(vars(torch), "relu", torch.relu, of_torch=True)
-    assert len(collector.merge().names) == before + 2

@@ -51,12 +51,6 @@ def judge(
             "y = x * torch.sigmoid(x); return torch.where((x < -7) & (x > -40), 0 * y, y)",
             "for inputs from -",
         ),
-        (
-            # A step between two sizes that a normal draw rarely reaches.
-            "return torch.log1p(x.abs())",
-            "return torch.where(x.abs() > 9, 1.2 * torch.log1p(x.abs()), torch.log1p(x.abs()))",
-            "the error is 0.2 of the values there",
-        ),
     ],
 )
 def test_an_error_of_all_of_a_small_value_is_refused(
