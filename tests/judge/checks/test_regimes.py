@@ -65,10 +65,10 @@ def test_an_error_of_all_of_a_small_value_is_refused(
     ("reference", "candidate"),
     [
         ("return x * torch.sigmoid(x)", "return x / (1 + torch.exp(-x))"),
-        # Eager's own result of a tail that cancels is no better.
+        # Eager's own tail cancels, and has no digits left.
         (
             "return 0.5 * x * (1 + torch.erf(x * 0.7071067811865476))",
-            "return nn.functional.gelu(x)",
+            "return nn.functional.gelu(x.double()).float()",
         ),
         # A row of sums that cancel: only rounding is left.
         (
