@@ -20,6 +20,7 @@ from torch_cudal1.judge.checks.agreement import (
     disagree_on_error,
     eager_refuses,
     find_form_problem,
+    get_source_reference,
     report_not_applicable,
     summarise,
 )
@@ -30,11 +31,11 @@ from torch_cudal1.judge.reference.trial import Trial
 
 __all__ = ["REGIMES", "check_regimes"]
 
-# Sizes of a row are powers of two. Above 32 honest formulas overflow where the value itself is next to
-# nothing, as in x / (1 + exp(-x)).
-_EXPONENTS = range(-6, 5)
+# Sizes of a row are powers of two. Beyond -16 honest formulas have no digits left where the value is
+# next to nothing, as log(1 + exp(x)) in float32.
+_EXPONENTS = range(-6, 4)
 _BANDS = [sign * 2.0**exponent for exponent in _EXPONENTS for sign in (1.0, -1.0)]
-# Of a row's own values. A naive log(1 + exp(x)) is 6 % off at -16; rounding is far below.
+# Of a row's own values; rounding is far below.
 _GROSS_FRACTION = 0.1
 _EAGER_FACTOR = 4.0
 # Of the inputs: what these may move a result, its error may be.
@@ -56,10 +57,9 @@ def check_regimes(trial: Trial) -> list[CheckResult]:
     wanted = min(_MAX_SETS, math.ceil(len(_BANDS) / max(1, max(rows, default=0))))
     agreements: list[Agreement | None] = []
     for number in range(trial.count_affordable_sets(wanted, 0.1) if rows else 0):
-        # An instance of its own: what an earlier call left behind is for `call_history`.
-        aside = trial.load_in_slot(trial.reference, f"candidate regimes {number}")
+        aside = _load_fresh(trial, number)
         sample = aside.derive(
-            aside.draw("normal"),
+            base if aside is trial else aside.draw("normal"),
             f"regimes {number}",
             lambda inputs: _fill_with_bands(trial, inputs),
         )
@@ -74,6 +74,14 @@ def check_regimes(trial: Trial) -> list[CheckResult]:
         if agreements[-1] is not None and agreements[-1].problem:
             break
     return summarise("regimes", agreements, "no floating input that eager takes in all sizes")
+
+
+def _load_fresh(trial: Trial, number: int) -> Trial:
+    # A module of its own: what an earlier call left behind is for `call_history`. A Program keeps
+    # nothing, and would be compiled again.
+    if get_source_reference(trial) is None:
+        return trial
+    return trial.load_in_slot(trial.reference, f"candidate regimes {number}")
 
 
 def _fill_with_bands(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -179,7 +187,7 @@ REGIMES = CheckSpec(
     run=check_regimes,
     knobs=("budget_s",),
     asks=(
-        "inputs whose rows are of one sign and one size, from 1/64 to 32: is the error of each row "
+        "inputs whose rows are of one sign and one size, from 1/64 to 16: is the error of each row "
         "below a tenth of that row's own values, or four times eager's"
     ),
 )

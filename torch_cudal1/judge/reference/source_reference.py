@@ -76,8 +76,8 @@ class SourceReference:
     bounds: Mapping[int, int] = field(default_factory=dict, compare=False)
     structural: frozenset[int] = frozenset()
     flops: int = 0
-    # Of other seeds, in flat order: the integers and booleans of these are legal too.
-    further_examples: tuple[tuple[torch.Tensor, ...], ...] = field(
+    # Of other seeds, in flat order, the integers and booleans of the call, which are legal too.
+    further_examples: tuple[tuple[torch.Tensor | None, ...], ...] = field(
         default=(), compare=False, repr=False
     )
     trees: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -347,20 +347,27 @@ def _read_further_examples(
     device: torch.device,
     form: CallSpec,
     specs: Sequence[TensorSpec],
-) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """Examples of other seeds with the same forms; none for a call without integers and booleans,
-    which alone are taken from examples.
-    """
-    called = specs[len(form.names) :]
-    if all(spec.torch_dtype.is_floating_point or spec.torch_dtype.is_complex for spec in called):
-        return ()
-    found = []
-    for seed in _FURTHER_SEEDS:
+) -> tuple[tuple[torch.Tensor | None, ...], ...]:
+    """The integers and booleans of calls by other seeds, None for all else."""
+    positions = {
+        position
+        for position, spec in enumerate(specs)
+        if position >= len(form.names)
+        and not (spec.torch_dtype.is_floating_point or spec.torch_dtype.is_complex)
+    }
+    further_examples = []
+    for seed in _FURTHER_SEEDS if positions else ():
         _, examples = _read_examples(oracle, text, device, form.entry, seed)
         # A reference may make other shapes from another seed.
         if tuple(map(TensorSpec.of, examples)) == tuple(specs):
-            found.append(tuple(examples))
-    return tuple(found)
+            # The rest is left: a module's weights once more for each seed.
+            further_examples.append(
+                tuple(
+                    tensor if position in positions else None
+                    for position, tensor in enumerate(examples)
+                )
+            )
+    return tuple(further_examples)
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

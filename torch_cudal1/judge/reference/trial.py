@@ -183,7 +183,11 @@ class Trial(CandidateCalls):
             list(self.examples),
             *(
                 [
-                    other if old is not None and TensorSpec.of(other) == TensorSpec.of(old) else old
+                    other
+                    if old is not None
+                    and other is not None
+                    and TensorSpec.of(other) == TensorSpec.of(old)
+                    else old
                     for old, other in zip_longest(self.examples, further)
                 ]
                 for further in getattr(self.reference, "further_examples", ())

@@ -254,7 +254,7 @@ class ModuleRunner:
             if out is not None and out.requires_grad
         ]
         grads: Sequence[torch.Tensor | None] = [None] * len(leaves)
-        if pairs and leaves:
+        if pairs:
             # In float64 or under autocast an output has another dtype than its cotangent.
             cotangents = [c.to(out.dtype) for out, c in pairs]
             copies = [c.clone() for c in cotangents]
