@@ -129,12 +129,13 @@ def compose_known_blocks(region: Region, place: TuneContext) -> Choice | Refusal
     partition = find_blocks_to_tune(region)
     if partition is None:
         return Refusal("it is not decided by its blocks")
+    choices: dict[str, Choice] = {}
     for block, _ in list_block_regions(region, partition):
-        choice = choose(block, place)
+        choice = choices[block.key] = choose(block, place)
         # An entry of the whole would keep a search from those that are not known.
         if choice.entry is None:
             return Refusal(f"{block.name}: {choice.reason}")
-    entry = tune_by_blocks(region, place, partition, lambda block, _: choose(block, place))
+    entry = tune_by_blocks(region, place, partition, lambda block, _: choices[block.key])
     if entry.choice.origin != COMPOSED_ORIGIN:
         return Refusal("nothing beats PyTorch's own ways in its blocks")
     return Choice(region, entry.choice, entry, "composed of what was decided for its blocks")
