@@ -11,7 +11,6 @@ from dataclasses import dataclass
 __all__ = ["CodeNames", "iter_code", "read_code_names"]
 
 _GLOBAL_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_IMPORTS = frozenset({"IMPORT_NAME"})
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def read_code_names(code: types.CodeType) -> CodeNames:
         for instruction in dis.get_instructions(part):
             if instruction.opname in _GLOBAL_READS:
                 globals_.add(str(instruction.argval))
-            elif instruction.opname in _IMPORTS:
+            elif instruction.opname == "IMPORT_NAME":
                 # Before it stand the level and the names that are wanted.
                 level = constants[-2] if len(constants) > 1 else 0
                 imports.add((level if isinstance(level, int) else 0, str(instruction.argval)))

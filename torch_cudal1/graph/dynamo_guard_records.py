@@ -31,7 +31,7 @@ from torch_cudal1.runtime.guard_records import (
     is_definition,
 )
 
-__all__ = ["MODULE_SLOTS", "RecordCollector", "UnprovenError", "is_torch_module"]
+__all__ = ["IN_TORCH", "MODULE_SLOTS", "RecordCollector", "UnprovenError", "is_torch_module"]
 
 Record = TypeVar("Record")
 
@@ -39,7 +39,8 @@ MODULE_SLOTS = ("_parameters", "_buffers", "_modules")
 # A call may have to compare every item, so a longer container keeps Dynamo's own guard.
 _MAX_ITEMS = 1024
 _ENVIRONMENT = environment_table()
-_IN_TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
+# the folder of torch's own files
+IN_TORCH = f"{os.path.dirname(torch.__file__)}{os.sep}"
 
 
 class UnprovenError(Exception):
@@ -231,7 +232,7 @@ class RecordCollector:
     def add_function(self, function: types.FunctionType) -> None:
         """Compare the code and the default arguments of a function."""
         # By its file: `functools.wraps` hands on the name of another module.
-        if not function.__code__.co_filename.startswith(_IN_TORCH):
+        if not function.__code__.co_filename.startswith(IN_TORCH):
             self._add(
                 self._function_matches,
                 ("function", id(function)),

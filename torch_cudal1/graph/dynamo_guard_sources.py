@@ -19,11 +19,11 @@ from torch_cudal1.graph.dynamo_effects import Unchanged
 from torch_cudal1.graph.dynamo_guard_records import MODULE_SLOTS, RecordCollector, UnprovenError
 from torch_cudal1.graph.traced_code import CodeKey
 from torch_cudal1.runtime.guard_records import ABSENT
+from torch_cudal1.runtime.opaque_types import PLAIN_TYPES
 
 __all__ = [
     "ITEM_STEPS",
     "NAMED",
-    "PLAIN",
     "AttributeDict",
     "GuardedFrame",
     "SourceReader",
@@ -32,23 +32,7 @@ __all__ = [
     "steps_of",
 ]
 
-# immutable values that a guard may compare by identity; NAMED: objects of which a name is part
-PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    types.CodeType,
-    type(...),
-)
+# objects of which a name is part, which a guard may compare by identity as well
 NAMED = (
     type,
     types.FunctionType,
@@ -251,7 +235,7 @@ class SourceReader:
         if hasattr(index, "base"):  # a key that is itself read from somewhere
             index = self.read(index)
         # A key of another class may define `__eq__` and `__hash__`, which a look-up would run.
-        if isinstance(value, dict) and isinstance(index, (*PLAIN, *NAMED)):
+        if isinstance(value, dict) and isinstance(index, (*PLAIN_TYPES, *NAMED)):
             return self._collector.add_lookup(value, index, dict.__getitem__(value, index))
         raise UnprovenError("an item")
 

@@ -24,7 +24,6 @@ from torch_cudal1.graph.dynamo_guard_records import RecordCollector, UnprovenErr
 from torch_cudal1.graph.dynamo_guard_sources import (
     ITEM_STEPS,
     NAMED,
-    PLAIN,
     AttributeDict,
     GuardedFrame,
     SourceReader,
@@ -34,6 +33,7 @@ from torch_cudal1.graph.dynamo_guard_sources import (
 )
 from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor
 from torch_cudal1.runtime.guard_records import GuardRecords
+from torch_cudal1.runtime.opaque_types import PLAIN_TYPES
 
 __all__ = ["GuardSplit", "find_owner_source"]
 
@@ -229,7 +229,7 @@ class GuardSplit:
 
 
 def _is_immutable(value: Any) -> bool:
-    return isinstance(value, (*PLAIN, *NAMED, enum.Enum)) or (
+    return isinstance(value, (*PLAIN_TYPES, types.CodeType, *NAMED, enum.Enum)) or (
         # Exact types: a subclass may carry attributes.
         type(value) in (tuple, frozenset) and all(map(_is_immutable, value))
     )

@@ -25,18 +25,14 @@ from packaging.version import Version
 
 from torch_cudal1.core.code_names import CodeNames, iter_code, read_code_names
 from torch_cudal1.core.program_text import is_standard_file
-from torch_cudal1.graph.dynamo_guard_records import RecordCollector
+from torch_cudal1.graph.dynamo_guard_records import IN_TORCH, RecordCollector
 from torch_cudal1.runtime.guard_records import ABSENT, HEAP_TYPE, GuardRecords
+from torch_cudal1.runtime.opaque_types import PLAIN_TYPES
 
 __all__ = ["CodeKey", "CodeVisitor", "describe_code", "list_own_code"]
 
 CodeKey: TypeAlias = tuple[str, str, int]  # file, qualified name, first line
-_IN_TORCH = (
-    f"{os.path.dirname(torch.__file__)}{os.sep}",
-    f"{os.path.dirname(os.path.dirname(__file__))}{os.sep}",
-)
-# Dynamo guards each of these where it is read.
-_GUARDED = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_NOT_OWN = (IN_TORCH, f"{os.path.dirname(os.path.dirname(__file__))}{os.sep}")
 _ASKS_FOR_NAMES = frozenset({"hasattr", "getattr"})
 _BUILTINS = vars(builtins)
 # What code calls of a tensor without a name: infix operators, indexing, `if tensor`.
@@ -55,7 +51,7 @@ def list_own_code(codes: Collection[types.CodeType]) -> dict[CodeKey, types.Code
     return {
         describe_code(code): code
         for code in codes
-        if not (code.co_filename.startswith(_IN_TORCH) or is_standard_file(code.co_filename))
+        if not (code.co_filename.startswith(_NOT_OWN) or is_standard_file(code.co_filename))
     }
 
 
@@ -70,6 +66,7 @@ class CodeVisitor:
         # Held, so that an id is not given to another object meanwhile.
         self._visited: dict[int, object] = {}
         self._functions: dict[int, types.FunctionType] = {}
+        self._classes: set[tuple[type, bool]] = set()
         self._tensor_names = frozenset(dir(torch.Tensor))
 
     def visit_walk(self, walked: GuardRecords) -> None:
@@ -113,6 +110,9 @@ class CodeVisitor:
         return remaining
 
     def _visit_class(self, cls: type, *, is_named: bool = False) -> None:
+        if (cls, is_named) in self._classes:
+            return
+        self._classes.add((cls, is_named))
         # Without `object`, whose body Python code cannot change.
         for base in cls.__mro__[:-1]:
             if base.__flags__ & HEAP_TYPE and not _is_fixed_class(base):
@@ -179,7 +179,8 @@ class CodeVisitor:
         self, table: dict[str, Any], name: str, names: CodeNames, module_ids: set[int]
     ) -> None:
         value = table[name]
-        if isinstance(value, _GUARDED):
+        # Dynamo guards these where they are read.
+        if isinstance(value, PLAIN_TYPES):
             return
         self._collector.add_lookup(table, name, value)
         if isinstance(value, types.ModuleType):

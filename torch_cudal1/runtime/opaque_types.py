@@ -14,21 +14,31 @@ from pathlib import PurePath
 
 import torch
 
-__all__ = ["OPAQUE_TYPES"]
+__all__ = ["OPAQUE_TYPES", "PLAIN_TYPES"]
+
+# Immutable, and told apart by their text.
+PLAIN_TYPES: tuple[type, ...] = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+)
 
 OPAQUE_TYPES: tuple[type, ...] = (
     # Immutable values.
+    *PLAIN_TYPES,
     *(
-        type(None),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
         range,
         slice,
-        type(...),
         type(NotImplemented),
         type,
         enum.Enum,
@@ -51,12 +61,7 @@ OPAQUE_TYPES: tuple[type, ...] = (
         type(threading.RLock()),
     ),
     *(
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
         torch.qscheme,
-        torch.Size,
         torch.Generator,
         torch.finfo,
         torch.iinfo,

@@ -23,26 +23,11 @@ import torch
 
 from torch_cudal1.core.program_text import is_library_file
 from torch_cudal1.runtime.guard_records import ABSENT, IGNORED, GuardRecords
+from torch_cudal1.runtime.opaque_types import PLAIN_TYPES
 
 __all__ = ["compute_record_digest"]
 
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    slice,
-    range,
-)
+_PLAIN = (*PLAIN_TYPES, slice, range)
 _BUILTINS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
