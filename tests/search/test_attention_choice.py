@@ -151,21 +151,3 @@ def test_off_a_gpu_and_where_nothing_can_be_measured_pytorch_chooses(
         attention_choice, "_choose_each", lambda *_: (_ for _ in ()).throw(RuntimeError("no GPU"))
     )
     assert choose_attention(program, torch.device("cuda")) == AttentionChoice(program)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("biased", [False, True])
-def test_on_a_gpu_the_choice_is_right_and_not_slower(biased: bool) -> None:
-    device = torch.device("cuda")
-    program = make_program("efficient", biased=biased)
-    choice = choose_attention(program, device)
-    inputs = [
-        torch.randn(100_000, device=device).to(torch.bfloat16).as_strided(spec.shape, spec.strides)
-        for spec in program.inputs
-    ]
-    run, own = (
-        attention_choice.prepare(each, device)(inputs)[0] for each in (choice.program, program)
-    )
-    torch.testing.assert_close(run, own, atol=2e-2, rtol=2e-2)
-    (event,) = [each for each in telemetry.report().events if each.what == "attention"]
-    assert len(event.facts["medians_us"]) >= 2

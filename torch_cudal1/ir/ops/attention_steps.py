@@ -29,6 +29,7 @@ _TARGETS = {f"aten._scaled_dot_product_{kind}_attention.default": kind for kind 
 # How many results each has; only the first is the attention's.
 _RESULTS = {"flash": 9, "cudnn": 9, "efficient": 4}
 _PERMUTE, _CLONE = "aten.permute.default", "aten.clone.default"
+_EXPAND = "aten.expand.default"
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ def make_alone(
     """
     count = len(attention.operands)
     renumbered = replace(attention, operands=tuple(range(count)))
-    steps = _make_steps(renumbered, kind, count, out)
+    inputs = tuple(specs[index] for index in attention.operands)
+    steps = _make_steps(renumbered, kind, count, inputs, out)
     if steps is None:
         return None
-    inputs = tuple(specs[index] for index in attention.operands)
     return Program(inputs, tuple(steps), (steps[-1].writes[0],))
 
 
@@ -124,6 +125,7 @@ def replace_attention(
                 replace(attention, operands=operands),
                 kinds[position],
                 upcoming,
+                tuple(specs[index] for index in attention.operands),
                 specs[step.writes[0]],
             )
             if new_steps is None:
@@ -141,14 +143,28 @@ def replace_attention(
 
 
 def _make_steps(
-    attention: AttentionStep, kind: str, first: int, out: TensorSpec
+    attention: AttentionStep,
+    kind: str,
+    first: int,
+    operand_specs: tuple[TensorSpec, ...],
+    out: TensorSpec,
 ) -> list[Step] | None:
-    """The operator, whose results are numbered from `first` on, and what gives the first of them
-    the layout of `out`; the last step's first result is the attention's.
+    """The operator, what expands its bias before and what gives its first result the layout of
+    `out` behind; their results are numbered from `first` on, and the last step's first result is
+    the attention's.
     """
     operands: tuple[Arg, ...] = tuple(map(Value, attention.operands))
     if kind == "flash" and len(operands) > 3:
         return None
+    steps: list[Step] = []
+    if kind == "efficient" and kind != attention.kind and len(operands) > 3:
+        # Only cuDNN's broadcasts a bias.
+        query, key, _, bias_spec = operand_specs
+        shape = (*query.shape[:3], key.shape[2])
+        if bias_spec.shape != shape:
+            steps.append(Aten(_EXPAND, (operands[3], shape), (), (first,)))
+            operands = (*operands[:3], Value(first))
+            first += 1
     options: tuple[Arg, ...] = (0.0, attention.is_causal)
     if kind != "flash":
         bias = operands[3] if len(operands) > 3 else None
@@ -158,7 +174,7 @@ def _make_steps(
     )
     outs = tuple(range(first, first + _RESULTS[kind]))
     target = f"aten._scaled_dot_product_{kind}_attention.default"
-    steps: list[Step] = [Aten(target, (*operands[:3], *options), scale, outs, True)]
+    steps.append(Aten(target, (*operands[:3], *options), scale, outs, True))
     if kind == attention.kind:
         return steps
     # As a copy in the order of the dimensions in memory: Inductor fuses it with what reads it, or
