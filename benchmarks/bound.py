@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_cudal1.api.binding import Bound, collect_weight_identities
+from torch_cudal1.api.binding import collect_weight_identities
+from torch_cudal1.api.bound import Bound
 from torch_cudal1.api.dispatcher import Dispatcher
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions

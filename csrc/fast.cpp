@@ -36,6 +36,7 @@ namespace {
 PyObject* miss = nullptr;
 
 struct Switches {  // torch_cudal1.runtime.guard.call_state, without the default device: that is a function mode, and a mode is a miss
+  // Autocast of both devices: a forward may ask for that of the other one.
   bool grad, deterministic, cpu_autocast, cuda_autocast;
   at::ScalarType cpu_dtype, cuda_dtype;
   caffe2::TypeMeta dtype;
@@ -50,12 +51,12 @@ struct Switches {  // torch_cudal1.runtime.guard.call_state, without the default
     s.deterministic = context.deterministicAlgorithms();
     s.cpu_autocast = at::autocast::is_autocast_enabled(at::kCPU);
     if (s.cpu_autocast) s.cpu_dtype = at::autocast::get_autocast_dtype(at::kCPU);
+    s.cuda_autocast = at::autocast::is_autocast_enabled(at::kCUDA);
+    if (s.cuda_autocast) s.cuda_dtype = at::autocast::get_autocast_dtype(at::kCUDA);
     s.dtype = c10::get_default_dtype();
     s.cpu_matmul = context.float32Precision(Float32Backend::MKLDNN, Float32Op::MATMUL);
     s.cpu_conv = context.float32Precision(Float32Backend::MKLDNN, Float32Op::CONV);
     if (!cuda) return s;
-    s.cuda_autocast = at::autocast::is_autocast_enabled(at::kCUDA);
-    if (s.cuda_autocast) s.cuda_dtype = at::autocast::get_autocast_dtype(at::kCUDA);
     s.half = context.allowFP16ReductionCuBLAS();
     s.bfloat = context.allowBF16ReductionCuBLAS();
     s.cuda_matmul = context.float32Precision(Float32Backend::CUDA, Float32Op::MATMUL);
@@ -82,6 +83,7 @@ struct Binding {
   THPObjectPtr owner, guard, runner, finish;  // finish: nullptr where the module returns one tensor
   THPObjectPtr conditions, module;            // what else is asked at each call, and of which module; nullptr: nothing
   std::vector<Source> sources;
+  std::vector<PyObject*> own_arguments;  // for each argument tensor: itself where it is a tensor of the module, else nullptr
   std::vector<THPObjectPtr> kept;  // what `sources` points to
   Py_ssize_t served = 0;
 };
@@ -174,6 +176,23 @@ bool conditions_hold(Binding& binding, PyObject* args, PyObject* kwargs) {
   return held.get() == Py_True;
 }
 
+// For each tensor among the arguments: itself, if the module has it too.
+std::vector<PyObject*> list_own_arguments(PyObject* guard, const std::vector<PyObject*>& tensors) {
+  std::vector<PyObject*> own;
+  own.reserve(tensors.size());
+  for (PyObject* tensor : tensors) own.push_back(guard_has_tensor(guard, tensor) ? tensor : nullptr);
+  return own;
+}
+
+// As when it was bound: the forward may compare them by identity. The guard keeps alive what it compares.
+bool has_same_own_arguments(Binding& binding, const std::vector<PyObject*>& tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    PyObject* own = binding.own_arguments[i];
+    if (own != nullptr ? tensors[i] != own : guard_has_tensor(binding.guard.get(), tensors[i])) return false;
+  }
+  return true;
+}
+
 void forget(FastPath* self, const std::shared_ptr<Binding>& binding) {
   const auto found = std::find(self->bindings->begin(), self->bindings->end(), binding);
   if (found != self->bindings->end()) self->bindings->erase(found);
@@ -195,7 +214,8 @@ PyObject* fast_call(PyObject* object, PyObject* const* given, size_t flags, PyOb
   std::shared_ptr<Binding> binding;  // kept: a check or a runner may run Python code, which may clear the table
   for (size_t i = 0; i < self->bindings->size() && !binding; ++i) {
     const std::shared_ptr<Binding> one = (*self->bindings)[i];
-    if (one->switches == now && is_wanted(one) && guard_holds_now(one->guard.get()) && conditions_hold(*one, given[0], given[1]))
+    if (one->switches == now && is_wanted(one) && has_same_own_arguments(*one, call.tensors()) && guard_holds_now(one->guard.get()) &&
+        conditions_hold(*one, given[0], given[1]))
       binding = one;
   }
   if (!binding) return missed();
@@ -256,6 +276,7 @@ PyObject* fast_add(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   }
   made->owner = Py_NewRef(given[0]);
   made->guard = Py_NewRef(given[3]);
+  made->own_arguments = list_own_arguments(given[3], call.tensors());
   made->runner = Py_NewRef(given[5]);
   if (given[6] != Py_None) made->finish = Py_NewRef(given[6]);
   if (given[7] != Py_None) {

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "fetch.h"
@@ -244,6 +245,7 @@ struct Flat {  // the records that large models have many of
   std::vector<Table> tables;
   std::vector<Lookups> lookups;
   std::vector<Facts> tensors;
+  std::unordered_set<PyObject*> tensor_set;
 };
 
 struct Guard {
@@ -349,7 +351,10 @@ std::unique_ptr<Flat> flattened(const Guard* guard) {
     flat->lookups[place->second].names.push_back({at_(r, 1), at_(r, 3) == Py_True ? nullptr : at_(r, 2)});
     return true;
   });
-  every(guard, TENSORS, [&](PyObject* tensor) { return flat->tensors.emplace_back(tensor, THPVariable_Unpack(tensor)), true; });
+  every(guard, TENSORS, [&](PyObject* tensor) {
+    flat->tensors.emplace_back(tensor, THPVariable_Unpack(tensor));
+    return flat->tensor_set.insert(tensor), true;
+  });
   return flat;
 }
 
@@ -429,6 +434,11 @@ bool is_guard(PyObject* object) { return Py_TYPE(object) == guard_type; }
 bool guard_holds_now(PyObject* object) {
   const auto* guard = reinterpret_cast<const Guard*>(object);
   return guard->records != nullptr && holds(guard);
+}
+
+bool guard_has_tensor(PyObject* object, PyObject* tensor) {
+  const auto& tensors = reinterpret_cast<const Guard*>(object)->flat->tensor_set;
+  return tensors.find(tensor) != tensors.end();
 }
 
 }  // namespace cudal1

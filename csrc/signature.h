@@ -34,7 +34,7 @@ class Writer {
   bool write_call(PyObject* args, PyObject* kwargs);
   const std::string& bytes() const { return out_; }
   const std::vector<PyObject*>& tensors() const { return tensors_; }  // borrowed, in the order of the arguments
-  void clear() { out_.clear(), spans_.clear(), tensors_.clear(); }
+  void clear() { out_.clear(), spans_.clear(), tensors_.clear(), containers_.clear(); }
   PyObject* finish() const { return PyBytes_FromStringAndSize(out_.data(), static_cast<Py_ssize_t>(out_.size())); }
 
  private:
@@ -43,6 +43,7 @@ class Writer {
   std::string out_;
   std::vector<Span> spans_;
   std::vector<PyObject*> tensors_;
+  std::vector<PyObject*> containers_;  // lists and dicts, in the order of the arguments
 
   template <typename T>
   void put(T value) {
@@ -57,6 +58,7 @@ class Writer {
   bool write_text(PyObject* text);
   bool write_sequence(char mark, PyObject* const* items, Py_ssize_t size, int depth);
   bool write_dict(PyObject* dict, int depth);
+  void write_repetition(PyObject* container);
   void write_overlaps();
 };
 
@@ -68,7 +70,10 @@ inline bool Writer::write_tensor(PyObject* object) {
   put('T');
   put(static_cast<int8_t>(t.scalar_type()));
   put_device(t.device());
-  put(static_cast<uint8_t>((t.requires_grad() ? 1 : 0) | (begin % 16 ? 0 : 2)));
+  // The class, a grad_fn and inference mode are nothing that an operator asks, but a forward may.
+  const bool needs_grad = t.requires_grad();
+  put(static_cast<uint8_t>((needs_grad ? 1 : 0) | (begin % 16 ? 0 : 2) | (needs_grad && !t.is_leaf() ? 4 : 0) |
+                           (Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass) ? 0 : 8) | (t.is_inference() ? 16 : 0)));
   put(static_cast<uint8_t>(t.dim()));
   int64_t extent = 1;
   for (int64_t d = 0; d < t.dim(); ++d) {
@@ -99,8 +104,15 @@ inline bool Writer::write_sequence(char mark, PyObject* const* items, Py_ssize_t
   return true;
 }
 
+inline void Writer::write_repetition(PyObject* container) {  // that this list or dict is one of those before
+  for (size_t i = 0; i < containers_.size(); ++i)
+    if (containers_[i] == container) put('='), put(static_cast<uint32_t>(i));
+  containers_.push_back(container);
+}
+
 inline bool Writer::write_dict(PyObject* dict, int depth) {
   if (depth >= max_depth) return false;
+  write_repetition(dict);
   put('{');
   put(PyDict_GET_SIZE(dict));
   Py_ssize_t position = 0;
@@ -152,18 +164,21 @@ inline bool Writer::write(PyObject* value, int depth) {
     const char mark = PyTuple_CheckExact(value) ? '(' : 'Z';
     return write_sequence(mark, reinterpret_cast<PyTupleObject*>(value)->ob_item, PyTuple_GET_SIZE(value), depth);
   }
-  if (PyList_CheckExact(value))
+  if (PyList_CheckExact(value)) {
+    write_repetition(value);
     return write_sequence('[', reinterpret_cast<PyListObject*>(value)->ob_item, PyList_GET_SIZE(value), depth);
+  }
   if (PyDict_CheckExact(value)) return write_dict(value, depth);
   if (THPDtype_Check(value)) return put('D'), put(static_cast<int8_t>(reinterpret_cast<THPDtype*>(value)->scalar_type)), true;
   if (THPDevice_Check(value)) return put('d'), put_device(reinterpret_cast<THPDevice*>(value)->device), true;
   return false;
 }
 
-inline void Writer::write_overlaps() {  // pairs, by their order among the arguments; few tensors, so every pair is looked at
+inline void Writer::write_overlaps() {  // and which are the same object; pairs, by their order among the arguments; few tensors, so every pair is looked at
   for (size_t i = 0; i < spans_.size(); ++i)
     for (size_t j = i + 1; j < spans_.size(); ++j) {
       const Span &a = spans_[i], &b = spans_[j];
+      if (tensors_[i] == tensors_[j]) put('E'), put(static_cast<uint32_t>(i)), put(static_cast<uint32_t>(j));
       if (a.begin < b.end && b.begin < a.end && a.begin < a.end && b.begin < b.end)
         put('A'), put(static_cast<uint32_t>(i)), put(static_cast<uint32_t>(j));
     }

@@ -8,7 +8,7 @@ from torch import nn
 
 import torch_cudal1
 from torch_cudal1.api import dispatcher as module_file
-from torch_cudal1.api.binding import Unbound
+from torch_cudal1.api.bound import Unbound
 
 
 @pytest.mark.parametrize(("missed", "left_alone"), [(False, True), (True, False)])

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.api.bound import Bound, Unbound
 from torch_cudal1.api.contenders import (
     FilledGraphs,
     ServedCall,
@@ -63,72 +64,17 @@ from torch_cudal1.graph.module_call import (
 from torch_cudal1.graph.swap import Swapped
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.judge import pool_scope
-from torch_cudal1.runtime.dispatch import DirectCall
 from torch_cudal1.runtime.guard import ModuleGuard
 from torch_cudal1.runtime.guard_builder import record_module
 from torch_cudal1.runtime.guard_records import drop_state
 from torch_cudal1.search.tune import Choice, Progress, choose
 from torch_cudal1.store.context import TuneContext, make_context
 
-__all__ = ["Bound", "Unbound", "bind", "collect_weight_identities"]
+__all__ = ["bind", "collect_weight_identities"]
 
 SHARED_WRITES = (
     "its forward writes to memory that several tensors share, so no call of it can be measured"
 )
-
-
-@dataclass(frozen=True)
-class Bound:
-    """`call(args, kwargs)` is right for a call that it `serves`; `choices` say what runs in it.
-
-    `guard` compares the module; `conditions`, given {module, args, kwargs}, what else Dynamo guards
-    (None: nothing); `is_disjoint` says whether the call's arguments share no memory with what the
-    call writes to (None: they cannot). `weights`: identities of the module's tensors that `call`
-    keeps alive. `direct`: the same call without AOTAutograd's wrapper, where nothing needs it.
-    `pieces`: what `call` belongs to where the forward is several graphs; Dynamo guards each of
-    them.
-    """
-
-    call: Call
-    guard: Any
-    choices: tuple[Choice, ...]
-    note: str = ""
-    weights: frozenset[int] = frozenset()
-    direct: DirectCall | None = None
-    conditions: Callable[[dict[str, Any]], bool] | None = None
-    is_disjoint: Call | None = None
-    pieces: Pieces | None = None
-
-    def serves(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
-        """Whether everything that the call depends on, besides values of tensors, is as it was when
-        it was captured.
-        """
-        # In order of cost: one C++ comparison first, Dynamo's guard tree and the walk over the
-        # arguments' memory only where the capture needed them.
-        return (
-            self.guard.holds()
-            and (
-                self.conditions is None
-                or self.conditions({"module": module, "args": args, "kwargs": kwargs})
-            )
-            and (self.is_disjoint is None or self.is_disjoint(args, kwargs))
-        )
-
-
-@dataclass(frozen=True)
-class Unbound:
-    """The module's own forward runs, and why.
-
-    `missed`: nothing is known yet, so a later warm-up may change that. After a change of the
-    module, `guard` is what this was decided for (None: for good).
-    """
-
-    reason: str
-    choices: tuple[Choice, ...] = ()
-    missed: bool = False
-    guard: Any = None
 
 
 @pool_scope()
@@ -297,7 +243,7 @@ def _bind_in_pieces(
     # With gradients a call is half a step: a way of running may save time forward and lose it
     # backward.
     trains = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in tensors)
-    pieces = Pieces(module, settings, context.device, trains=trains)
+    pieces = Pieces(module, settings, context.device, trains=trains, example=(args, kwargs))
     note = f"on trial in the module's own calls ({reason})"
     # The guard has only what Dynamo does not guard when it runs a module: hooks and the bodies of
     # classes. A call may change the module's state.
@@ -343,6 +289,8 @@ class _CapturedCall:
             if self._shares_written_memory:
                 return Unbound(SHARED_WRITES, choices), NoConsensus(SHARED_WRITES)
             choices, decision = self._choose_quickly()
+        if not choices and decision is not None:
+            return Unbound(decision.note), NoConsensus(decision.note)
         bound, decision = self.bind(choices, decision)
         entries = tuple(choice.entry for choice in choices if choice.entry is not None)
         return bound, Broadcast(decision.winner, decision.note, entries)
@@ -356,6 +304,8 @@ class _CapturedCall:
         if len(regions) > 1:
             return choose_for_step(regions, self.context), None
         trial = self._make_trial(is_training=False)
+        if (refusal := self._check_capture(trial)) is not None:
+            return (), EndToEndDecision("eager", refusal.reason)
         return choose_schedule(
             trial, regions, self.context, self._build_served_call, self._check_composed
         )
@@ -387,6 +337,7 @@ class _CapturedCall:
             direct,
             captured.conditions,
             captured.make_overlap_check(written),
+            own_arguments=captured.guard.find_own_tensors(list_call_tensors(*self.example)),
         ), decision
 
     @cached_property
@@ -446,12 +397,26 @@ class _CapturedCall:
             return EndToEndDecision("eager", "eager is the fastest baseline and nothing beat it")
         if self._shares_written_memory:
             return EndToEndDecision("eager", SHARED_WRITES)
+        if len(choices) == 1 and (
+            refusal := self._check_capture(self._make_trial(is_training=False))
+        ):
+            return EndToEndDecision("eager", refusal.reason)
         built = {name: builders[name]() for name in contenders}
         refusal = self._check_composed(built.get("cudal1"), choices)
         if refusal is not None:
             return EndToEndDecision("eager", f"undone: {refusal.reason}")
         trial = self._make_trial(is_training=len(choices) > 1)
         return run_trial(trial, built, choices, self.context)
+
+    def _check_capture(self, trial: ModuleTrial) -> Refusal | None:
+        from torch_cudal1.api.shadow import check_capture
+
+        def build(choices: tuple[Choice, ...]) -> Call:
+            filled = fill_graphs(self.traced, self.graphs, choices, self.context, self.captured)
+            return self.captured.wrap_compiled(filled.call, self._written)
+
+        (item,), own_call = self.graphs, self.module._call_impl
+        return check_capture(item.region, own_call, trial.arguments, build, self.context)
 
     def _check_composed(self, call: Call | None, choices: tuple[Choice, ...]) -> Refusal | None:
         """What is wrong with choices that were composed of blocks, on the user's own inputs."""

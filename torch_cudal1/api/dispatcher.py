@@ -19,7 +19,8 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils import _pytree as pytree
 
-from torch_cudal1.api.binding import Bound, Unbound, bind, collect_weight_identities
+from torch_cudal1.api.binding import bind, collect_weight_identities
+from torch_cudal1.api.bound import Bound, Unbound
 from torch_cudal1.api.explain import explain_bindings
 from torch_cudal1.api.pieces import Pieces
 from torch_cudal1.api.recording import recorder

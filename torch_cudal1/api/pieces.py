@@ -34,7 +34,7 @@ from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.graph.dynamo_session import silence_dynamo
 from torch_cudal1.graph.module_call import list_call_tensors
-from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor, list_own_code
+from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor, find_uncompared_read, list_own_code
 from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
 from torch_cudal1.runtime.guard_records import GuardRecords
 from torch_cudal1.search.tune import Choice
@@ -99,9 +99,15 @@ class Pieces:
     """
 
     def __init__(
-        self, module: torch.nn.Module, settings: Settings, device: torch.device, *, trains: bool
+        self,
+        module: torch.nn.Module,
+        settings: Settings,
+        device: torch.device,
+        *,
+        trains: bool,
+        example: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
-        """`trains`: whether gradients are wanted of the calls."""
+        """`trains`: whether gradients are wanted of the calls; `example`: the arguments of one."""
         self._module, self._settings, self._device, self._trains = module, settings, device, trains
         self._seconds: dict[str, list[float]] = {"own": [], "graphs": []}
         self._turn = threading.Lock()
@@ -110,6 +116,10 @@ class Pieces:
         self._steps = 0
         # One a frame that Dynamo compiled.
         self._frame_guards: list[ModuleGuard] = []
+        # Dynamo does not compare arguments with the module's own tensors.
+        tensors = (*module.parameters(), *module.buffers())
+        self._own_tensors = frozenset(map(id, tensors))
+        self._own_arguments = self._find_own_arguments(*example)
         # Of the frame that is being compiled.
         self._traced_code: dict[CodeKey, CodeType] = {}
         self.graphs = 0
@@ -245,10 +255,21 @@ class Pieces:
         return compiled
 
     def holds(self, call: dict[str, Any]) -> bool:
-        """Whether Python still finds what the frames looked up; the values that they read are
-        Dynamo's to compare. `call` is not looked at.
+        """Whether Python still finds what the frames looked up, and the same arguments as before are
+        tensors of the module; the values that the frames read are Dynamo's to compare.
         """
-        return all(guard.holds() for guard in self._frame_guards)
+        return self._find_own_arguments(
+            call["args"], call["kwargs"]
+        ) == self._own_arguments and all(guard.holds() for guard in self._frame_guards)
+
+    def _find_own_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[int, int], ...]:
+        return tuple(
+            (position, id(tensor))
+            for position, tensor in enumerate(list_call_tensors(args, kwargs))
+            if id(tensor) in self._own_tensors
+        )
 
     def _record_frame(self, entries: Entries) -> list[bool]:
         # Dynamo keeps nothing of a frame without a graph.
@@ -272,6 +293,8 @@ class Pieces:
 
         context = TracingContext.try_get()
         self._traced_code = list_own_code(context.traced_code if context else ())
+        if refusal := find_uncompared_read(self._traced_code.values()):
+            raise NotLowerableError(refusal.reason)
         self.graphs += 1
         options = {
             field.name: getattr(self._settings, field.name) for field in fields(self._settings)

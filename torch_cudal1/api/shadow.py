@@ -18,6 +18,7 @@ import importlib
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -31,11 +32,13 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.sticky_errors import is_sticky
+from torch_cudal1.graph.outputs import iter_leaves
 from torch_cudal1.graph.swap import FAILURES, Around, Swapped, withdraw
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Aten, Program
-from torch_cudal1.ir.records import BY_BLOCKS
+from torch_cudal1.ir.records import BY_BLOCKS, Candidate, Region
+from torch_cudal1.ir.schedule import EAGER
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.judge.reference.analysis import analyse
 from torch_cudal1.judge.reference.compare import compare, unit_roundoff
@@ -47,7 +50,7 @@ from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.cache.quarantine import QuarantineRecord, quarantine_candidate
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["check_composed", "check_recalled", "wrap_with_checks"]
+__all__ = ["check_capture", "check_composed", "check_recalled", "wrap_with_checks"]
 
 # TF32 keeps 10 bits of mantissa, so it rounds to half of 2^-10.
 TF32_ROUNDOFF = 2.0**-11
@@ -156,6 +159,49 @@ def check_recalled(
     wrong = "" if refusal is None else refusal.reason
     telemetry.record("capture", "recalled", choice.region.key, wrong=wrong)
     return refusal
+
+
+def check_capture(
+    region: Region,
+    own_call: Callable[..., Any],
+    enter_arguments: Callable[
+        [torch.device], AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]
+    ],
+    build: Callable[[tuple[Choice, ...]], Callable[[tuple[Any, ...], dict[str, Any]], Any]],
+    context: TuneContext,
+) -> Refusal | None:
+    """What is wrong with a capture: its operators, one by one in the user's call (`build`), give
+    other results than the module's own forward (`own_call`) on the user's arguments, which
+    `enter_arguments` yields and puts back. The cause is Python that Dynamo sees differently, such
+    as a function that remembers its results.
+    """
+    if is_random_program(region.program):
+        return None
+    choice = Choice(region, Candidate(region.program, EAGER, "baseline"), None, "its operators")
+    with torch.no_grad():
+        try:
+            with enter_arguments(context.device) as (args, kwargs):
+                expected = _copy_tensors(own_call(*args, **kwargs))
+            with enter_arguments(context.device) as (args, kwargs):
+                results = _copy_tensors(build((choice,))(args, kwargs))
+            narrow = _choose_narrow_tolerance(choice, context)
+            refusal = _find_difference(results, expected, narrow)
+            # Working out what the region's depth allows takes longer.
+            if refusal is not None:
+                refusal = _find_difference(results, expected, _choose_tolerance(choice, context))
+        except FAILURES as error:
+            if is_sticky(error):
+                raise
+            refusal = Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
+    if refusal is None:
+        return None
+    telemetry.record("capture", "differs", choice.region.key, why=refusal.reason)
+    return Refusal(f"its operators, as Dynamo traced them, differ from its forward: {refusal}")
+
+
+def _copy_tensors(result: Any) -> list[torch.Tensor]:
+    # What the call writes to is put back, and may be part of the result.
+    return [leaf.detach().clone() for leaf in iter_leaves(result, torch.Tensor)]
 
 
 class _CheckedCallable:

@@ -31,7 +31,7 @@ from torch_cudal1.graph.dynamo_session import (
     enter_compilation,
     guard_environment,
 )
-from torch_cudal1.graph.traced_code import CodeKey, list_own_code
+from torch_cudal1.graph.traced_code import CodeKey, find_uncompared_read, list_own_code
 from torch_cudal1.ir.ops.recurrent_ops import find_one_step_layers
 
 __all__ = ["DynamoCapture", "Entries", "capture_call", "leaves_grad_mode"]
@@ -250,7 +250,7 @@ def _capture_frame(
     graph = _check_repeatable(backend, recurrent=recurrent)
     # The name under which the bytecode finds its compiled function.
     (name,) = (key for key in names if key.startswith("__compiled_fn"))
-    return DynamoCapture(
+    capture = DynamoCapture(
         graph,
         backend.inputs,
         backend.sources,
@@ -261,6 +261,9 @@ def _capture_frame(
         _modes=backend.modes,
         _name=name,
     )
+    if refusal := find_uncompared_read(capture.traced_code.values()):
+        raise NotLowerableError(refusal.reason)
+    return capture
 
 
 def _check_repeatable(backend: _FrameBackend, *, recurrent: bool) -> fx.GraphModule:

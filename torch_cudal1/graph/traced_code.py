@@ -25,15 +25,19 @@ from packaging.version import Version
 
 from torch_cudal1.core.code_names import CodeNames, iter_code, read_code_names
 from torch_cudal1.core.program_text import is_standard_file
+from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.dynamo_guard_records import IN_TORCH, RecordCollector
 from torch_cudal1.runtime.guard_records import ABSENT, HEAP_TYPE, GuardRecords
 from torch_cudal1.runtime.opaque_types import PLAIN_TYPES
 
-__all__ = ["CodeKey", "CodeVisitor", "describe_code", "list_own_code"]
+__all__ = ["CodeKey", "CodeVisitor", "describe_code", "find_uncompared_read", "list_own_code"]
 
 CodeKey: TypeAlias = tuple[str, str, int]  # file, qualified name, first line
 _NOT_OWN = (IN_TORCH, f"{os.path.dirname(os.path.dirname(__file__))}{os.sep}")
 _ASKS_FOR_NAMES = frozenset({"hasattr", "getattr"})
+# Of a tensor: whether it is a view. In a signature it would make each part of a batch a form of its
+# own, for what next to nobody asks.
+_NOT_COMPARED = frozenset({"_base"})
 _BUILTINS = vars(builtins)
 # What code calls of a tensor without a name: infix operators, indexing, `if tensor`.
 _OPERATORS = frozenset(dir(operator)) | {"__bool__", "__float__", "__int__", "__iter__", "__len__"}
@@ -53,6 +57,15 @@ def list_own_code(codes: Collection[types.CodeType]) -> dict[CodeKey, types.Code
         for code in codes
         if not (code.co_filename.startswith(_NOT_OWN) or is_standard_file(code.co_filename))
     }
+
+
+def find_uncompared_read(codes: Collection[types.CodeType]) -> Refusal | None:
+    """A Refusal names what the code reads of tensors that neither Dynamo nor a signature compares."""
+    for code in codes:
+        names = read_code_names(code)
+        for name in sorted(_NOT_COMPARED & (names.names | names.texts)):
+            return Refusal(f"{code.co_qualname} reads `{name}`, which no guard compares")
+    return None
 
 
 class CodeVisitor:

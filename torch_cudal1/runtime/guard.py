@@ -13,7 +13,7 @@ It runs nothing, decides nothing, and does not read the values of tensors.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -53,19 +53,31 @@ class ModuleGuard:
 
     # With `__weakref__`, because a guard may be stored in the module that it guards: the cycle has
     # to be collectable.
-    __slots__ = ("__weakref__", "_watched", "holds", "implementation", "native")
+    __slots__ = ("__weakref__", "_tensors", "_watched", "holds", "implementation", "native")
     implementation: Implementation
 
     def __init__(self, watched: GuardRecords, implementation: Implementation | None = None) -> None:
         self.implementation = implementation or ("native" if native.status()[0] else "python")
         extension = native.extension() if self.implementation == "native" else None
         self._watched = watched
+        # The records keep them alive, so that no other tensor gets their identity.
+        self._tensors = frozenset(id(record.tensor) for record in watched.tensors)
         # The dispatch table asks this one from C++, without a call through Python.
         self.native: Any = (
             None if extension is None else extension.Guard(*_encode_for_native_guard(watched))
         )
         self.holds: Callable[[], bool] = (
             PythonGuard(watched).holds if self.native is None else self.native.holds
+        )
+
+    def find_own_tensors(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+        """Which of a call's tensors are among those that the guard compares: position and identity.
+        A forward may ask whether an argument is one of the module's own.
+        """
+        return tuple(
+            (position, id(tensor))
+            for position, tensor in enumerate(tensors)
+            if id(tensor) in self._tensors
         )
 
     def explain_difference(self) -> str:
@@ -156,11 +168,15 @@ def call_state(device_type: str) -> tuple[object, ...]:
     """The global switches that change what a call computes on `device_type` ("cuda", "cpu"),
     hashable.
 
-    Grad mode, autocast and its dtype, default dtype and device, deterministic algorithms, and the
-    precision switches of matmul, convolution and recurrent cells.
+    Grad mode, autocast and its dtype (of both devices, since a forward may ask for the other one's),
+    default dtype and device, deterministic algorithms, and the precision switches of matmul,
+    convolution and recurrent cells.
     """
     # The dtype only counts while autocast is on; a changed one alone is no reason to bind again.
-    autocast = _C.get_autocast_dtype(device_type) if _C.is_autocast_enabled(device_type) else None
+    autocast = tuple(
+        _C.get_autocast_dtype(each) if _C.is_autocast_enabled(each) else None
+        for each in ("cpu", "cuda")
+    )
     device = (
         getattr(_C._get_function_stack_at(0), "device", None)
         if _C._len_torch_function_stack()
@@ -198,7 +214,8 @@ def signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable |
 
     Nested lists, tuples and dicts of dense tensors and plain values (int, float, bool, str, None,
     dtype, device). Of a tensor: dtype, device, shape, strides, requires_grad, 16-byte alignment,
-    which other inputs overlap it; not its values.
+    whether it is a Parameter, is computed, was made in inference mode, and which other inputs are
+    the same object or overlap it; not its values. Of lists and dicts also which are the same object.
     """
     return _signature(args, kwargs)
 
@@ -215,15 +232,17 @@ def python_signature(
     """`signature` in plain Python. `opaque`: an object of an unknown class is described by its class
     alone.
     """
-    spans: list[tuple[int, int]] = []
+    call = _Description(opaque)
     try:
         described = (
-            tuple([_describe(value, spans, 0, opaque) for value in args]),
-            _describe(kwargs, spans, 0, opaque),
+            tuple([call.describe(value, 0) for value in args]),
+            call.describe(kwargs, 0),
         )
     except _NotServableError:
         return None
-    return (*described, _overlaps(spans)) if len(spans) > 1 else described
+    if len(call.spans) < 2:
+        return described
+    return (*described, _overlaps(call.spans), _list_repetitions(call.tensors))
 
 
 def opaque_signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
@@ -238,66 +257,108 @@ class _NotServableError(Exception):
     """Ends a description; becomes None."""
 
 
-def _describe(
-    value: Any, spans: list[tuple[int, int]], depth: int, opaque: bool = False
-) -> tuple[object, ...]:
-    # The exact type: a subclass may have any behaviour of its own.
-    kind = type(value)
-    if kind is torch.Tensor or kind is nn.Parameter:
-        return _describe_tensor(value, spans)
-    if value is None or kind is bool or kind is str or kind is torch.dtype or kind is torch.device:
-        return (kind, value)
-    # C++ describes an int in 64 bits; a larger one is refused by both alike.
-    if kind is int and -(2**63) <= value < 2**63:
-        return (kind, value)
-    if kind is float:
-        return (kind, _BITS.pack(value))
-    if depth < _MAX_DEPTH:
-        if kind is tuple or kind is list or kind is torch.Size:
-            return (kind, *[_describe(item, spans, depth + 1, opaque) for item in value])
-        if kind is dict and all(type(key) is str for key in value):
-            return (
-                kind,
-                tuple(value),
-                *[_describe(item, spans, depth + 1, opaque) for item in value.values()],
-            )
-    if opaque and not isinstance(value, torch.Tensor):
-        return (kind,)
-    raise _NotServableError
+class _Description:
+    """Describes the values of one call, and collects what is compared among them: addresses of
+    tensors, and the identities of tensors and of what may be changed.
+    """
 
+    def __init__(self, opaque: bool) -> None:
+        self._opaque = opaque
+        self._containers: list[int] = []
+        self.spans: list[tuple[int, int]] = []
+        self.tensors: list[int] = []
 
-def _describe_tensor(tensor: Any, spans: list[tuple[int, int]]) -> tuple[object, ...]:
-    if (
-        tensor.layout is not torch.strided
-        or tensor.is_quantized
-        or tensor.is_nested
-        or tensor.is_conj()
-        or tensor.is_neg()
-    ):
+    def describe(self, value: Any, depth: int) -> tuple[object, ...]:
+        """The description of a value at that depth. Raises _NotServableError."""
+        # The exact type: a subclass may have any behaviour of its own.
+        kind = type(value)
+        if kind is torch.Tensor or kind is nn.Parameter:
+            return self._describe_tensor(value)
+        if (
+            value is None
+            or kind is bool
+            or kind is str
+            or kind is torch.dtype
+            or kind is torch.device
+        ):
+            return (kind, value)
+        # C++ describes an int in 64 bits; a larger one is refused by both alike.
+        if kind is int and -(2**63) <= value < 2**63:
+            return (kind, value)
+        if kind is float:
+            return (kind, _BITS.pack(value))
+        if depth < _MAX_DEPTH:
+            if kind is tuple or kind is torch.Size:
+                return (kind, *[self.describe(item, depth + 1) for item in value])
+            if kind is list:
+                repeated = self._find_repetitions(value)
+                return (kind, repeated, *[self.describe(item, depth + 1) for item in value])
+            if kind is dict and all(type(key) is str for key in value):
+                repeated = self._find_repetitions(value)
+                items = [self.describe(item, depth + 1) for item in value.values()]
+                return (kind, repeated, tuple(value), *items)
+        if self._opaque and not isinstance(value, torch.Tensor):
+            return (kind,)
         raise _NotServableError
-    try:
-        address = tensor.data_ptr()
-    except RuntimeError:
-        # A tensor inside a transform or a trace has no memory of its own.
-        raise _NotServableError from None
-    shape, strides = tensor.shape, tensor.stride()
-    extent = (
-        sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
-        if tensor.numel()
-        else 0
-    )
-    # Addresses themselves are no part of a signature, or every call would have its own.
-    spans.append((address, address + extent * tensor.element_size() if address else address))
-    return (
-        torch.Tensor,
-        tensor.dtype,
-        shape,
-        strides,
-        tensor.device,
-        tensor.requires_grad,
-        # Kernels are compiled for pointers that are multiples of 16 bytes (Triton's
-        # tt.divisibility).
-        address % 16 == 0,
+
+    def _find_repetitions(self, container: Any) -> tuple[int, ...]:
+        """Which of the lists and dicts before are this one: what it gets they get too."""
+        repeated = [
+            number for number, before in enumerate(self._containers) if before == id(container)
+        ]
+        self._containers.append(id(container))
+        return tuple(repeated)
+
+    def _describe_tensor(self, tensor: Any) -> tuple[object, ...]:
+        if (
+            tensor.layout is not torch.strided
+            or tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            raise _NotServableError
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:
+            # A tensor inside a transform or a trace has no memory of its own.
+            raise _NotServableError from None
+        shape, strides = tensor.shape, tensor.stride()
+        extent = (
+            sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
+            if tensor.numel()
+            else 0
+        )
+        # Addresses themselves are no part of a signature, or every call would have its own.
+        self.spans.append(
+            (address, address + extent * tensor.element_size() if address else address)
+        )
+        self.tensors.append(id(tensor))
+        return (
+            type(tensor),
+            tensor.dtype,
+            shape,
+            strides,
+            tensor.device,
+            tensor.requires_grad,
+            # What no operator asks, but a forward may.
+            tensor.requires_grad and not tensor.is_leaf,
+            tensor.is_inference(),
+            # Kernels are compiled for pointers that are multiples of 16 bytes (Triton's
+            # tt.divisibility).
+            address % 16 == 0,
+        )
+
+
+def _list_repetitions(identities: list[int]) -> tuple[tuple[int, int], ...]:
+    """Pairs of tensors, by their order among the arguments, that are the same object."""
+    if len(set(identities)) == len(identities):
+        return ()
+    return tuple(
+        (i, j)
+        for i, first in enumerate(identities)
+        for j, second in enumerate(identities)
+        if i < j and first == second
     )
 
 
