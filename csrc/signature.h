@@ -70,10 +70,10 @@ inline bool Writer::write_tensor(PyObject* object) {
   put('T');
   put(static_cast<int8_t>(t.scalar_type()));
   put_device(t.device());
-  // The class, a grad_fn and inference mode are nothing that an operator asks, but a forward may.
+  // The class and a grad_fn are nothing that an operator asks, but a forward may.
   const bool needs_grad = t.requires_grad();
   put(static_cast<uint8_t>((needs_grad ? 1 : 0) | (begin % 16 ? 0 : 2) | (needs_grad && !t.is_leaf() ? 4 : 0) |
-                           (Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass) ? 0 : 8) | (t.is_inference() ? 16 : 0)));
+                           (Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass) ? 0 : 8)));
   put(static_cast<uint8_t>(t.dim()));
   int64_t extent = 1;
   for (int64_t d = 0; d < t.dim(); ++d) {

@@ -4,6 +4,7 @@ next process does not repeat it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -275,6 +276,50 @@ def test_a_training_step_is_measured_as_a_whole(
         module(X).sum().backward()
     torch.testing.assert_close(net.linear.weight.grad, reference.linear.weight.grad)
     assert {region.kind for region in cudal1.explain(net).regions} == {"forward", "backward"}
+
+
+GAINS = {"gain": 2.0}
+
+
+@functools.lru_cache
+def remember_gain() -> float:
+    return GAINS["gain"]
+
+
+class RemembersGain(Net):
+    """Dynamo traces what the function would compute now, not what it remembers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * remember_gain()
+
+
+class AsksForCompiler(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (5 if torch.compiler.is_compiling() else 2)
+
+
+@pytest.mark.parametrize("kind", [RemembersGain, AsksForCompiler, Net])
+@pytest.mark.parametrize("on_miss", ["quick", "tune"])
+def test_a_trace_that_computes_something_else_is_not_used(
+    kind: type[Net], on_miss: Any, dynamo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always_compile(monkeypatch)
+    monkeypatch.setitem(GAINS, "gain", 2.0)
+    remember_gain.cache_clear()
+    net = kind().eval()
+    with torch.no_grad():
+        expected = net(X)
+        GAINS["gain"] = 5.0
+        example = () if on_miss == "quick" else (X,)
+        cudal1.accelerate(
+            net, *example, on_miss=on_miss, budget_s=1.0, cache_dir=tmp_path, strictness="error"
+        )
+        for _ in range(3):
+            torch.testing.assert_close(net(X), expected)
+    reasons = cudal1.explain(net).left_out
+    differs = any("as Dynamo traced them, differ from its forward" in reason for reason in reasons)
+    # A search that finds nothing faster has nothing to bind.
+    assert differs == (kind is not Net) or on_miss == "tune"
 
 
 class Counting(nn.Module):

@@ -129,6 +129,8 @@ def sign(request: pytest.FixtureRequest) -> Any:
 
 X = torch.arange(24.0)
 LONG = torch.arange(64.0)
+EMPTY = torch.empty(0)
+NUMBERS, NAMES = [1, 2], {"a": 1}
 ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [  # no two may have the same signature
     ((), {}),
     ((X,), {}),
@@ -140,6 +142,18 @@ ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [  # no two may have t
     ((LONG[1:25],), {}),
     ((X, X.clone()), {}),
     ((X, X), {}),
+    ((X, X.detach()), {}),
+    ((torch.empty(0), torch.empty(0)), {}),
+    ((EMPTY, EMPTY), {}),
+    ((nn.Parameter(X.clone()),), {}),
+    ((nn.Parameter(X.clone(), requires_grad=False),), {}),
+    ((X.clone().requires_grad_() * 1.0,), {}),
+    ((NUMBERS, NUMBERS), {}),
+    ((NUMBERS, list(NUMBERS)), {}),
+    ((NUMBERS, [NUMBERS]), {}),
+    ((NUMBERS, [list(NUMBERS)]), {}),
+    ((NAMES, NAMES), {}),
+    ((NAMES, dict(NAMES)), {}),
     ((X, X.view(4, 6)), {}),
     ((X, X[:1].clone().expand(24)), {}),
     ((X, X.clone(), X), {}),
@@ -183,7 +197,6 @@ def test_calls_that_share_a_plan_share_a_signature(sign: Any) -> None:
     for args, kwargs in ARGUMENTS:
         assert sign(args, kwargs) == sign(copy.copy(args), dict(kwargs))
     assert sign((X,), {}) == sign((torch.zeros(24),), {})
-    assert sign((X,), {}) == sign((nn.Parameter(torch.zeros(24), requires_grad=False),), {})
     assert sign((float("nan"),), {}) == sign((float("nan"),), {})
     assert sign((X, LONG[32:56]), {}) == sign((LONG[:24], LONG[32:56]), {}), (
         "parts of one storage that do not overlap"
@@ -358,6 +371,13 @@ def test_grad_mode_autocast_and_default_device_change_the_state() -> None:
         assert find_tracing() is None
         states.add(call_state("cpu"))
     assert len(states) == 5
+    # A forward may ask for the autocast of the other device.
+    enabled = torch.is_autocast_enabled("cuda")
+    try:
+        torch.set_autocast_enabled("cuda", not enabled)
+        assert call_state("cpu") not in states
+    finally:
+        torch.set_autocast_enabled("cuda", enabled)
 
 
 def test_the_state_can_be_asked_for_under_any_mode() -> None:

@@ -214,8 +214,8 @@ def signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable |
 
     Nested lists, tuples and dicts of dense tensors and plain values (int, float, bool, str, None,
     dtype, device). Of a tensor: dtype, device, shape, strides, requires_grad, 16-byte alignment,
-    whether it is a Parameter, is computed, was made in inference mode, and which other inputs are
-    the same object or overlap it; not its values. Of lists and dicts also which are the same object.
+    whether it is a Parameter, whether it was computed, and which other inputs are the same object or
+    overlap it; not its values. Of lists and dicts also which are the same object.
     """
     return _signature(args, kwargs)
 
@@ -343,7 +343,6 @@ class _Description:
             tensor.requires_grad,
             # What no operator asks, but a forward may.
             tensor.requires_grad and not tensor.is_leaf,
-            tensor.is_inference(),
             # Kernels are compiled for pointers that are multiples of 16 bytes (Triton's
             # tt.divisibility).
             address % 16 == 0,
