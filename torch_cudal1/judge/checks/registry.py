@@ -29,6 +29,7 @@ from torch_cudal1.judge.checks.memory import (
     dead_launches,
     fresh_outputs,
     redzones,
+    temporary_inputs,
     uninitialised_memory,
 )
 from torch_cudal1.judge.checks.module_semantics import gradients, loss_curve, modes, parameters
@@ -48,6 +49,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     fresh_outputs.FRESH_OUTPUT,
     environment.ENV_DIFF_CALLS,
     uninitialised_memory.POISON,
+    temporary_inputs.TEMPORARY_INPUTS,
     redzones.GUARD_BAND,
     redzones.GUARD_PAGE,
     tf32.RIGHTS,

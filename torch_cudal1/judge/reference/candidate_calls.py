@@ -183,7 +183,7 @@ class CandidateCalls:
             answer = self.child.call(
                 "reread",
                 name=sample.name,
-                slot="candidate",
+                slot=self.slot,
                 positions=positions,
                 path=str(path),
             )

@@ -36,6 +36,8 @@ class RunMode:
     - compiled: "", or the mode of torch.compile, for a baseline: "default" or "reduce-overhead".
     - dtype: name of a dtype to which the module is cast after its first call.
     - double_backward: also gradients of the gradients. other_gpu: on a GPU that is not current.
+    - temporaries: with tensors that nothing but the call holds, in the memory of the inputs: "",
+      "view" or "alias" (without a base).
     """
 
     training: bool = False
@@ -48,6 +50,7 @@ class RunMode:
     dtype: str = ""
     double_backward: bool = False
     other_gpu: bool = False
+    temporaries: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The mode as JSON."""

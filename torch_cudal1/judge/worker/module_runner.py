@@ -220,11 +220,22 @@ class ModuleRunner:
 
     def _call_module(self, arguments: Mapping[str, Any]) -> object:
         kind = self._device.type
+        if self._mode.temporaries:
+            # In an expression of its own: no name here may hold what the call is handed.
+            return self._find_callable()(
+                *map(self._make_temporary, arguments["args"]),
+                **{name: self._make_temporary(item) for name, item in arguments["kwargs"].items()},
+            )
         if not self._mode.autocast and not torch.is_autocast_enabled(kind):
             return self._find_callable()(*arguments["args"], **arguments["kwargs"])
         dtype = getattr(torch, self._mode.autocast) if self._mode.autocast else None
         with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
             return self._find_callable()(*arguments["args"], **arguments["kwargs"])
+
+    def _make_temporary(self, argument: Any) -> Any:
+        if not isinstance(argument, torch.Tensor):
+            return argument
+        return argument[...] if self._mode.temporaries == "view" else argument.detach()
 
     def _find_callable(self) -> Callable[..., Any]:
         if not self._mode.compiled:
