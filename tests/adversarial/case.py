@@ -55,7 +55,7 @@ PROFILES: tuple[Profile, ...] = get_args(Profile)
 _NO_CHEAT = ("unstable", "jump", "timing", "run", "inputs")
 DETECTORS = tuple(dict.fromkeys(check.name for check in CHECK_NAMES if check.name not in _NO_CHEAT))
 _STATIC = ("contract", "cubin_scan")
-_TIMING = ("timing_state", "sync_ratio", "wall_slope", "timed_output", "roofline")
+_TIMING = ("timing_state", "unseen_inputs", "sync_ratio", "wall_slope", "timed_output", "roofline")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ after a turn.
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from torch_cudal1.judge.benchmark.rotating_inputs import (
@@ -80,3 +81,33 @@ def test_sets_too_large_for_copies_are_used_as_they_are_and_do_not_turn() -> Non
 def test_parameters_do_not_count_towards_the_size_of_a_ring() -> None:
     weights = torch.empty(1, dtype=torch.uint8).expand(4 << 30)
     assert plan_rotation([weights, torch.empty(16)], {0}, 2) == (8, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_unseen_values_differ_in_every_entry_and_are_undone(dtype: torch.dtype) -> None:
+    sets = [[torch.randn(2048).to(dtype), torch.arange(4), torch.ones(3)] for _ in range(2)]
+    ring = RotatingInputs(sets, static=[2])
+    ring.rotate(1)
+    before = [[tensor.clone() for tensor in entry] for entry in ring.entries]
+    seen = {entry[0].float().numpy().tobytes() for entry in before}
+    for _ in range(5):
+        ring.restore()
+        assert ring.make_unseen()
+        for entry, old in zip(ring.entries, before, strict=True):
+            content = entry[0].float().numpy().tobytes()
+            assert content not in seen
+            seen.add(content)
+            # Every element, and none of them larger: a function may end where its inputs do.
+            assert bool((entry[0].abs() < old[0].abs())[old[0] != 0].all())
+            torch.testing.assert_close(entry[0], old[0], rtol=0.15, atol=0)
+            assert torch.equal(entry[1], old[1])
+            assert torch.equal(entry[2], old[2])
+    ring.restore()
+    for entry, old in zip(ring.entries, before, strict=True):
+        assert all(map(torch.equal, entry, old))
+
+
+def test_integers_alone_are_left_as_they_are() -> None:
+    ring = RotatingInputs([[torch.arange(4)], [torch.arange(4) + 1]], static=[])
+    assert not ring.make_unseen()
+    assert torch.equal(ring.entries[0][0], torch.arange(4))

@@ -42,12 +42,17 @@ from torch_cudal1.judge.benchmark.protocol import Pairs, measure
 from torch_cudal1.judge.benchmark.source_timing import check_first_calls
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, draw_leading_sides
 from torch_cudal1.judge.benchmark.timing_plan import BUCKETS, TimingPlan
+from torch_cudal1.judge.benchmark.unseen_inputs import check_unseen_inputs
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = ["CLOCK_CHECKS", "PreparedBenchmark", "QuickBenchmark", "prepare_benchmark"]
 
-CLOCK_CHECKS = ("wall_slope", "sync_ratio")  # checks that others on the device can disturb
+CLOCK_CHECKS = (
+    "wall_slope",
+    "sync_ratio",
+    "unseen_inputs",
+)  # checks that others on the device can disturb
 
 _LOOKS = 2  # of seven buckets
 _WARM_CALLS = 3
@@ -288,10 +293,11 @@ class PreparedBenchmark:
             self.benchmark.candidate,
             [_check_child_clock(self.benchmark.candidate, timed.measurement.summary.b_us)],
         )
+        sets = self.benchmark.audit.sets
+        if not self.benchmark.shares_child:
+            checks.append(check_unseen_inputs(candidate.child, candidate.slot, sets))
         if self.trial.device.type == "cuda":
-            checks += check_sync_ratio(
-                candidate.child.call("look", slot=candidate.slot, sets=self.benchmark.audit.sets)
-            )
+            checks += check_sync_ratio(candidate.child.call("look", slot=candidate.slot, sets=sets))
         return checks
 
 

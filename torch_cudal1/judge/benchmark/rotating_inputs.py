@@ -7,6 +7,7 @@ kept from an earlier call is the wrong one. It reads no clock.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -65,6 +66,26 @@ class RotatingInputs:
                 # layout.
                 _flatten(old).copy_(_flatten(new))
         self.shift = shift
+
+    def restore(self) -> None:
+        """Put the values of the present rotation back."""
+        shift, self.shift = self.shift, -1
+        self.rotate(shift)
+
+    def make_unseen(self) -> bool:
+        """Give every entry values that no call has had, of about the same size; whether any floating
+        input could be changed. `restore` undoes it.
+        """
+        changed = False
+        for entry in self.entries if self.is_rotating else ():
+            for tensor in self._list_moving_tensors(entry):
+                if tensor.dtype.is_floating_point and tensor.numel():
+                    # Smaller, never larger: a function may end where its inputs do. All elements,
+                    # as a module may look at some only.
+                    factor = 1.0 - 2.0**-6 - secrets.randbelow(1 << 20) * 2.0**-23
+                    _flatten(tensor).mul_(factor)
+                    changed = True
+        return changed
 
     def _make_entry(self, index: int) -> list[torch.Tensor]:
         first, source = self._sets[0], self._sets[index % len(self._sets)]

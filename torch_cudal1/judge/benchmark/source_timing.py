@@ -33,6 +33,7 @@ from torch_cudal1.judge.benchmark.protocol import Measurement, Pairs, measure
 from torch_cudal1.judge.benchmark.same_core import SameCore, share_core
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
+from torch_cudal1.judge.benchmark.unseen_inputs import check_unseen_inputs
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
@@ -118,6 +119,7 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
         *check_stability(measurement),
         bound,
     ]
+    checks.append(check_unseen_inputs(trial.child, "candidate", audit.sets))
     if trial.device.type == "cuda":
         checks += check_sync_ratio(trial.child.call("look", slot="candidate", sets=audit.sets))
     fresh.drop(*list(fresh.samples.values()))

@@ -31,6 +31,12 @@ TIMING_CHECKS: tuple[CheckName, ...] = (
         asks="is no work of later calls done in an instance's first one, which no sample holds",
     ),
     CheckName(
+        name="unseen_inputs",
+        module="torch_cudal1.judge.benchmark.unseen_inputs",
+        failure="hack",
+        asks="of a source: do calls on values that came never before take as long as the timed ones",
+    ),
+    CheckName(
         name="sync_ratio",
         module="torch_cudal1.judge.benchmark.candidate_timing",
         failure="hack",

@@ -16,6 +16,7 @@ import torch
 
 from torch_cudal1.device.gpu_state import reset_persisting_l2
 from torch_cudal1.judge.benchmark import timing
+from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls
 from torch_cudal1.judge.worker.heap import keep_freed
 
@@ -110,6 +111,31 @@ def _time_batch(session: Session, request: Request) -> Answer:
     return {"elapsed_us": elapsed_us}
 
 
+def _time_unseen(session: Session, request: Request) -> Answer:
+    """Time a call of a slot on each entry of the ring: with values that it has had, and with values
+    that it has not, in random order. Answers microseconds of both batches, and the calls in each: 0
+    where no input can be changed.
+    """
+    ring = session.turn_ring(request)
+    slot, calls, times_us = session.slots[request["slot"]], len(ring.entries), [0.0, 0.0]
+    changed, leads = False, secrets.randbelow(2)
+    for side in (leads, 1 - leads):
+        # The copies of the values that it has had leave the caches as the change does.
+        ring.restore()
+        if side:
+            changed = ring.make_unseen()
+        synchronise(session.device)
+        run = RotatingCalls(slot, ring, secrets.randbelow(calls))
+        with torch.no_grad():
+            times_us[side] = timing.batch_us(run, calls, session.device, deque(maxlen=0))
+    ring.restore()
+    return {
+        "familiar_us": times_us[0],
+        "unseen_us": times_us[1],
+        "calls": calls if changed else 0,
+    }
+
+
 def _time_alternating(session: Session, request: Request) -> Answer:
     """Time batches of two slots in turn. Answers microseconds per call, one pair for each of
     `leads`, whose values say which slot runs first.
@@ -174,5 +200,6 @@ HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
     "look": _compare_clocks,
     "spin": _time_batch,
     "pairs": _time_alternating,
+    "unseen": _time_unseen,
     "bench": _time_interleaved,
 }
