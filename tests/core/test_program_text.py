@@ -53,6 +53,17 @@ def test_it_changes_with_the_command_and_every_file_of_the_program(tmp_path: Pat
     assert run(tmp_path, "script.py") == first
 
 
+def test_it_changes_with_the_packages_that_are_installed(tmp_path: Path) -> None:
+    """Libraries ask whether others are there, and these need not be loaded."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("")
+    first = run(tmp_path, "script.py")
+    (tmp_path / "other-1.0.dist-info").mkdir()
+    second = run(tmp_path, "script.py")
+    (tmp_path / "other-1.0.dist-info").rename(tmp_path / "other-1.1.dist-info")
+    assert len({first, second, run(tmp_path, "script.py")}) == 3
+
+
 def test_a_program_in_no_file_has_none(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("")
     assert "the program is in no file" in run(tmp_path, "-c", SCRIPT)

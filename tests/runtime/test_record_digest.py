@@ -127,3 +127,25 @@ def test_what_is_constant_for_one_process_alone_has_no_digest() -> None:
     gate.read = torch.compiler.assume_constant_result(lambda: 1.0)
     with pytest.raises(ValueError, match="constant for one process"):
         digest(gate)
+
+
+def test_a_constant_of_a_library_is_described_by_what_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers.utils import import_utils
+
+    def hold(function: Any) -> nn.Module:
+        gate = Gate()
+        gate.read = function
+        return gate
+
+    has_package = import_utils.is_bitsandbytes_available
+    before = digest(hold(has_package))
+    assert digest(hold(has_package)) == before
+    has_package.cache_clear()
+    monkeypatch.setattr(import_utils, "_is_package_available", lambda *_, **__: (True, "99.0"))
+    monkeypatch.setattr(import_utils, "BITSANDBYTES_MIN_VERSION", "0.0")
+    try:
+        assert digest(hold(has_package)) != before
+    finally:
+        has_package.cache_clear()

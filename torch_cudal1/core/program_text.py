@@ -8,6 +8,7 @@ all in it, whether a guard names them or not.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -27,12 +28,15 @@ _MAX_OWN_BYTES = 64 << 20
 
 def compute_program_digest() -> str | Refusal:
     """sha256, the same in every process that runs the same command of the same files with the same
-    modules loaded; a Refusal for a program that is in no file, such as a notebook's.
+    modules loaded and the same packages installed; a Refusal for a program that is in no file, such
+    as a notebook's.
     """
     main = sys.modules.get("__main__")
     if main is None or not getattr(main, "__file__", None):
         return Refusal("the program is in no file")
     digest = hashlib.sha256(repr((sys.argv, sys.version, sys.flags)).encode())
+    # Libraries ask which others there are, also of those that are not loaded.
+    digest.update(repr(_list_packages()).encode())
     own_bytes = 0
     for name, path, is_library in sorted(_iter_files()):
         try:
@@ -48,6 +52,18 @@ def compute_program_digest() -> str | Refusal:
             return Refusal("the program's own files are too many to be read at a start")
         digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+def _list_packages() -> list[str]:
+    """Name and version of every installed package, as its folder of metadata is called."""
+    names: set[str] = set()
+    for folder in {path or os.curdir for path in sys.path}:
+        # A path that is no folder, such as a zip file, holds no folder of metadata.
+        with contextlib.suppress(OSError):
+            names.update(
+                name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info"))
+            )
+    return sorted(names)
 
 
 def is_library_file(path: str) -> bool:

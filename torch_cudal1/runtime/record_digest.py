@@ -159,7 +159,7 @@ class _DigestWriter:
             return f"{name} {self._describe_body(value)}" if _may_vary(value.__module__) else name
         if isinstance(value, types.FunctionType):
             if getattr(value, "_dynamo_marked_constant", False):
-                raise ValueError(f"{value.__qualname__} is constant for one process alone")
+                return f"constant {value.__module__}.{value.__qualname__} {_call_constant(value)!r}"
             parts = (
                 value.__code__,
                 value.__defaults__,
@@ -222,6 +222,19 @@ class _DigestWriter:
             text = f"{parts!r} {constants}"
             self._codes[code] = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         return self._codes[code]
+
+
+def _call_constant(function: types.FunctionType) -> Any:
+    """What a library's function returns, which Dynamo called in its place, such as whether another
+    library is there. Raises ValueError for one whose result may be another in each process.
+    """
+    needed = function.__code__.co_argcount - len(function.__defaults__ or ())
+    is_plain = not needed and not function.__code__.co_kwonlyargcount
+    if is_plain and is_library_file(function.__code__.co_filename):
+        result = function()
+        if result is None or type(result) in (bool, int, str):
+            return result
+    raise ValueError(f"{function.__qualname__} is constant for one process alone")
 
 
 def _read_cell(cell: types.CellType) -> Any:

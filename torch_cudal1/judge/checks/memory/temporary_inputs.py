@@ -17,6 +17,7 @@ from torch_cudal1.judge.checks.agreement import (
     summarise,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.wire.call_spec import RunMode
 
@@ -49,18 +50,23 @@ def _compare(trial: Trial, kind: str) -> Agreement:
         sample = aside.draw("normal")
         if not eager_refuses(sample):
             agreement = compare_result(aside, sample, aside.run(sample), question)
-            changed = aside.find_changed_inputs(sample)
-            if not agreement.problem and changed != []:
-                places = (
-                    "an input that cannot be read" if changed is None else f"input {changed[0]}"
-                )
-                agreement = Agreement(question, f"the call wrote to the memory of {places}")
+            if not agreement.problem and (place := _find_written(aside, sample)):
+                agreement = Agreement(question, f"the call wrote to the memory of {place}")
         # The reference has met the same sets, and later checks need them.
         if sample.name not in trial.samples:
             aside.drop(sample)
         if agreement.problem:
             break
     return agreement
+
+
+def _find_written(trial: Trial, sample: InputSet) -> str:
+    """The first argument that is not what it was; "" for none. Parameters are other checks'."""
+    changed = trial.find_changed_inputs(sample)
+    if changed is None:
+        return "an input that cannot be read"
+    arguments = [index for index in changed if trial.reference.roles[index] == "input"]
+    return f"input {arguments[0]}" if arguments else ""
 
 
 TEMPORARY_INPUTS = CheckSpec(
