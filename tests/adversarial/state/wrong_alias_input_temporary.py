@@ -13,6 +13,7 @@ CASE = Case(
     expected="temporary_inputs",
     status="open",
     variant="input_temporary",
+    alone=True,
 )
 
 REFERENCE = """

@@ -47,14 +47,13 @@ def _compare(trial: Trial, kind: str) -> Agreement:
     agreement = Agreement(question)
     # Twice: a first call may prepare, and behave in later ones.
     for _ in range(2):
-        sample = aside.draw("normal")
+        # A set of its own, as it may come back changed.
+        sample = aside.derive_sibling(aside.draw("normal"))
         if not eager_refuses(sample):
             agreement = compare_result(aside, sample, aside.run(sample), question)
             if not agreement.problem and (place := _find_written(aside, sample)):
                 agreement = Agreement(question, f"the call wrote to the memory of {place}")
-        # The reference has met the same sets, and later checks need them.
-        if sample.name not in trial.samples:
-            aside.drop(sample)
+        aside.drop(sample)
         if agreement.problem:
             break
     return agreement
