@@ -9,7 +9,12 @@ import torch
 
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
 from torch_cudal1.judge.wire.tensor_bits import same_bits
-from torch_cudal1.judge.worker.raw_copy import RefusedOutput, refuse_lazy, save_raw_tensors
+from torch_cudal1.judge.worker.raw_copy import (
+    RefusedOutput,
+    copy_raw_tensors,
+    refuse_lazy,
+    save_raw_tensors,
+)
 
 CPU = torch.device("cpu")
 
@@ -40,6 +45,27 @@ def test_the_bytes_of_plain_tensors_arrive_unchanged(tmp_path: Path) -> None:
     assert torch.equal(read_conjugated, conjugated)
     layout = save_tensors([tensors[0]], path)
     assert layout == save_raw_tensors([tensors[0]], path)
+
+
+def test_a_copy_has_the_bytes_of_its_moment() -> None:
+    tensors = [
+        torch.randn(3, 4),
+        None,
+        torch.randn(5, 7)[1:, ::2],
+        torch.randn(1).expand(4),
+        torch.empty(0, 3),
+        torch.randn(3, dtype=torch.complex64).conj(),
+    ]
+    before = [None if tensor is None else tensor.clone() for tensor in tensors]
+    copies = copy_raw_tensors(tensors)
+    for tensor in (tensors[0], tensors[2]):
+        assert tensor is not None
+        tensor.zero_()
+    for copy, old, tensor in zip(copies, before, tensors, strict=True):
+        assert (copy is None) == (old is None)
+        if copy is not None and old is not None and tensor is not None:
+            assert torch.equal(copy, old)
+            assert copy.stride() == tensor.stride()
 
 
 def test_an_output_that_computes_late_is_refused_before_it_is_touched() -> None:

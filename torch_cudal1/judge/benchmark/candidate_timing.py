@@ -30,6 +30,7 @@ from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts, list
 from torch_cudal1.judge.benchmark.timing_plan import TimingPlan
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
+from torch_cudal1.judge.reference.region_reference import Outputs
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 
@@ -120,20 +121,29 @@ class OutputAudit:
         # judged, so it cannot be right in that one only.
         started = time.monotonic()
         index = secrets.randbelow(held_outputs)
-        place = (start + index) % self.rotation[0]
-        sample = self._sample((place + shift) % len(self.sets))
-        for position, comparison in compare_outputs(self.trial, sample, self.trial.reread(index)):
+        # Two calls: what is read now may have been written since; what the child copied when the
+        # clock stopped was the child's to draw.
+        copied_index, copied = self.trial.read_copied()
+        if not 0 <= copied_index < held_outputs:
+            raise CandidateFailure("timing", f"call {copied_index} of {held_outputs}", "protocol")
+        for number, outputs in ((copied_index, copied), (index, self.trial.reread(index))):
+            place = (start + number) % self.rotation[0]
+            sample = self._sample((place + shift) % len(self.sets))
+            self._compare(sample, outputs)
+        # The comparison makes float64 copies, beside which the next batch may not fit into the
+        # GPU's memory.
+        self.trial.free_memory_if_short()
+        self.compared_calls += 1
+        self.spent_s += time.monotonic() - started
+
+    def _compare(self, sample: InputSet, outputs: Outputs) -> None:
+        for position, comparison in compare_outputs(self.trial, sample, outputs):
             if not comparison.passed:
                 raise CandidateFailure(
                     "timing",
                     f"a timed call answered wrongly: output {position}: {_describe_comparison(comparison)}",
                     "timed_output",
                 )
-        # The comparison makes float64 copies, beside which the next batch may not fit into the
-        # GPU's memory.
-        self.trial.free_memory_if_short()
-        self.compared_calls += 1
-        self.spent_s += time.monotonic() - started
 
     def check(self) -> CheckResult:
         """What was looked at; to look at nothing is a failure."""

@@ -171,6 +171,15 @@ class CandidateCalls:
         with self.child.enlarge_arena(self._room):
             return self._read(self.child.call("reread", index=index, path=str(path)), path)
 
+    def read_copied(self) -> tuple[int, Outputs]:
+        """Of the last timed batch the number of a call, drawn by the child, and its outputs as they
+        were when the clock stopped. Raises CandidateFailure.
+        """
+        answer, outputs = self.fetch("copied")
+        if type(answer.get("index")) is not int:
+            raise CandidateFailure("timing", "copied outputs without a number", "protocol")
+        return answer["index"], outputs
+
     def find_changed_inputs(self, sample: InputSet) -> list[int] | None:
         """Positions of the inputs of a set that are no longer in the child what they were; None for
         an answer that is none.

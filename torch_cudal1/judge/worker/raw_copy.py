@@ -26,7 +26,7 @@ from torch_cudal1.judge.wire.channel import (
     storage_extent,
 )
 
-__all__ = ["RefusedOutput", "refuse_lazy", "save_raw_tensors"]
+__all__ = ["RefusedOutput", "copy_raw_tensors", "refuse_lazy", "save_raw_tensors"]
 
 # Bound at import, before any candidate: a patched method of Tensor is not called.
 _TENSOR, _PARAMETER, _kind = torch.Tensor, torch.nn.Parameter, type
@@ -39,6 +39,7 @@ _size, _conjugated, _negated, _layout = (
     torch.Tensor.is_neg,
     torch.strided,
 )
+_empty, _view = torch.empty, torch.Tensor.as_strided
 _NAMES = dict(DTYPES)
 # A GPU tensor passes through a host buffer of this size.
 _CHUNK = 64 << 20
@@ -77,11 +78,7 @@ def refuse_lazy(outputs: Sequence[torch.Tensor | None]) -> None:
 
 def save_raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list[list[Any] | None]:
     """As `channel.save_tensors`, by address. Raises RefusedOutput for a tensor without bytes."""
-    plain = [out for out in outputs if out is not None]
-    if any(
-        out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out)
-        for out in plain
-    ):
+    if not all(_is_plain(out) for out in outputs if out is not None):
         # Sparse tensors, and those whose bytes are not their values (lazy conj and neg bits).
         return save_tensors(outputs, path)
     if (arena_layout := _write_to_arena(outputs, path)) is not None:
@@ -114,6 +111,40 @@ def save_raw_tensors(outputs: Sequence[torch.Tensor | None], path: Path) -> list
         for address, size, on_gpu in spans:
             _write(file, address, size, on_gpu=on_gpu)
     return layout
+
+
+def copy_raw_tensors(outputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Tensors with the bytes that the outputs have now; those whose bytes are not their values as
+    they are. Raises RefusedOutput for a tensor without bytes.
+    """
+    refuse_lazy(outputs)
+    copies: list[torch.Tensor | None] = []
+    for position, out in enumerate(outputs):
+        if out is None or not _is_plain(out):
+            copies.append(out)
+            continue
+        extent = _check_extent(position, out)
+        memory = _empty(extent, dtype=out.dtype, device=out.device)
+        if extent:
+            _copy_bytes(_address(memory), _address(out), extent * out.element_size(), out.device)
+        copies.append(_view(memory, _shape(out), _stride(out)))
+    return copies
+
+
+def _is_plain(out: torch.Tensor) -> bool:
+    return not (
+        out.layout is not _layout or out.dtype not in _NAMES or _conjugated(out) or _negated(out)
+    )
+
+
+def _copy_bytes(target: int, source: int, size: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        ctypes.memmove(target, source, size)
+        return
+    copy = ctypes.CDLL("libcuda.so.1").cuMemcpyDtoD_v2
+    status = copy(ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size))
+    if status:
+        raise RefusedOutput(f"its memory on the GPU cannot be read: CUDA error {status}")
 
 
 def _write_to_arena(

@@ -62,6 +62,7 @@ class Session:
     """The state of one child.
 
     - slots: name -> callable. sets: name -> input tensors. held: outputs kept alive.
+    - copied: of the last timed batch, the number of a call and a copy of its outputs.
     - static: positions of inputs that keep their values from call to call.
     - rings: input sets in rotation, for timing. sides: the two callables that `warm` prepared.
     - first_us: slot -> microseconds of its first call. host_us: slot -> microseconds of host time
@@ -74,6 +75,7 @@ class Session:
     static: frozenset[int] = frozenset()
     sets: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     held: list[list[torch.Tensor | None]] = field(default_factory=list)
+    copied: tuple[int, list[torch.Tensor | None]] | None = None
     rings: dict[tuple[str, ...], RotatingInputs] = field(default_factory=dict)
     sides: tuple[RotatingCalls, RotatingCalls] | None = None
     first_us: dict[str, float] = field(default_factory=dict)
@@ -221,6 +223,7 @@ def _drop(session: Session, request: Request) -> dict[str, Any]:
         session.sides = None
     if not request.get("held"):
         session.held.clear()
+        session.copied = None
     # The judge takes memory for larger messages from the driver, not from this allocator.
     make_room(session.device, size)
     return {}
@@ -301,6 +304,16 @@ def _reread(session: Session, request: Request) -> dict[str, Any]:
     return {"layout": save_raw_tensors([tensors[index] for index in request["positions"]], path)}
 
 
+def _read_copied(session: Session, request: Request) -> dict[str, Any]:
+    """Write out the outputs of one call of the last timed batch as they were when its clock stopped;
+    answers the call's number.
+    """
+    if session.copied is None:
+        raise SandboxError("timing", "no timed batch has kept its outputs")
+    number, outputs = session.copied
+    return {"index": number, "layout": save_raw_tensors(outputs, Path(request["path"]))}
+
+
 def _build(session: Session, request: Request) -> dict[str, Any]:
     """Compile one proposal into a Program; answers its JSON, and its payloads in a file."""
     # Imports Triton, so only in a child that compiles.
@@ -325,6 +338,7 @@ HANDLERS: dict[str, Handler] = {
     "run": _run,
     "ahead": _compile_ahead,
     "reread": _reread,
+    "copied": _read_copied,
     "build": _build,
     **timing_handlers.HANDLERS,
     **state_handlers.HANDLERS,

@@ -19,12 +19,15 @@ from torch_cudal1.judge.benchmark import timing
 from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls
 from torch_cudal1.judge.worker.heap import keep_freed
+from torch_cudal1.judge.worker.raw_copy import copy_raw_tensors
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
 
 __all__ = ["HANDLERS"]
 
+# Bound before any candidate is imported.
+_draw_below = secrets.randbelow
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 
@@ -70,8 +73,18 @@ def _time_pairs(session: Session, request: Request) -> Answer:
             a, b, session.device, timing.SampleBatch.from_json(request["batch"]), results
         )
     # Held after the clock has stopped: the parent compares outputs of calls that were timed.
-    session.held[:] = [list(outputs) for outputs in results]
+    _keep_results(session, results)
     return {"pairs": pairs, "kept": len(session.held), "position": b.position}
+
+
+def _keep_results(session: Session, results: deque[Any]) -> None:
+    """Hold what timed calls returned. Of one call, drawn here, the bytes are copied at once: what is
+    in them now was there when the clock stopped, whoever looks at the others later.
+    """
+    if results:
+        number = _draw_below(len(results))
+        session.copied = (number, copy_raw_tensors(results[number]))
+    session.held[:] = [list(outputs) for outputs in results]
 
 
 def _compare_clocks(session: Session, request: Request) -> Answer:
@@ -107,7 +120,7 @@ def _time_batch(session: Session, request: Request) -> Answer:
     elapsed_us, results = _run_batch(
         session, request, slot, calls, start, keep=bool(request["keep"])
     )
-    session.held[:] = [list(outputs) for outputs in results]
+    _keep_results(session, results)
     return {"elapsed_us": elapsed_us}
 
 
@@ -158,7 +171,8 @@ def _time_alternating(session: Session, request: Request) -> Answer:
             )
             costs[side] = elapsed_us / calls
             if side:
-                session.held[:], start = [list(outputs) for outputs in results], at
+                _keep_results(session, results)
+                start = at
             # Freed between batches, outside the clock.
             del results
         pairs.append(costs)
