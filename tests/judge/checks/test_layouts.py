@@ -47,6 +47,15 @@ MODULES: dict[str, ModuleCase] = {
         (SHAPES,),
         "shapes",
     ),
+    "a size that it has kept": (
+        {
+            "before": "first = self.__dict__.setdefault('first', len(x))",
+            "result": "self.plain(x, y) if len(x) == first else 0 * x",
+        },
+        "fast",
+        (SHAPES,),
+        "shapes",
+    ),
     "a tail is left out": (
         {
             "before": "r = self.plain(x, y)\nr = torch.cat([r[: len(r) // 8 * 8], 0 * r[len(r) // 8 * 8 :]])",

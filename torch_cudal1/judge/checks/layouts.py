@@ -27,6 +27,7 @@ from torch_cudal1.judge.checks.agreement import (
     tolerate_error,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
@@ -58,7 +59,11 @@ def check_shapes(trial: Trial) -> list[CheckResult]:
             trial.profile.shapes, 0.2
         ):
             break
-        agreements.append(_ask_in_form(trial, reference.with_specs(specs), question))
+        # Every second one after a call in the usual sizes: what a module keeps of these must not
+        # serve others.
+        before = trial.first_two[0] if len(agreements) % 2 == 0 else None
+        other = reference.with_specs(specs)
+        agreements.append(_ask_in_form(trial, other, question, before=before))
         if (each := agreements[-1]) is not None and each.problem:
             break
     return summarise(
@@ -138,9 +143,15 @@ def _make_contiguous_spec(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpe
 
 
 def _ask_in_form(
-    trial: Trial, reference: SourceReference, question: str, ask: Attempt = disagree_on_error
+    trial: Trial,
+    reference: SourceReference,
+    question: str,
+    ask: Attempt = disagree_on_error,
+    before: InputSet | None = None,
 ) -> Agreement | None:
-    """The candidate against the reference in another form; None where the reference refuses it."""
+    """The candidate against the reference in another form, after a call on the set `before`; None
+    where the reference refuses it.
+    """
     try:
         # Asking for the form of the results calls the reference: where it raises the form is not
         # taken.
@@ -148,12 +159,14 @@ def _ask_in_form(
             return None
     except ReferenceFailure:
         return None
-    return ask(trial, question, partial(_compare_in_form, trial, reference, question))
+    return ask(trial, question, partial(_compare_in_form, trial, reference, question, before))
 
 
-def _compare_in_form(trial: Trial, reference: SourceReference, question: str) -> Agreement:
+def _compare_in_form(
+    trial: Trial, reference: SourceReference, question: str, before: InputSet | None
+) -> Agreement:
     aside = trial.load_in_slot(reference, f"candidate {reference.key[:8]}")
-    sample = aside.draw("normal")
+    sample = aside.draw("normal") if before is None else _call_before(aside, before)
     if eager_refuses(sample):
         return Agreement(question)
     agreement = compare_result(aside, sample, aside.run(sample), question, _SLACK)
@@ -161,6 +174,25 @@ def _compare_in_form(trial: Trial, reference: SourceReference, question: str) ->
     aside.free_memory_if_short()
     aside.drop(sample)
     return agreement
+
+
+def _call_before(aside: Trial, before: InputSet) -> InputSet:
+    """A set in the form of `aside` for the instance that has just been called on `before`: it has
+    the same parameters and buffers.
+    """
+    aside.samples[before.name] = before
+    aside.run(before)
+    drawn = aside.draw("normal")
+    sample = aside.derive(
+        before,
+        f"after {before.name}",
+        lambda _: [
+            new if role == "input" else None
+            for new, role in zip(drawn.inputs, aside.reference.roles, strict=True)
+        ],
+    )
+    aside.drop(drawn)
+    return sample
 
 
 def check_layouts(trial: Trial) -> list[CheckResult]:
