@@ -224,9 +224,9 @@ def _write_timed(subject: Subject, generator: random.Random, damage: str) -> str
 KINDS: dict[str, Kind] = {
     "another batch": Kind(_write_other_batch),
     "not contiguous": Kind(_when("not x.is_contiguous()")),
-    "not aligned": Kind(_when("x.data_ptr() % 16")),
-    "half precision": Kind(_when("x.dtype in (torch.float16, torch.bfloat16)")),
-    "double precision": Kind(_when("x.dtype == torch.float64")),
+    "not aligned": Kind(_when("x.data_ptr() % 16"), "standard"),
+    "half precision": Kind(_when("x.dtype in (torch.float16, torch.bfloat16)"), "standard"),
+    "double precision": Kind(_when("x.dtype == torch.float64"), "standard"),
     "train mode": Kind(_when("self.training")),
     "autocast": Kind(_when("torch.is_autocast_enabled(x.device.type)"), "standard"),
     "inference mode": Kind(_when("torch.is_inference_mode_enabled()"), "standard"),

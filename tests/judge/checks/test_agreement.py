@@ -10,7 +10,7 @@ from torch_cudal1.judge.checks.agreement import Agreement, find_form_problem, su
 from torch_cudal1.judge.checks.layouts import DTYPES, LAYOUTS, SHAPES
 from torch_cudal1.judge.checks.module_semantics.gradients import GRAD
 from torch_cudal1.judge.checks.module_semantics.modes import MODE, STATE_DICT
-from torch_cudal1.judge.checks.module_semantics.parameters import SCALARS
+from torch_cudal1.judge.checks.module_semantics.scalars import SCALARS
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.tf32 import RIGHTS
 from torch_cudal1.judge.reference.region_reference import Result

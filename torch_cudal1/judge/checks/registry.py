@@ -32,7 +32,13 @@ from torch_cudal1.judge.checks.memory import (
     temporary_inputs,
     uninitialised_memory,
 )
-from torch_cudal1.judge.checks.module_semantics import gradients, loss_curve, modes, parameters
+from torch_cudal1.judge.checks.module_semantics import (
+    gradients,
+    loss_curve,
+    modes,
+    parameters,
+    scalars,
+)
 from torch_cudal1.judge.checks.spec import CheckName, CheckSpec
 from torch_cudal1.judge.checks.static import contract, cubin_scan, triage
 from torch_cudal1.judge.checks.unscheduled import FAILED_REQUESTS, TIMING_CHECKS
@@ -56,7 +62,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     negative_controls.IMPOSTOR,
     regimes.REGIMES,
     parameters.PERTURB,
-    parameters.SCALARS,
+    scalars.SCALARS,
     parameters.UPDATE_PATH,
     layouts.SHAPES,
     int64_indexing.INT64_INDEXING,

@@ -123,6 +123,10 @@ class ModuleRunner:
         """Replace the present instance by a copy of it."""
         self._instance, self._compiled = instance, None
 
+    def share(self, other: ModuleRunner) -> None:
+        """Call the instance of another runner, which calls it in another way."""
+        self._instance, self._loaded, self._compiled = other.instance, other._loaded, None
+
     def adopt(self, state: Sequence[torch.Tensor]) -> None:
         """Note that these tensors have just been written into the present instance."""
         self._loaded = tuple(state)

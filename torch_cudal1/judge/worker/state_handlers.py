@@ -124,6 +124,13 @@ def _update(session: Session, request: Request) -> Answer:
     return {}
 
 
+def _share_instance(session: Session, request: Request) -> Answer:
+    """From now on a slot calls the module instance of the slot `of`, in its own way."""
+    other = _find_module_runner(session, {"slot": request["of"]})
+    _find_module_runner(session, request).share(other)
+    return {}
+
+
 def _transform(session: Session, request: Request) -> Answer:
     """Replace the present instance by a copy of it, made by deepcopy or pickle."""
     runner = _find_module_runner(session, request)
@@ -370,6 +377,7 @@ HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
     "state": _read_state,
     "update": _update,
     "transform": _transform,
+    "share_instance": _share_instance,
     "reenter": _reenter,
     "side_stream": _run_on_side_stream,
     "capture": _run_captured,

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch.linalg import vector_norm
@@ -31,17 +30,14 @@ from torch_cudal1.judge.reference.compare import same_numbers, unit_roundoff
 from torch_cudal1.judge.reference.error_statistics import iter_flat_blocks
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
-from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
-from torch_cudal1.judge.reference.source_reference import SourceReference
+from torch_cudal1.judge.reference.region_reference import Outputs
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.wire.channel import storage_extent
 
 __all__ = [
     "PERTURB",
-    "SCALARS",
     "UPDATE_PATH",
     "check_perturbations",
-    "check_scalars",
     "check_updates",
 ]
 
@@ -51,8 +47,6 @@ _VISIBLE_RATIO = 4.0  # a change counts as seen when it is so many times what ro
 # of the result itself: what rounding does to a result that has digits at all is less
 _PLAIN_FRACTION = 0.25
 _STEPPED = ("sgd", "foreach", "fused")
-# Kinds of packed arguments, which say nothing to a reader.
-_PACKED_KINDS = ("dict", "tuple", "args", "kwargs")
 
 
 @dataclass(frozen=True)
@@ -392,95 +386,11 @@ def _draw_state(
     return values
 
 
-def check_scalars(trial: Trial) -> list[CheckResult]:
-    """The scalars that a source's module is constructed and called with, each changed alone where
-    the reference accepts that.
-    """
-    reference = get_source_reference(trial)
-    if reference is None:
-        return report_not_applicable("perturb", "the scalars of a Program are part of its region")
-    agreements: list[Agreement | None] = []
-    variants = [
-        # Those of calls first: a constructor's are fixed for a module's life, these may change in
-        # every call.
-        *(
-            (f"argument {question}", reference.with_call(call))
-            for question, call in _list_scalars(reference.form.call)
-        ),
-        *(
-            (question, reference.with_init(init))
-            for question, init in _list_scalars(reference.form.init)
-        ),
-    ]
-    # Each takes a module of its own in both processes.
-    for question, other in variants[: trial.count_affordable_sets(12)]:
-        try:
-            other.eager(make_inputs(other, 1, "normal", trial.device, examples=trial.examples))
-        # A value that eager's constructor refuses is asked of no candidate.
-        except (ReferenceFailure, ValueError):
-            agreements.append(None)
-            continue
-        agreements.append(
-            disagree_on_error(
-                trial, question, partial(_compare_with_scalar, trial, other, question)
-            )
-        )
-    return summarise("perturb", agreements, "no scalar that eager takes another value for")
-
-
-def _compare_with_scalar(trial: Trial, other: SourceReference, question: str) -> Agreement:
-    # Constructed anew: a scalar of the constructor cannot change in a living module.
-    aside = trial.load_in_slot(other, f"candidate {question}")
-    return compare_call(aside, aside.draw("normal"), question) or Agreement(question)
-
-
-def _list_scalars(init: Any) -> Iterator[tuple[str, Any]]:
-    # Halves and ones keep most constructors legal: sizes and counts must stay whole.
-    """Packed arguments with one number or flag changed: floats by half, counts by one, flags
-    turned.
-    """
-    for path, value in _list_leaves(init):
-        where = ".".join(str(part) for part in path if part not in _PACKED_KINDS)
-        if isinstance(value, bool):
-            yield f"{where} = {not value}", _replace_leaf(init, path, not value)
-        elif isinstance(value, float):
-            yield f"{where} = {value * 1.5 or 0.1:g}", _replace_leaf(init, path, value * 1.5 or 0.1)
-        elif isinstance(value, int):
-            yield f"{where} = {value + 1}", _replace_leaf(init, path, value + 1)
-
-
-def _list_leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    # Which tensor stands there is no scalar.
-    if isinstance(data, dict) and set(data) != {"tensor"}:
-        for key, item in data.items():
-            yield from _list_leaves(item, (*path, key))
-    elif isinstance(data, list):
-        for index, item in enumerate(data):
-            yield from _list_leaves(item, (*path, index))
-    elif not isinstance(data, dict):
-        yield path, data
-
-
-def _replace_leaf(data: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    copy = dict(data) if isinstance(data, dict) else list(data)
-    copy[path[0]] = _replace_leaf(copy[path[0]], path[1:], value)
-    return copy
-
-
 PERTURB = CheckSpec(
     name="perturb",
     run=check_perturbations,
     knobs=("perturbed", "budget_s"),
     asks=("each parameter, buffer and input changed alone: is eager's change reproduced"),
-)
-SCALARS = CheckSpec(
-    name="perturb",
-    run=check_scalars,
-    step="scalars",
-    knobs=("budget_s",),
-    asks="each scalar among the arguments of constructor and call likewise",
 )
 UPDATE_PATH = CheckSpec(
     name="update_path",
