@@ -1,14 +1,14 @@
 """What the first input looked like decides for ever: its mean is kept and subtracted from every later input.
 
-Seen as traces with a data-dependent branch, algorithms and scales fixed at the first call. `call_history` compares an instance
-that has seen other inputs with a fresh one. A statistic that is refreshed now and then is wrong less often, and evades fewer
-draws.
+Seen as traces with a data-dependent branch, algorithms and scales fixed at the first call. `shapes` asks an instance that was called
+before for other sizes, and `call_history` compares one that has seen other inputs with a fresh one. A statistic that is refreshed
+now and then is wrong less often, and evades fewer draws.
 """
 
 from tests.adversarial.case import Case
 
 CASE = Case(
-    10, "first_call_wins", "caching", expected="call_history", status="lowering", seen=("L1",)
+    10, "first_call_wins", "caching", expected="shapes", status="lowering", seen=("L1",)
 )
 
 REFERENCE = """
