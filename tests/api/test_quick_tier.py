@@ -298,6 +298,24 @@ class AsksForCompiler(Net):
         return super().forward(x) * (5 if torch.compiler.is_compiling() else 2)
 
 
+class AsksForGradMode(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (5 if torch.is_grad_enabled() else 2)
+
+
+def test_a_forward_that_asks_for_the_grad_mode_is_compared_in_its_own(
+    dynamo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen, but called with gradients enabled."""
+    always_compile(monkeypatch)
+    net = AsksForGradMode().eval().requires_grad_(False)
+    expected = net(X)
+    cudal1.accelerate(net, on_miss="quick", cache_dir=tmp_path, strictness="error")
+    for _ in range(2):
+        torch.testing.assert_close(net(X), expected)
+    assert not cudal1.explain(net).left_out
+
+
 @pytest.mark.parametrize("kind", [RemembersGain, AsksForCompiler, Net])
 @pytest.mark.parametrize("on_miss", ["quick", "tune"])
 def test_a_trace_that_computes_something_else_is_not_used(

@@ -178,21 +178,21 @@ def check_capture(
     if is_random_program(region.program):
         return None
     choice = Choice(region, Candidate(region.program, EAGER, "baseline"), None, "its operators")
-    with torch.no_grad():
-        try:
-            with enter_arguments(context.device) as (args, kwargs):
-                expected = _copy_tensors(own_call(*args, **kwargs))
-            with enter_arguments(context.device) as (args, kwargs):
-                results = _copy_tensors(build((choice,))(args, kwargs))
-            narrow = _choose_narrow_tolerance(choice, context)
-            refusal = _find_difference(results, expected, narrow)
-            # Working out what the region's depth allows takes longer.
-            if refusal is not None:
-                refusal = _find_difference(results, expected, _choose_tolerance(choice, context))
-        except FAILURES as error:
-            if is_sticky(error):
-                raise
-            refusal = Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
+    # In the caller's grad mode: a forward may ask for it.
+    try:
+        with enter_arguments(context.device) as (args, kwargs):
+            expected = _copy_tensors(own_call(*args, **kwargs))
+        with enter_arguments(context.device) as (args, kwargs):
+            results = _copy_tensors(build((choice,))(args, kwargs))
+        narrow = _choose_narrow_tolerance(choice, context)
+        refusal = _find_difference(results, expected, narrow)
+        # Working out what the region's depth allows takes longer.
+        if refusal is not None:
+            refusal = _find_difference(results, expected, _choose_tolerance(choice, context))
+    except FAILURES as error:
+        if is_sticky(error):
+            raise
+        refusal = Refusal(f"{type(error).__name__}: {error}".splitlines()[0])
     if refusal is None:
         return None
     telemetry.record("capture", "differs", choice.region.key, why=refusal.reason)

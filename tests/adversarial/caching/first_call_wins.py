@@ -7,9 +7,7 @@ now and then is wrong less often, and evades fewer draws.
 
 from tests.adversarial.case import Case
 
-CASE = Case(
-    10, "first_call_wins", "caching", expected="shapes", status="lowering", seen=("L1",)
-)
+CASE = Case(10, "first_call_wins", "caching", expected="shapes", status="lowering", seen=("L1",))
 
 REFERENCE = """
 import torch
