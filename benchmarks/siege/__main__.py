@@ -27,13 +27,16 @@ from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig,
 
 __all__ = ["main", "summarise"]
 
+_ORDER = ("fast", "standard", "strict")
 _PRINTED = ("number", "kind", "subject", "refused_by", "seconds")
 # Checks that say a candidate is slow, or that nothing can be said of it: no reason to refuse a twin.
 _NO_FAULT = frozenset({"timing", "unstable", "jump", "inputs"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the siege and write its results. Exit code 1 if a mutant got in or a twin was refused."""
+    """Run the siege and write its results. Exit code 1 if a mutant got in that this
+    profile promises to refuse, or a twin was refused.
+    """
     args = _parser().parse_args(argv)
     rows: list[dict[str, Any]] = []
     end = time.monotonic() + args.total_limit_s
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         document = report.make_document("siege", options, rows, environment=report.environment())
         report.save(args.out, {**document, "summary": summarise(rows)})
     print(json.dumps(summarise(rows), indent=1))
-    return int(any(row["got_in"] or row["twin_refused"] for row in rows))
+    return int(any((row["got_in"] and row["is_promised"]) or row["twin_refused"] for row in rows))
 
 
 def _judge_mutant(mutant: Mutant, number: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -95,6 +98,8 @@ def _judge(mutant: Mutant, text: str, number: int, args: argparse.Namespace) -> 
         "subject": mutant.subject.name,
         "damage": mutant.damage,
         "profile": args.profile,
+        # Whether the judge says that it refuses this kind at this profile.
+        "is_promised": _ORDER.index(KINDS[mutant.kind].first_profile) <= _ORDER.index(args.profile),
         "refused_by": failed[0].name if failed else "",
         "detail": failed[0].detail[:200] if failed else "",
         "seconds": time.monotonic() - begin,
@@ -127,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kinds", type=comma_list_of(list(KINDS)), default=list(KINDS), help="in turn")
     add("--count", type=int, default=len(KINDS), help="mutants")
     add("--first", type=int, default=0, help="number of the first")
-    add("--profile", choices=("fast", "standard", "strict"), default="fast")
+    add("--profile", choices=_ORDER, default="fast")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--twins", action="store_true", help="judge the honest twins too")
     add("--total-limit-s", type=float, default=3600.0, help="of all of them")

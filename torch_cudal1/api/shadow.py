@@ -147,11 +147,7 @@ def check_recalled(
     with tracing(None), unset_fake_temporarily(), torch.no_grad():
         try:
             expected, results = own_call(*inputs), call(*inputs)
-            narrow = _choose_narrow_tolerance(choice, context)
-            refusal = _find_difference(results, expected, narrow)
-            # Working out what the region's depth allows takes longer than the rest of a start.
-            if refusal is not None:
-                refusal = _find_difference(results, expected, _choose_tolerance(choice, context))
+            refusal = _find_gross_difference(results, expected, choice, context)
         except FAILURES as error:
             if is_sticky(error):
                 raise
@@ -184,11 +180,7 @@ def check_capture(
             expected = _copy_tensors(own_call(*args, **kwargs))
         with enter_arguments(context.device) as (args, kwargs):
             results = _copy_tensors(build((choice,))(args, kwargs))
-        narrow = _choose_narrow_tolerance(choice, context)
-        refusal = _find_difference(results, expected, narrow)
-        # Working out what the region's depth allows takes longer.
-        if refusal is not None:
-            refusal = _find_difference(results, expected, _choose_tolerance(choice, context))
+        refusal = _find_gross_difference(results, expected, choice, context)
     except FAILURES as error:
         if is_sticky(error):
             raise
@@ -197,6 +189,16 @@ def check_capture(
         return None
     telemetry.record("capture", "differs", choice.region.key, why=refusal.reason)
     return Refusal(f"its operators, as Dynamo traced them, differ from its forward: {refusal}")
+
+
+def _find_gross_difference(
+    results: Sequence[Any], expected: Sequence[Any], choice: Choice, context: TuneContext
+) -> Refusal | None:
+    narrow = _choose_narrow_tolerance(choice, context)
+    if _find_difference(results, expected, narrow) is None:
+        return None
+    # Working out what the region's depth allows takes longer than the rest of a start.
+    return _find_difference(results, expected, _choose_tolerance(choice, context))
 
 
 def _copy_tensors(result: Any) -> list[torch.Tensor]:
