@@ -19,6 +19,8 @@ __all__ = ["RotatingCalls", "RotatingInputs", "plan_rotation"]
 # Copies of inputs in GPU or host memory: at most this much.
 _RING_BYTES = 512 << 20
 _RING_SETS = 8
+# Numbers that new values of one tensor are made with.
+_FACTORS = 64
 
 
 def plan_rotation(
@@ -80,10 +82,7 @@ class RotatingInputs:
         for entry in self.entries if self.is_rotating else ():
             for tensor in self._list_moving_tensors(entry):
                 if tensor.dtype.is_floating_point and tensor.numel():
-                    # Smaller, never larger: a function may end where its inputs do. All elements,
-                    # as a module may look at some only.
-                    factor = 1.0 - 2.0**-6 - secrets.randbelow(1 << 20) * 2.0**-23
-                    _flatten(tensor).mul_(factor)
+                    _shrink_values(_flatten(tensor))
                     changed = True
         return changed
 
@@ -119,6 +118,26 @@ class RotatingCalls:
         entry = self._entries[self.position]
         self.position = (self.position + 1) % len(self._entries)
         return self._runner(entry)
+
+
+def _shrink_values(flat: torch.Tensor) -> None:
+    """Make every element of a contiguous vector smaller by 1.6 to 14 %, in place."""
+    # Smaller, never larger: a function may end where its inputs do. All elements, as a module may
+    # look at some only. Many factors, as two that are close round a short vector of half precision
+    # to the same values.
+    factors = torch.tensor(
+        [1.0 - 2.0**-6 - secrets.randbelow(1 << 20) * 2.0**-23 for _ in range(_FACTORS)],
+        dtype=torch.float32,
+        device=flat.device,
+    )
+    whole = flat.numel() // _FACTORS * _FACTORS
+    for part in (flat[:whole].view(-1, _FACTORS), flat[whole:]):
+        scale = factors[: part.shape[-1]]
+        if part.element_size() == 1:
+            # PyTorch multiplies no tensors of float8.
+            part.copy_(part.float() * scale)
+        else:
+            part.mul_(scale)
 
 
 def _flatten(tensor: torch.Tensor) -> torch.Tensor:
