@@ -59,8 +59,8 @@ class Profile:
     - perturbed: at most so many parameters and buffers, drawn in secret, are changed one at a time.
     - update_ways, shapes, layouts, dtypes, specials: how many of each, drawn in secret where the
       profile leaves some out.
-    - history: single elements changed; held: outputs in the caller's hands; soak: calls between a
-      first and a last one.
+    - history: single elements changed; held: outputs in the caller's hands; soak: calls in a
+      row, of which every result is compared.
     - repeats: bit-equal runs, in `processes` processes. replays: of a captured CUDA graph.
       reentrant: concurrent calls.
     - gradient_rounds: backward passes. descent: steps of a loss curve.
@@ -119,7 +119,7 @@ PROFILES: dict[ProfileName, Profile] = {
         all_specials=False,
         history=2,
         held=2,
-        soak=10,
+        soak=300,
         replays=0,
         reentrant=0,
         repeats=3,
@@ -144,7 +144,7 @@ PROFILES: dict[ProfileName, Profile] = {
         all_specials=True,
         history=8,
         held=4,
-        soak=100,
+        soak=3_000,
         replays=3,
         reentrant=200,
         repeats=10,
@@ -169,7 +169,7 @@ PROFILES: dict[ProfileName, Profile] = {
         all_specials=True,
         history=32,
         held=4,
-        soak=1_000,
+        soak=20_000,
         replays=3,
         reentrant=2_000,
         repeats=100,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tests.judge.worker.sessions import (
 )
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.ir.interpreter import interpret
-from torch_cudal1.judge.wire.channel import save_tensors
+from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
 from torch_cudal1.judge.worker.session import Session
 from torch_cudal1.judge.worker.state_handlers import _UPDATES
 
@@ -74,23 +76,91 @@ def test_held_outputs_are_overwritten_and_views_of_inputs_are_not(session: Sessi
     assert integers.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(("calls", "budget_s", "expected"), [(5, 60.0, 5), (5, 0.0, 0)])
-def test_a_soak_ends_with_its_calls_or_its_time(
-    session: Session, calls: int, budget_s: float, expected: int
-) -> None:
-    values: list[float] = []
-
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        values.append(float(inputs[0]))
-        return []
-
+def soak(
+    session: Session,
+    run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]],
+    path: Path,
+    *,
+    calls: int = 400,
+    budget_s: float = 60.0,
+    held_bytes: int = 1 << 20,
+) -> tuple[int, list[tuple[int, float]]]:
+    """The number of calls, and the distinct results as pairs of input set and value."""
     session.slots[SLOT] = run
     session.sets |= {"first": [torch.tensor(1.0)], "second": [torch.tensor(2.0)]}
     answer = call(
-        session, "soak", slot=SLOT, sets=["first", "second"], calls=calls, budget_s=budget_s
+        session,
+        "soak",
+        slot=SLOT,
+        sets=["first", "second"],
+        calls=calls,
+        budget_s=budget_s,
+        held_bytes=held_bytes,
+        path=str(path / "soak"),
     )
-    assert answer == {"calls": expected}
-    assert values == [1.0, 2.0, 1.0, 2.0, 1.0][:expected]
+    assert all(width == 1 for _, width in answer["found"])
+    values = load_tensors(answer["layout"], path / "soak", torch.device("cpu"))
+    entries = zip(answer["found"], values, strict=True)
+    return answer["calls"], sorted(
+        (number, float(value)) for (number, _), value in entries if value is not None
+    )
+
+
+@pytest.mark.parametrize(("calls", "budget_s", "expected"), [(50, 60.0, 50), (5, 0.0, 0)])
+def test_a_soak_ends_with_its_calls_or_its_time(
+    session: Session, tmp_path: Path, calls: int, budget_s: float, expected: int
+) -> None:
+    count, results = soak(
+        session, lambda inputs: [inputs[0] + 1], tmp_path, calls=calls, budget_s=budget_s
+    )
+    assert count == expected
+    assert results == [(0, 2.0), (1, 3.0)][: 2 * bool(expected)]
+
+
+def test_a_soak_keeps_a_result_that_differs_once(session: Session, tmp_path: Path) -> None:
+    counts = itertools.count()
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        return [inputs[0] + (next(counts) == 217)]
+
+    _, results = soak(session, run, tmp_path)
+    assert sorted(set(results) - {(0, 1.0), (1, 2.0)}) in ([(0, 2.0)], [(1, 3.0)])
+
+
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_a_soak_sees_a_ring_of_buffers(session: Session, tmp_path: Path, size: int) -> None:
+    ring, turns = [torch.zeros(()) for _ in range(size)], itertools.count()
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        buffer = ring[next(turns) % size]
+        return [buffer.copy_(inputs[0])]
+
+    _, results = soak(session, run, tmp_path)
+    # A result of one set has the values of the other when all calls are made.
+    assert {(0, 2.0), (1, 1.0)} & set(results)
+
+
+def test_a_soak_holds_no_more_than_it_may(session: Session, tmp_path: Path) -> None:
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        nonlocal most
+        most = max(most, sum(each() is not None for each in outputs))
+        out = torch.zeros(256)
+        outputs.append(weakref.ref(out))
+        return [out]
+
+    session.slots[SLOT] = run
+    session.sets["set"] = []
+    fields = {"slot": SLOT, "sets": ["set"], "calls": 50, "budget_s": 60.0}
+    answer = call(session, "soak", held_bytes=10 << 10, path=str(tmp_path / "soak"), **fields)
+    assert len(answer["found"]) == 1
+    assert most in (10, 11)
+    outputs.clear()
+    # Too large to hold even once.
+    answer = call(session, "soak", held_bytes=1 << 9, path=str(tmp_path / "soak"), **fields)
+    assert answer["found"] == []
 
 
 def test_the_state_is_that_of_the_present_instance(session: Session) -> None:

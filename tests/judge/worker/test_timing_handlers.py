@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +106,34 @@ def test_on_a_cpu_a_side_has_host_time_and_no_device_time(
     for side in sides.values():
         assert side["host_us"] > 0
         assert (side["device_us"], side["sync_ratio"]) == (None, None)
+
+
+def find_unlike(session: Session, held: list[float], **fields: float) -> dict[str, Any]:
+    session.held[:] = [[torch.tensor(value)] for value in held]
+    request = {"start": 1, "shift": 0, "judged": 0, "ring": 4, "contents": 2, "limit_s": 60.0}
+    return call(session, "unlike", **{**request, **fields})
+
+
+def test_outputs_that_are_those_of_no_judged_call_are_named(session: Session) -> None:
+    session.copied = None
+    # Calls 0, 2, 4 of one content, the others of the other; the values of call 5 are wrong.
+    answer = find_unlike(session, [7.0, 3.0, 7.0, 3.0, 7.0, 3.5, 7.0], judged=2)
+    assert answer["compared"] == 7
+    unlike = set(answer["unlike"])
+    # The first one that is met of the other content is judged, or all that differ from it.
+    assert unlike in ({1, 5}, {3, 5}, {5, 1}, {5, 1, 3})
+    session.copied = 3, [torch.tensor(3.0)]
+    assert find_unlike(session, [7.0, 3.0, 7.0, 3.0, 7.0, 3.5, 7.0])["unlike"] == [5]
+
+
+def test_a_result_that_was_written_after_the_clock_stopped_is_unlike_its_copy(
+    session: Session,
+) -> None:
+    session.copied = 1, [torch.tensor(0.0)]
+    answer = find_unlike(session, [7.0] * 5, contents=1)
+    assert len(answer["unlike"]) == 3
+
+
+def test_no_more_outputs_are_compared_than_the_time_allows(session: Session) -> None:
+    session.copied = None
+    assert find_unlike(session, [7.0] * 5, limit_s=-1.0) == {"compared": 0, "unlike": []}

@@ -156,11 +156,15 @@ def _serve_requests(child: Child) -> None:
         ("reread", {"index": 0}),
         ("reread", {"name": "first", "positions": [0]}),
         ("reenter", {"jobs": [["candidate", "first"]] * 2, "calls": 4}),
-        ("soak", {"sets": ["first"], "calls": 2, "budget_s": 1.0}),
+        ("soak", {"sets": ["first"], "calls": 2, "budget_s": 1.0, "held_bytes": 1 << 20}),
         ("surroundings", {"tables": True}),
         ("warm", {"a": "candidate", "b": "candidate", "sets": ["first", "second"]}),
         ("look", {"sets": ["first"]}),
-        ("spin", {"sets": ["first", "second"], "calls": 2, "start": 0, "keep": False}),
+        ("spin", {"sets": ["first", "second"], "calls": 2, "start": 0, "keep": True}),
+        (
+            "unlike",
+            {"start": 0, "shift": 0, "judged": 0, "ring": 2, "contents": 2, "limit_s": 1.0},
+        ),
     ):
         path = str(child.reserve_file())
         child.call(verb, **{"slot": "candidate", "inputs": "first", "path": path, **fields})

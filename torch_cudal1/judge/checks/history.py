@@ -12,18 +12,27 @@ import torch
 from torch.linalg import vector_norm
 
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.checks.agreement import Agreement, compare_call, compare_result, summarise
+from torch_cudal1.judge.checks.agreement import (
+    Agreement,
+    compare_call,
+    compare_result,
+    eager_refuses,
+    summarise,
+)
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import clone_strided
 from torch_cudal1.judge.reference.region_reference import Result
 from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.wire.channel import storage_extent
 from torch_cudal1.judge.wire.tensor_bits import all_same_bits
 
 __all__ = ["CALL_HISTORY", "REPEAT", "check_call_history", "check_repeatability"]
 
-_SOAK_S = {"fast": 0.5, "standard": 20.0, "strict": 300.0}
+# Seconds of calls at most, and bytes of results that are held meanwhile.
+_SOAK_S = {"fast": 0.2, "standard": 10.0, "strict": 30.0}
+_HELD_BYTES = 256 << 20
 _FLIPS = 4
 # `numerics` asks how exact results are, on many more numbers; here a result need only belong to
 # this input set and to no earlier one
@@ -150,19 +159,50 @@ def _compare_overwritten(trial: Trial, first: InputSet) -> list[Agreement | None
 
 
 def _compare_after_many(trial: Trial, first: InputSet) -> list[Agreement | None]:
-    """After many calls, inputs never seen before."""
+    """Many calls, each of them right and its result still so when all are made; then inputs never
+    seen before.
+    """
     other, fresh = trial.derive_sibling(first), trial.derive_sibling(first, "normal", 1)
+    agreements = [
+        *_compare_each_of_many(trial, first, other),
+        _compare_call(trial, fresh, "new inputs after many calls"),
+    ]
+    return list(agreements)
+
+
+def _compare_each_of_many(trial: Trial, first: InputSet, other: InputSet) -> list[Agreement]:
+    samples = [sample for sample in (first, other) if not eager_refuses(sample)]
+    if not samples:
+        return []
     budget_s = _SOAK_S[trial.profile.name]
     # Both must be in the child: the calls are made there without messages between.
-    trial.ensure_present(first, other)
-    answer = trial.ask(
+    trial.ensure_present(*samples)
+    answer, flat = trial.fetch(
         "soak",
-        sets=[first.name, other.name],
+        sets=[sample.name for sample in samples],
         calls=trial.profile.soak,
         budget_s=budget_s,
+        held_bytes=_HELD_BYTES,
         deadline_s=budget_s + 600,
     )
-    return [_compare_call(trial, fresh, f"new inputs after {int(answer['calls'])} calls")]
+    question = f"{int(answer['calls'])} calls"
+    agreements: list[Agreement] = []
+    at = 0
+    for number, width in answer["found"]:
+        sample, outputs = samples[number], flat[at : at + width]
+        at += width
+        # Values alone: the form of results is `fresh_output`'s question.
+        result = Result(outputs, sample.expected.facts, sample.expected.tree)
+        if len(outputs) != len(sample.expected.outputs):
+            raise CandidateFailure(
+                "soak",
+                f"{len(outputs)} outputs of a call, eager has {len(sample.expected.outputs)}",
+                "call_history",
+            )
+        agreements.append(_compare_result(trial, sample, result, question))
+        if agreements[-1].problem:
+            break
+    return agreements
 
 
 def _compare_with_fresh_process(trial: Trial, first: InputSet) -> list[Agreement | None]:
@@ -304,7 +344,7 @@ CALL_HISTORY = CheckSpec(
     knobs=("history", "soak", "processes", "budget_s"),
     asks=(
         "is an answer the same whatever was asked before, at the same address or another, "
-        "after one element changed, after many calls"
+        "after one element changed, after many calls and in each of them"
     ),
 )
 REPEAT = CheckSpec(

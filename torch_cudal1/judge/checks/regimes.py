@@ -1,4 +1,4 @@
-"""Check `regimes`: inputs of one sign and size a row, from far below one to well above; each row's error
+"""Check `regimes`: inputs of one sign and size a row, from far below one to far above; each row's error
 beside the size of that row's own values.
 
 An error of all of a function where its values are small, as a zero in place of silu's -0.015 below -6,
@@ -31,10 +31,12 @@ from torch_cudal1.judge.reference.trial import Trial
 
 __all__ = ["REGIMES", "check_regimes"]
 
-# Sizes of a row are powers of two. Beyond -16 honest formulas have no digits left where the value is
-# next to nothing, as log(1 + exp(x)) in float32.
-_EXPONENTS = range(-6, 4)
-_BANDS = [sign * 2.0**exponent for exponent in _EXPONENTS for sign in (1.0, -1.0)]
+# Sizes of a row are powers of two. Below -16 honest formulas have no digits left where the value is
+# next to nothing, as log(1 + exp(x)) in float32. Above, a value is nothing or large.
+_BANDS = [
+    *(-(2.0**exponent) for exponent in range(-6, 4)),
+    *(2.0**exponent for exponent in range(-6, 10)),
+]
 # Of a row's own values; rounding is far below.
 _GROSS_FRACTION = 0.1
 _EAGER_FACTOR = 4.0
@@ -187,7 +189,7 @@ REGIMES = CheckSpec(
     run=check_regimes,
     knobs=("budget_s",),
     asks=(
-        "inputs whose rows are of one sign and one size, from 1/64 to 16: is the error of each row "
-        "below a tenth of that row's own values, or four times eager's"
+        "inputs whose rows are of one sign and one size, from 1/64 to 16 and, positive, to 1,024: "
+        "is the error of each row below a tenth of that row's own values, or four times eager's"
     ),
 )

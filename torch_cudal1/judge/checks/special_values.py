@@ -20,6 +20,7 @@ from torch_cudal1.judge.checks.agreement import (
     disagree_on_error,
     eager_refuses,
 )
+from torch_cudal1.judge.checks.finite_values import compare_finite_elements
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.compare import mask_mismatches, same_masks, unit_roundoff
 from torch_cudal1.judge.reference.input_set import InputSet
@@ -74,7 +75,10 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
     for kind, value in values if trial.profile.all_specials else values[:2]:
         for position in positions:
             variant = _make_variant(trial, sample, position, kind, value)
-            failed = _find_mask_difference(trial, variant, trial.run(variant).outputs)
+            outputs = trial.run(variant).outputs
+            failed = _find_mask_difference(trial, variant, outputs) or _find_wrong_number(
+                trial, variant, outputs
+            )
             trial.drop(variant)
             if failed:
                 return [
@@ -171,6 +175,17 @@ def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> s
             trial, sample, position, mask_mismatches(out, witnesses, exact)
         ):
             return f"; output {position}: {comparison.detail}"
+    return ""
+
+
+def _find_wrong_number(trial: Trial, sample: InputSet, outputs: Outputs) -> str:
+    """The first output that is wrong in its finite elements, "" if none is."""
+    for position, out in enumerate(outputs):
+        if out is None or sample.expected.outputs[position] is None:
+            continue
+        comparison = compare_finite_elements(trial, sample, position, out)
+        if not comparison.passed:
+            return f"; output {position}, finite elements: {comparison.detail or 'differ'}"
     return ""
 
 
@@ -458,7 +473,7 @@ SPECIAL = CheckSpec(
     knobs=("all_specials",),
     asks=(
         "NaN, infinity, and at `standard` signed zeros, ties, extremes: they go where eager "
-        "or Inductor sends them; few places excepted where rounding alone decides and "
+        "or Inductor sends them, and what is finite is right; few places excepted where rounding alone decides and "
         "eager's own change when its inputs move by little more than that"
     ),
 )

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import secrets
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +36,8 @@ Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 Outputs: TypeAlias = list[torch.Tensor | None]
 _SCRIBBLE_VALUE = 12_345.0
+# Bound before any candidate is imported.
+_draw_below = secrets.randbelow
 # A single wrong result is enough to reject.
 _MAX_DISTINCT_RESULTS = 8
 # About 10 ms on a GPU at 2 GHz: far longer than a launch takes.
@@ -86,18 +91,64 @@ def _scribble(session: Session, request: Request) -> Answer:
 
 
 def _soak(session: Session, request: Request) -> Answer:
-    """Call a slot up to `calls` times on the input sets in turn, for at most `budget_s` seconds.
+    """Call a slot up to `calls` times on input sets in random order, for at most `budget_s` seconds,
+    and hold the outputs while they fit into `held_bytes`.
 
-    Answers the number of calls.
+    Writes to a file the distinct outputs for each input set, those that changed while they were
+    held included; none that are larger than `held_bytes`. `found` in the answer: [number of the set, number of outputs] for each, in the
+    order of the file.
     """
     run, sets = session.slots[request["slot"]], [session.sets[name] for name in request["sets"]]
-    ends, calls = time.monotonic() + float(request["budget_s"]), 0
+    ends, most_bytes = time.monotonic() + float(request["budget_s"]), int(request["held_bytes"])
+    distinct = _DistinctOutputs(len(sets), most_bytes)
+    recent: deque[tuple[int, Outputs]] = deque()
+    held_bytes = calls = 0
     with torch.no_grad():
         while calls < int(request["calls"]) and time.monotonic() < ends:
-            run(sets[calls % len(sets)])
+            # A ring of buffers would otherwise give each of them the values that it has.
+            number = _draw_below(len(sets))
+            outputs = list(run(sets[number]))
+            distinct.add(number, outputs)
+            recent.append((number, outputs))
+            held_bytes += _count_output_bytes(outputs)
+            while held_bytes > most_bytes:
+                held_bytes -= _count_output_bytes(recent.popleft()[1])
             calls += 1
     synchronise(session.device)
-    return {"calls": calls}
+    for number, outputs in recent:
+        distinct.add(number, outputs)
+    flat = [out for _, outputs in distinct.entries for out in outputs]
+    return {
+        "calls": calls,
+        "layout": save_tensors(flat, Path(request["path"])),
+        "found": [[number, len(outputs)] for number, outputs in distinct.entries],
+    }
+
+
+class _DistinctOutputs:
+    """Copies of the outputs of calls on a few input sets, equal bits once a set; of one set at most
+    `most_bytes`.
+    """
+
+    def __init__(self, sets: int, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.entries: list[tuple[int, Outputs]] = []
+        self._of_set: list[list[Outputs]] = [[] for _ in range(sets)]
+
+    def add(self, number: int, outputs: Outputs) -> None:
+        """Keep the outputs of a call on that set, unless they are known or many are kept."""
+        same_set = self._of_set[number]
+        most = _MAX_DISTINCT_RESULTS
+        if size := _count_output_bytes(outputs):
+            most = min(most, self._most_bytes // size)
+        if len(same_set) < most and not any(all_same_bits(outputs, each) for each in same_set):
+            # Cloned: a candidate may overwrite a buffer that it returned.
+            same_set.append([None if out is None else out.clone() for out in outputs])
+            self.entries.append((number, same_set[-1]))
+
+
+def _count_output_bytes(outputs: Outputs) -> int:
+    return sum(out.numel() * out.element_size() for out in outputs if out is not None)
 
 
 def _read_state(session: Session, request: Request) -> Answer:
@@ -178,7 +229,7 @@ def _collect_results(
     run: Callable[..., Outputs], inputs: Sequence[torch.Tensor], calls: int, device: torch.device
 ) -> list[Outputs]:
     """The distinct results of one thread's calls, at most `_MAX_DISTINCT_RESULTS`."""
-    distinct: list[Outputs] = []
+    distinct = _DistinctOutputs(1, sys.maxsize)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     for _ in range(calls):
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -187,12 +238,8 @@ def _collect_results(
             stream.synchronize()
         # Thousands of results cannot be sent. Only results that equal another one bit for bit are
         # dropped, so the parent sees every value.
-        if len(distinct) < _MAX_DISTINCT_RESULTS and not any(
-            all_same_bits(outputs, result) for result in distinct
-        ):
-            # Cloned: a candidate may overwrite a buffer that it returned.
-            distinct.append([None if out is None else out.clone() for out in outputs])
-    return distinct
+        distinct.add(0, outputs)
+    return [outputs for _, outputs in distinct.entries]
 
 
 def _run_on_side_stream(session: Session, request: Request) -> Answer:

@@ -5,7 +5,9 @@ Times are raw. The parent decides what they mean, and whether to trust this proc
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -18,8 +20,9 @@ from torch_cudal1.device.gpu_state import reset_persisting_l2
 from torch_cudal1.judge.benchmark import timing
 from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls
+from torch_cudal1.judge.wire.tensor_bits import all_same_bits
 from torch_cudal1.judge.worker.heap import keep_freed
-from torch_cudal1.judge.worker.raw_copy import copy_raw_tensors
+from torch_cudal1.judge.worker.raw_copy import copy_raw_tensors, refuse_lazy
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
@@ -28,6 +31,9 @@ __all__ = ["HANDLERS"]
 
 # Bound before any candidate is imported.
 _draw_below = secrets.randbelow
+_CHANCE = random.SystemRandom()
+# A single wrong result is enough to reject, and nothing is like itself where calls draw numbers.
+_MAX_UNLIKE = 3
 Request: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = dict[str, Any]
 
@@ -85,6 +91,38 @@ def _keep_results(session: Session, results: deque[Any]) -> None:
         number = _draw_below(len(results))
         session.copied = (number, copy_raw_tensors(results[number]))
     session.held[:] = [list(outputs) for outputs in results]
+
+
+def _find_unlike(session: Session, request: Request) -> Answer:
+    """Compare held outputs bit by bit, in random order for at most `limit_s` seconds, with the one
+    copied and those of call `judged`, or the first one of the same inputs. Call i of the batch had
+    the inputs number ((`start` + i) modulo `ring` + `shift`) modulo `contents`.
+
+    Answers how many were compared, and the numbers of at most `_MAX_UNLIKE` that are like none of
+    the two.
+    """
+    ends = time.monotonic() + float(request["limit_s"])
+
+    def find_inputs(number: int) -> int:
+        place = (int(request["start"]) + number) % int(request["ring"])
+        return (place + int(request["shift"])) % int(request["contents"])
+
+    judged_call = int(request["judged"])
+    references = {find_inputs(judged_call): session.held[judged_call]}
+    if session.copied is not None:
+        references[find_inputs(session.copied[0])] = session.copied[1]
+    unlike: list[int] = []
+    comparisons = 0
+    for number in _CHANCE.sample(range(len(session.held)), len(session.held)):
+        if time.monotonic() > ends or len(unlike) == _MAX_UNLIKE:
+            break
+        outputs, inputs = session.held[number], find_inputs(number)
+        refuse_lazy(outputs)
+        if inputs not in references or not all_same_bits(references[inputs], outputs):
+            unlike.append(number)
+        references.setdefault(inputs, outputs)
+        comparisons += 1
+    return {"compared": comparisons, "unlike": unlike}
 
 
 def _compare_clocks(session: Session, request: Request) -> Answer:
@@ -211,6 +249,7 @@ def _time_interleaved(session: Session, request: Request) -> Answer:
 HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
     "warm": _warm_up,
     "time": _time_pairs,
+    "unlike": _find_unlike,
     "look": _compare_clocks,
     "spin": _time_batch,
     "pairs": _time_alternating,
