@@ -7,10 +7,15 @@ import copy
 import pytest
 import torch
 
-from tests.judge.sources import SourceBench, source, source_bench
+from tests.judge.sources import CPU, SourceBench, source, source_bench
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.checks import environment
 from torch_cudal1.judge.checks.environment import ENV_DIFF, ENV_DIFF_CALLS
 from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.child import Child, make_limits
 from torch_cudal1.judge.worker.global_state import read_global_state
 
 IN_FORWARD = "torch.manual_seed(1)"
@@ -106,6 +111,19 @@ ATTACKS: dict[
         },
         "operators of torch",
     ),
+    "an audit hook": ({"top": "import sys\nsys.addaudithook(lambda *a: None)\n"}, "audit hooks"),
+    "a hook of all modules": (
+        {"init": "nn.modules.module.register_module_forward_pre_hook(lambda *a: None)"},
+        "hooks of all modules",
+    ),
+    "a hook of saved tensors": (
+        {"top": "torch._C._autograd._push_saved_tensors_default_hooks(lambda t: t, lambda t: t)\n"},
+        "hooks of saved tensors",
+    ),
+    "a function of torch.nn.utils": (
+        {"top": "nn.utils.clip_grad.clip_grad_norm_ = lambda *a, **k: None\n"},
+        "clip_grad_norm_",
+    ),
     "random state of torch": ({"before": IN_FORWARD}, "random state of torch"),
     "random state of Python": (
         {"before": "import random\nrandom.seed(3)"},
@@ -146,6 +164,10 @@ HONEST: dict[str, dict[str, str]] = {
     "imports much": {
         "top": "import torch.utils.checkpoint, torch.distributed, torch.fx, torch.utils.cpp_extension, xml.dom, decimal\n"
     },
+    "transforms of functions": {
+        "top": "torch.func.vmap(torch.sin)(torch.ones(2, 3))\n"
+        "torch.func.jvp(torch.sin, (torch.ones(2),), (torch.ones(2),))\n"
+    },
     "warning filters": {"top": "import warnings\nwarnings.filterwarnings('ignore')\n"},
     "an operator of its own": {
         "top": "lib = torch.library.Library('mine', 'DEF')\nlib.define('f(Tensor x) -> Tensor')\n"
@@ -176,6 +198,25 @@ def test_what_honest_sources_do_passes(bench: SourceBench, name: str) -> None:
     assert sum(check.name == "env_diff" for check in checks) == 3
 
 
+@pytest.mark.parametrize("registers", [True, False])
+def test_a_kernel_of_torch_past_torchs_library_is_named(
+    bench: SourceBench, *, registers: bool
+) -> None:
+    lines = (
+        "lib = torch._C._dispatch_library('IMPL', 'aten', 'CPU', 'file', 1)\n"
+        "lib.impl('trace', 'CPU', lambda x: x.diagonal().sum())\n"
+    )
+    candidate, terms = SourceCandidate(source(top=lines if registers else "")), Contract()
+    # Only of a stranger's process the operators are read.
+    with Child(make_limits(Settings(), CPU, trust="foreign"), terms) as child:
+        assert child.surroundings["operators"]
+        trial = Trial(bench.reference, candidate, terms, CPU, child, bench.examples)
+        trial.load("candidate", candidate)
+        (check,) = ENV_DIFF.run(trial)
+    assert check.passed is not registers
+    assert ("kernels of PyTorch's operators" in check.detail) is registers
+
+
 def test_a_compiled_source_leaves_nothing_that_counts(bench: SourceBench) -> None:
     text = source(
         init="self.__dict__['fast'] = torch.compile(self.linear)", result="torch.relu(self.fast(x))"
@@ -193,9 +234,9 @@ def test_a_reference_that_draws_numbers_lets_its_candidate_draw_them() -> None:
         assert all(check.passed for check in checks), checks[-1].detail
 
 
-@pytest.mark.parametrize("group", ["flags", "process", "interpreter", "environment"])
+@pytest.mark.parametrize("group", ["flags", "process", "interpreter", "environment", "operators"])
 def test_a_changed_value_of_each_group_is_a_change(group: str) -> None:
-    before = read_global_state(torch.device("cpu"))
+    before = read_global_state(torch.device("cpu"), operators=True)
     after = copy.deepcopy(before)
     after[group][next(iter(after[group]))] = "other"
     assert len(list(environment._list_changes(before, after))) == 1

@@ -24,7 +24,7 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
 __all__ = ["ENV_DIFF", "ENV_DIFF_CALLS", "check_environment_at_calls", "check_environment_at_load"]
 
-_GROUPS = ("flags", "process", "interpreter", "environment", "compilers")
+_GROUPS = ("flags", "process", "interpreter", "environment", "compilers", "operators")
 _TABLES = ("identities", "modules")
 _SECOND_SLOT = "env_diff"
 _MAX_DELETED_BYTES = 1 << 30  # a second instance of a larger module is not made only to be deleted
@@ -49,7 +49,8 @@ _DYNAMO_WRAPS = frozenset(
 
 def check_environment_at_load(trial: Trial) -> list[CheckResult]:
     """Import and construction: nothing global is other than before the candidate came."""
-    return [_compare_states(trial.child, _read_state(trial.child), "import and construction")]
+    after = _read_state(trial.child, operators=_watches_operators(trial.child))
+    return [_compare_states(trial.child, after, "import and construction")]
 
 
 def check_environment_at_calls(trial: Trial) -> list[CheckResult]:
@@ -78,13 +79,21 @@ def check_environment_at_calls(trial: Trial) -> list[CheckResult]:
     trial.load(_SECOND_SLOT, trial.candidate)
     trial.call_slot(_SECOND_SLOT, sample.name)
     trial.child.call("forget", slot=_SECOND_SLOT)
-    return [*checks, _compare_states(trial.child, _read_state(trial.child), "deletion")]
+    last = _read_state(trial.child, operators=_watches_operators(trial.child))
+    return [*checks, _compare_states(trial.child, last, "deletion")]
+
+
+def _watches_operators(child: Child) -> bool:
+    # Only of a stranger's process they are read, which takes 0.1 s each time.
+    return bool(child.surroundings.get("operators"))
 
 
 def _read_state(
-    child: Child, *, stir: int | None = None, tables: bool = False
+    child: Child, *, stir: int | None = None, tables: bool = False, operators: bool = False
 ) -> Mapping[str, Any]:
-    fields: dict[str, Any] = {"tables": tables} | ({} if stir is None else {"stir": stir})
+    fields: dict[str, Any] = {"tables": tables, "operators": operators} | (
+        {} if stir is None else {"stir": stir}
+    )
     state = child.call("surroundings", **fields).get("surroundings")
     groups = (*_GROUPS, "random", "hints", "digests", *(_TABLES if tables else ()))
     # The answer comes from the process on trial: a missing group would be a group without changes.
@@ -124,6 +133,9 @@ def _list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterat
             # a flag that came with CUDA's start has no earlier value
             if old != new and not (old is None and group == "flags"):
                 yield f"{name} from {str(old)[:60]} to {str(new)[:60]}"
+    for name in before["operators"].keys() & after["operators"].keys():
+        if before["operators"][name] != after["operators"][name]:
+            yield f"the {name} of PyTorch's operators"
     yield from _list_variables(before["environment"], after["environment"])
 
 

@@ -30,11 +30,13 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torch_cudal1.core.settings import process_environment
+from torch_cudal1.judge.worker.audit_hooks import count_added_hooks
 from torch_cudal1.judge.worker.object_identity import (
     digest_identities,
     list_module_identities,
     read_identities,
 )
+from torch_cudal1.judge.worker.operator_kernels import digest_operator_kernels
 
 __all__ = ["read_global_state", "reseed_generators"]
 
@@ -116,6 +118,8 @@ _UNSET_MEANS = {
     f"torch.backends.{part}.matmul.fp32_precision": "ieee" for part in ("cuda", "mkldnn")
 }
 _ABSENT = "absent"
+# Elements of which a thread of PyTorch's pool takes at least so many.
+_SHARED_PIECE = 32_768
 # TF32 and bfloat16 round it to 1.
 _TF32_PROBE = 1 + 2.0**-12
 
@@ -137,6 +141,8 @@ _mm, _full, _to_list = torch.mm, torch.full, torch.Tensor.tolist
 _choose_attention = torch._fused_sdp_choice
 _cpu_random, _python_random = torch.random.get_rng_state, random.getstate
 _sha = hashlib.sha256
+_modules = torch.nn.modules.module
+_get_saved_tensor_hooks = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
 def reseed_generators(seed: int) -> None:
@@ -148,11 +154,14 @@ def reseed_generators(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def read_global_state(device: torch.device, *, tables: bool = True) -> dict[str, Any]:
+def read_global_state(
+    device: torch.device, *, tables: bool = True, operators: bool = False
+) -> dict[str, Any]:
     """Groups of name -> JSON value. `device`: where the precision of a product is measured.
 
     `tables`: include the identities of modules and of their members, thousands of numbers. The
-    digests alone tell whether any of them changed.
+    digests alone tell whether any of them changed. `operators`: include the kernels of PyTorch's
+    operators.
     """
     _fix_attention_order(device)
     # The product first: it initialises CUDA, whose flags are read below only then.
@@ -166,6 +175,7 @@ def read_global_state(device: torch.device, *, tables: bool = True) -> dict[str,
         "compilers": _read_compiler_options(),
         "environment": process_environment(),
         "digests": digest_identities(),
+        "operators": {"kernels": digest_operator_kernels()} if operators else {},
     }
     if tables:
         state |= {"modules": list_module_identities(), "identities": read_identities()}
@@ -194,9 +204,7 @@ def _read_flags() -> dict[str, str]:
         lambda: deterministic.fill_uninitialized_memory
     )
     # By computing: torch.set_flush_denormal has no getter.
-    flags["denormals are flushed"] = _read_as_text(
-        lambda: (torch.tensor(2.0**-1040, dtype=torch.float64) * 1.0).item() == 0.0
-    )
+    flags["denormals are flushed"] = _read_as_text(_are_denormals_flushed)
     # An active mode sees and may replace every operation.
     flags["modes"] = repr(
         [
@@ -215,11 +223,19 @@ def _read_flags() -> dict[str, str]:
     return flags
 
 
+def _are_denormals_flushed() -> bool:
+    # On each of the threads that share an operation: the processor has the mode, one a core.
+    numbers = _full((_SHARED_PIECE * torch.get_num_threads(),), 2.0**-1040, dtype=torch.float64)
+    return not bool(((numbers * 1.0) != 0.0).all())
+
+
 def _replaces(registered: str) -> bool:
     """Whether a registration such as "aten/add.Tensor/CPU" replaces the code of an operator."""
     library, _, rest = registered.partition("/")
-    # Inductor registers operators of prims, and other libraries shapes of fake tensors (Meta).
-    return library == "aten" and not rest.endswith(("/Meta", "/AutogradMeta"))
+    # Inductor registers operators of prims, other libraries shapes of fake tensors (Meta), and vmap
+    # its rules at its first use.
+    key = rest.rpartition("/")[2]
+    return library == "aten" and not key.startswith(("Meta", "AutogradMeta", "FuncTorch"))
 
 
 def _read_as_text(getter: Callable[[], Any]) -> str:
@@ -336,7 +352,16 @@ def _read_interpreter_hooks() -> dict[str, str]:
         "switch interval": repr(sys.getswitchinterval()),
         "faulthandler": repr(faulthandler.is_enabled()),
         "main thread": repr(threading.main_thread().ident),
+        "audit hooks": repr(count_added_hooks()),
+        "hooks of all modules": repr(
+            {name: len(value) for name, value in vars(_modules).items() if _is_hook_table(name)}
+        ),
+        "hooks of saved tensors": repr(_get_saved_tensor_hooks()),
     }
+
+
+def _is_hook_table(name: str) -> bool:
+    return name.startswith("_global_") and name.endswith("_hooks")
 
 
 def _read_hints() -> dict[str, str]:

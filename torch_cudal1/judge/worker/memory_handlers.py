@@ -58,7 +58,12 @@ def _read_global_state(session: Session, request: Request) -> Answer:
     """
     if "stir" in request:
         reseed_generators(int(request["stir"]))
-    return {"surroundings": read_global_state(session.device, tables=bool(request.get("tables")))}
+    state = read_global_state(
+        session.device,
+        tables=bool(request.get("tables")),
+        operators=bool(request.get("operators")),
+    )
+    return {"surroundings": state}
 
 
 def _forget(session: Session, request: Request) -> Answer:

@@ -70,9 +70,26 @@ _WATCHED_MODULES = (
         "torch.utils._python_dispatch",
         "torch._ops",
         "safetensors.torch",
+        "torch.nn.parameter",
+        "torch.func",
+        "torch.linalg",
+        "torch.fft",
+        "torch.special",
+        "copy",
+        "copyreg",
+        "pickle",
+        "operator",
+        "functools",
+        "itertools",
+        "math",
+        "inspect",
+        "importlib",
+        "importlib.util",
     ),
 )
 _PACKAGE = "torch_cudal1."
+# All modules of these packages; not torch.optim, whose classes Dynamo wraps.
+_WATCHED_PACKAGES = (_PACKAGE, "torch.nn.utils.")
 # Python writes some of these itself, such as __warningregistry__ at a first warning.
 _IGNORED_NAMES = frozenset(
     (
@@ -115,7 +132,7 @@ def _iter_members(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _iter_owners() -> Iterator[tuple[str, Any]]:
     for name, module in list(sys.modules.items()):
-        if name in _WATCHED_MODULES or name.startswith(_PACKAGE):
+        if name in _WATCHED_MODULES or name.startswith(_WATCHED_PACKAGES):
             yield name, module
     for kind in (
         *_WATCHED_CLASSES,

@@ -35,6 +35,7 @@ from torch_cudal1.judge.wire.channel import Channel, load_tensors, save_tensors
 from torch_cudal1.judge.wire.properties import describe
 from torch_cudal1.judge.wire.transport import read_program, require_tensor, write_payloads
 from torch_cudal1.judge.worker import (
+    audit_hooks,
     guard_pages,
     int64_handlers,
     memory_handlers,
@@ -106,12 +107,13 @@ def _answer_hello(session: Session, request: Request) -> dict[str, Any]:
     gc.collect()
     # Imported objects never become garbage, so later collections need not visit them.
     gc.freeze()
+    audit_hooks.watch()
     return {
         "pid": os.getpid(),
         "torch": torch.__version__,
         "unshared": refusal.reason if refusal else "",
         # Before any candidate: the parent compares later states with this one.
-        "surroundings": read_global_state(session.device),
+        "surroundings": read_global_state(session.device, operators=not request["own"]),
     }
 
 
