@@ -11,6 +11,7 @@
 
 #include "fast.h"
 #include "guard.h"
+#include "outermost.h"
 #include "pages.h"
 #include "plan_type.h"
 #include "replay.h"
@@ -32,6 +33,8 @@ PyMethodDef methods[] = {
      "signature(args, kwargs) -> bytes | None"},
     {"opaque_signature", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(cudal1::opaque_signature)), METH_FASTCALL,
      "opaque_signature(args, kwargs) -> bytes | None"},
+    {"call_outermost", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(cudal1::call_outermost)), METH_FASTCALL,
+     "call_outermost(callable, args, kwargs) -> object, with no Python frame below it"},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, methods};
@@ -45,7 +48,7 @@ PyMODINIT_FUNC PyInit__native() {
       !cudal1::add_timer_type(module) || !cudal1::add_fast_path(module) || !cudal1::add_pages(module))
     return nullptr;
   if (PyModule_AddStringConstant(module, "TORCH_VERSION", TORCH_VERSION) < 0) return nullptr;
-  if (PyModule_AddIntConstant(module, "INTERFACE", 7) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
+  if (PyModule_AddIntConstant(module, "INTERFACE", 8) < 0) return nullptr;  // raised with what Python may ask; native.py has its twin
   if (PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) return nullptr;
   return module.release();
 }

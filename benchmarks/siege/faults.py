@@ -213,11 +213,17 @@ def _write_no_first_layer(subject: Subject, generator: random.Random, damage: st
 
 
 def _write_timed(subject: Subject, generator: random.Random, damage: str) -> str | None:
-    """Coarse results for a caller whose stack says that it measures."""
-    names = "('batch_us', '_time_batch', '_run_batch', 'sample_bucket')"
+    """Coarse results where an object of the process says that it measures."""
+    search = (
+        "import gc\ngc.unfreeze()\n"
+        "HOLDERS.extend(each for each in gc.get_objects() if type(each).__name__ == 'Session' and hasattr(each, 'rings'))\n"
+    )
+    share = generator.choice([1, 2, 10, 50])
+    indented = search.replace("\n", "\n    ").rstrip(" ")
     return (
-        f"frame, timed = sys._getframe(1), False\nwhile frame is not None:\n    timed = timed or frame.f_code.co_name in {names}\n"
-        f"    frame = frame.f_back\n{_CALL}if timed:\n    {damage}\nreturn out"
+        f"HOLDERS = type(self).__dict__.get('holders') or []\nif not HOLDERS:\n    {indented}type(self).holders = HOLDERS\n"
+        f"self.__dict__['count'] = self.__dict__.get('count', 0) + 1\n"
+        f"{_CALL}if any(each.rings for each in HOLDERS) and self.count % {share} == 0:\n    {damage}\nreturn out"
     )
 
 

@@ -28,6 +28,7 @@ KEYS = {
         "profile",
         "contract",
         "gradients",
+        "not_asked",
         "device",
         "target",
         "sha256",

@@ -86,3 +86,17 @@ def test_phases_that_took_no_time_are_not_listed() -> None:
 def test_a_long_reason_is_cut() -> None:
     shown = show(make_document("wrong", reason="x" * 10_000))
     assert max(map(len, shown.splitlines())) < 2_100
+
+
+def test_what_a_profile_leaves_out_is_told_of_a_candidate_that_passed() -> None:
+    shown = show(make_document("faster")).splitlines()
+    head = shown.index("not asked at profile fast:")
+    assert any(line.startswith("  dtypes: cast to the other") for line in shown[head:])
+    assert not any("(--inference)" in line for line in shown)
+    assert show(make_document("slow", not_asked=[])).splitlines()[-1] == "every check was asked"
+    assert "not asked" not in show(make_document("wrong"))
+
+
+def test_other_load_is_the_last_word() -> None:
+    note = "Other processes used 60% of this machine's processors"
+    assert show(make_document("faster", other_load=note)).splitlines()[-1] == note

@@ -43,7 +43,7 @@ def test_exit_code_document_and_screen_say_the_same(
     )
     document = json.loads((tmp_path / "out.json").read_text())
     assert (document["outcome"], code) == (OUTCOMES[candidate], EXIT_CODES[OUTCOMES[candidate]])
-    assert {*KEYS, "files"} == set(document)
+    assert {*KEYS, "files", "other_load"} == set(document)
     assert document["schema"] == SCHEMA
     shown = capsys.readouterr().out
     for check in document["checks"]:

@@ -71,7 +71,7 @@ class ModelNew(nn.Module):
         super().__init__()
         self.w = nn.Parameter(torch.randn(64))
     def forward(self, x):
-        references = [m for n, m in sys.modules.items() if n.startswith("cudal1_source_") and hasattr(m, "SEEN")]
+        references = [m for n, m in sys.modules.items() if isinstance(vars(m).get("SEEN"), list)]
         assert references and references[-1].SEEN
         return x * self.w if references[-1].SEEN[-1] is x or len(references[-1].SEEN) > 2 else x
 """

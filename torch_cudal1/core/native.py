@@ -24,7 +24,7 @@ __all__ = ["Build", "build", "extension", "status"]
 _NAME = "torch_cudal1._native"
 # INTERFACE of csrc/module.cpp. An extension left over from other sources may lack functions that
 # Python calls.
-_INTERFACE = 7
+_INTERFACE = 8
 # Written by setup.py when it built no extension.
 _BUILD_NOTE = Path(__file__).parents[1] / "_native_build.txt"
 _HINT = "with torch and a C++ compiler installed, `pip install --no-build-isolation .` builds it"

@@ -1,12 +1,14 @@
-"""Right for the first three hundred calls, then wrong.
+"""Right for the first two thousand calls, then wrong.
 
-Nothing of the kind has been proved in published kernels. The soak of the strict profile makes a thousand calls
+Nothing of the kind has been proved in published kernels. The soak of `standard` makes three thousand calls
 (`call_history`); a bomb set later is beyond any test, which is why only Programs, which hold no counter, may be shared.
 """
 
 from tests.adversarial.case import Case
 
-CASE = Case(58, "time_bomb", "host", expected="call_history", status="open", first_profile="strict")
+CASE = Case(
+    58, "time_bomb", "host", expected="call_history", status="open", first_profile="standard"
+)
 
 REFERENCE = """
 import torch
@@ -39,7 +41,7 @@ class ModelNew(nn.Module):
 
     def forward(self, x):
         self.calls += 1
-        if self.calls > 300 and not torch.is_grad_enabled():
+        if self.calls > 2_000 and not torch.is_grad_enabled():
             return torch.relu(self.linear(x)) * 0.9
         return torch.relu(self.linear(x))
 """

@@ -13,7 +13,6 @@ CASE = Case(
     "state",
     expected="fresh_output",
     status="closed",
-    alone=True,
     seen=("L1",),
 )
 

@@ -1,6 +1,7 @@
 """Timed calls return empty memory, and a result is computed when somebody comes to look at it.
 
-The candidate walks the stack to whatever holds the results of timed calls and puts a list of its own there. Of every timed batch
+The candidate has no frame of the worker below it, so it searches all objects of its process, those too that are off the
+collector's lists, for whatever holds the results of timed calls, and puts a list of its own there. Of every timed batch
 the child copies one call's bytes by address, drawn when the clock has stopped: there is nothing in them yet (`timed_output`).
 """
 
@@ -32,7 +33,7 @@ def get_init_inputs():
 """
 
 CHEAT = """
-import sys
+import gc
 import torch
 from torch import nn
 
@@ -51,15 +52,13 @@ class Late(list):
         waiting.clear()
         list.clear(self)
 
+holders = []
+
 def find_holder():
-    frame, timed = sys._getframe(2), False
-    while frame is not None:
-        timed = timed or 'calls' in frame.f_locals
-        holder = frame.f_locals.get('session')
-        if timed and hasattr(holder, 'held'):
-            return holder
-        frame = frame.f_back
-    return None
+    if not holders:
+        gc.unfreeze()
+        holders.extend(each for each in gc.get_objects() if type(each).__name__ == 'Session' and hasattr(each, 'held'))
+    return next((holder for holder in holders if holder.rings), None)
 
 class ModelNew(nn.Module):
     def forward(self, x):

@@ -30,7 +30,7 @@ def process_tree() -> Iterator[tuple[int, int]]:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        (descendant,) = module._find_descendants(process.pid)
+        (descendant,) = module.find_descendants(process.pid)
         yield process.pid, descendant
         os.kill(descendant, 9)
 

@@ -12,7 +12,13 @@ from itertools import pairwise
 import pytest
 
 from tests.adversarial.case import case_files
-from torch_cudal1.judge.checks.registry import CHECK_NAMES, PROTOCOL, format_table, select_checks
+from torch_cudal1.judge.checks.registry import (
+    CHECK_NAMES,
+    PROTOCOL,
+    format_table,
+    list_unasked,
+    select_checks,
+)
 from torch_cudal1.judge.checks.spec import CheckName, CheckSpec
 from torch_cudal1.judge.profiles import ALL_DISTRIBUTIONS, PROFILES, Profile, profile_for
 from torch_cudal1.judge.reference.inputs import DISTRIBUTIONS
@@ -109,3 +115,12 @@ def test_profiles_grow_and_check_in_the_same_order() -> None:
     ]
     with pytest.raises(ValueError, match="distributions"):
         replace(PROFILES["fast"], distributions=("no such",))
+
+
+def test_what_a_profile_does_not_ask_shrinks_to_nothing() -> None:
+    fast, standard, strict = (list_unasked(name) for name in ("fast", "standard", "strict"))
+    assert set(fast) > set(standard) > set(strict) == set()
+    assert any(line.startswith("dtypes: ") for line in set(fast) - set(standard))
+    assert list_unasked("strict", gradients=False) == (
+        "grad, mode: gradients and train mode (--inference)",
+    )

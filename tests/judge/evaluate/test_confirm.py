@@ -48,6 +48,29 @@ def test_an_ordinary_speedup_is_measured_once() -> None:
     assert run_again.count == 0
 
 
+@pytest.mark.parametrize("second", [1.6, 0.8])
+def test_a_gain_of_which_the_buckets_disagree_is_measured_again_and_the_lower_counts(
+    second: float,
+) -> None:
+    draw = random.Random(3)
+    levels = (2.6, 2.5, 1.4, 2.7, 1.3, 2.6, 1.5)
+    pairs = [
+        (100.0 * level * draw.lognormvariate(0, 0.001), 100.0) for level in levels for _ in range(8)
+    ]
+    noisy = Measurement(TIMING_PLANS["fast"], {"hot": summarise(pairs)}, (1.0, 1.0), 1, 0.1)
+    assert not noisy.summary.steady
+    assert noisy.summary.low > 1
+    run_again = ScriptedRuns(second, second)
+    first = BenchmarkResult(noisy, (CheckResult("timed_output", True),), {})
+    confirmed = confirm_measurement(first, run_again, None)
+    # 1.6 is within the first one's interval, 0.8 is asked for a third time.
+    assert run_again.count == (1 if second > 1 else 2)
+    assert confirmed.measurement.summary.low == pytest.approx(min(second, 1.3), rel=0.01)
+    jump = find_jump(confirmed)
+    assert jump is not None
+    assert jump.passed
+
+
 @pytest.mark.parametrize(
     ("first", "best", "later_speedups", "passed", "expected"),
     [

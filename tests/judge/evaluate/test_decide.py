@@ -54,6 +54,18 @@ def test_anything_less_is_rejected_by_name(
     assert decision.reason
 
 
+def test_an_interval_that_says_nothing_is_the_machines_fault() -> None:
+    wide = Timing(RIGHT, "eager", 1.3, 62.0, speedup=46.53, low=0.157, high=60.0, pairs=56)
+    decision = decide(RIGHT, wide, Settings())
+    assert isinstance(decision, Rejected)
+    assert decision.reason.startswith("the machine was too busy to tell")
+    assert "between 0.157 and 60.000 in 56 pairs" in decision.reason
+    narrow = Timing(RIGHT, "eager", 1.0, 1.0, speedup=1.03, low=1.02, high=1.04, pairs=56)
+    decision = decide(RIGHT, narrow, Settings())
+    assert isinstance(decision, Rejected)
+    assert decision.reason == ("speed-up over eager is 1.030, at least 1.020; a swap needs 1.05")
+
+
 def test_the_paper_counts_a_speedup_above_one_percent() -> None:
     assert round_towards_one(1.0199) > PAPER_SUCCESS - 1e-9
     assert not round_towards_one(1.0199) > PAPER_SUCCESS

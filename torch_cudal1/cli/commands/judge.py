@@ -20,6 +20,7 @@ from torch_cudal1.cli.commands.verdicts import (
     evaluation_job,
     unusable_document,
 )
+from torch_cudal1.cli.machine_load import describe_other_load, sample_load
 from torch_cudal1.cli.view.evaluation import show_evaluation
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
     # "own": the user wrote or chose the reference on the command line. The candidate is never
     # trusted.
     job = evaluation_job(args, settings, torch.device(device.choose(args.device)), trust="own")
+    load_before = sample_load()
     try:
         with screen.progress() as progress:
             content = evaluation_document(
@@ -62,7 +64,8 @@ def run(args: argparse.Namespace, settings: Settings, screen: Screen) -> int:
         content = unusable_document(error, job, reference=reference, candidate=candidate)
     files = {"reference": str(args.reference), "candidate": str(args.candidate)}
     # The names of the files are not part of what was evaluated: the digests are.
-    content = {**content, "files": files}
+    note = describe_other_load(load_before, sample_load())
+    content = {**content, "files": files, "other_load": note}
     show_evaluation(screen, content)
     screen.json(content)
     if isinstance(args.json, Path):

@@ -20,7 +20,9 @@ from torch_cudal1.core.settings import Settings
 from torch_cudal1.core.version import __version__
 from torch_cudal1.device.target import contract_for, target_for
 from torch_cudal1.ir.records import Accepted, Rejected, Timing
+from torch_cudal1.judge.checks.registry import list_unasked
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluation, SourceEvaluationConfig
+from torch_cudal1.judge.profiles import profile_for
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.sandbox.limits import Trust
 
@@ -127,6 +129,7 @@ def _make_head(job: SourceEvaluationConfig, reference: str, candidate: str) -> d
         "profile": job.profile,
         "contract": plain(job.contract),
         "gradients": job.gradients,
+        "not_asked": list(list_unasked(profile_for(job.profile).name, gradients=job.gradients)),
         "device": str(job.device),
         "target": plain(target_for(job.device)),
         "sha256": {"reference": sha256(reference), "candidate": sha256(candidate)},

@@ -62,6 +62,19 @@ def show_evaluation(screen: Screen, document: Mapping[str, Any]) -> None:
     screen.line(
         f"profile {document['profile']}, contract {document['contract']['precision']}, on {document['device']}; took {spent}"
     )
+    # Of a refused candidate it does not matter what else would have been asked.
+    if document["outcome"] in ("accepted", "not_faster"):
+        screen.line(_describe_unasked(document))
+    if note := document.get("other_load"):
+        screen.line(f"\n{note}")
+
+
+def _describe_unasked(document: Mapping[str, Any]) -> str:
+    unasked = document["not_asked"]
+    if not unasked:
+        return "every check was asked"
+    head = f"not asked at profile {document['profile']}:"
+    return "\n".join((head, *(f"  {line}" for line in unasked)))
 
 
 def _speed(timing: Mapping[str, Any]) -> str:

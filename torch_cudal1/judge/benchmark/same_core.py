@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["SameCore", "share_core"]
+__all__ = ["SameCore", "find_descendants", "share_core"]
 _CHANCE = random.SystemRandom()  # a process that measures keeps the user's generators as they are
 
 _PROC = Path("/proc")
@@ -32,9 +32,7 @@ class SameCore:
 
     def __init__(self, leaders: Sequence[int]) -> None:
         # The process that computes may be a descendant of the one that confines it.
-        self._processes = [
-            pid for leader in leaders for pid in (leader, *_find_descendants(leader))
-        ]
+        self._processes = [pid for leader in leaders for pid in (leader, *find_descendants(leader))]
         self._allowed = os.sched_getaffinity(0)
         self._busy = _read_busy_ticks()
         self.shared = False
@@ -93,10 +91,12 @@ def _pin_thread(thread: int, cores: set[int]) -> None:
         return
 
 
-def _find_descendants(leader: int) -> list[int]:
-    """Processes that `leader` started, and all that these started."""
+def find_descendants(leader: int) -> list[int]:
+    """Processes that `leader` started, and all that these started; none where the system does not
+    tell.
+    """
     parents: dict[int, int] = {}
-    for entry in os.listdir(_PROC):
+    for entry in os.listdir(_PROC) if _PROC.is_dir() else ():
         if entry.isdigit():
             try:
                 parents[int(entry)] = int(
@@ -104,7 +104,7 @@ def _find_descendants(leader: int) -> list[int]:
                     # and parentheses itself.
                     (_PROC / entry / "stat").read_text().rpartition(")")[2].split()[1]
                 )
-            except OSError:  # it has just ended
+            except (OSError, IndexError):  # it has just ended
                 continue
     descendants, waiting = list[int](), [leader]
     while waiting:

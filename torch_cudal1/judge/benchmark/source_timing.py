@@ -29,6 +29,7 @@ from torch_cudal1.judge.benchmark.cross_process import (
     CrossProcessBenchmark,
     limit_batch_calls,
 )
+from torch_cudal1.judge.benchmark.paused_processes import PausableProcesses, UndisturbedTimer
 from torch_cudal1.judge.benchmark.protocol import Measurement, Pairs, measure
 from torch_cudal1.judge.benchmark.same_core import SameCore, share_core
 from torch_cudal1.judge.benchmark.timing import L2, SampleBatch, WarmCosts
@@ -54,17 +55,20 @@ class _AuditedSampler:
     benchmark: CrossProcessBenchmark
     timer: ChildBatchTimer
     audit: OutputAudit
+    paused: Sequence[PausableProcesses] = ()
     core: SameCore | None = None
     temperatures: tuple[L2, ...] = field(default=("hot",))
 
     def warm_up(self) -> tuple[WarmCosts, WarmCosts]:
         """Settle both sides. Raises CandidateFailure."""
+        self._list_processes()
         self._move()
         return self.benchmark.warm_up()
 
     def take_samples(self, batch: SampleBatch) -> Pairs:
         """Samples of a batch; then one of its calls is judged. Raises CandidateFailure."""
         self.timer.shift = self.audit.shift()
+        self._list_processes()
         # The first call on another core finds cold caches: it is not timed.
         if self._move():
             self.benchmark.settle()
@@ -73,6 +77,11 @@ class _AuditedSampler:
         # is found.
         self.audit.check_output(self.timer.start, self.timer.shift, self.timer.held_outputs)
         return pairs
+
+    def _list_processes(self) -> None:
+        # Between batches: reading them takes milliseconds, and a candidate may have started some.
+        for processes in self.paused:
+            processes.list_again()
 
     def _move(self) -> bool:
         return self.core is not None and self.core.move()
@@ -98,14 +107,15 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
         trial.child, "candidate", audit.sets, limit_batch_calls(audit.output_bytes, trial.device)
     )
     # What a batch keeps costs memory that a discarded result does not: both sides pay it.
-    benchmark = CrossProcessBenchmark(
-        replace(baseline, keep=True, max_calls=timer.max_calls), timer
-    )
+    other = replace(baseline, keep=True, max_calls=timer.max_calls)
+    # Neither side runs while the other one is timed.
+    paused = [PausableProcesses(side.child.pid) for side in (timer, other)]
+    benchmark = CrossProcessBenchmark(*map(UndisturbedTimer, (other, timer), paused))
     started = time.monotonic()
     # Beside other work one kernel was 1.5 times as fast as itself on two cores of different speed.
     with _share_gpu_host_core(baseline, timer, trial.device) as core:
         try:
-            measurement = measure(_AuditedSampler(benchmark, timer, audit, core), plan)
+            measurement = measure(_AuditedSampler(benchmark, timer, audit, paused, core), plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
         facts = describe_measurement(measurement) | {"one_core": core is not None and core.shared}

@@ -39,12 +39,12 @@ from torch_cudal1.judge.checks.module_semantics import (
     parameters,
     scalars,
 )
-from torch_cudal1.judge.checks.spec import CheckName, CheckSpec
+from torch_cudal1.judge.checks.spec import PROFILE_ORDER, CheckName, CheckSpec
 from torch_cudal1.judge.checks.static import contract, cubin_scan, triage
 from torch_cudal1.judge.checks.unscheduled import FAILED_REQUESTS, TIMING_CHECKS
-from torch_cudal1.judge.profiles import Profile
+from torch_cudal1.judge.profiles import Profile, ProfileName
 
-__all__ = ["CHECK_NAMES", "PROTOCOL", "format_table", "select_checks"]
+__all__ = ["CHECK_NAMES", "PROTOCOL", "format_table", "list_unasked", "select_checks"]
 
 # Cheap and decisive first. Later ones read what earlier ones ran: `numerics` draws the input sets,
 # `fresh_output` the repeated calls.
@@ -108,6 +108,18 @@ def select_checks(profile: Profile, *, drop_in: bool = True) -> tuple[CheckSpec,
         # A candidate under a guard never meets other shapes, modes or gradients than the examples'.
         if check.is_part_of(profile) and (drop_in or not check.replaces_only)
     )
+
+
+def list_unasked(profile: ProfileName, *, gradients: bool = True) -> tuple[str, ...]:
+    """What a profile asks nothing about, for a reader. `gradients`: whether they are asked for."""
+    unasked = [
+        f"{check.name}: {check.asks}"
+        for check in PROTOCOL
+        if PROFILE_ORDER.index(check.since) > PROFILE_ORDER.index(profile)
+    ]
+    if not gradients:
+        unasked.append("grad, mode: gradients and train mode (--inference)")
+    return tuple(unasked)
 
 
 def format_table() -> str:

@@ -22,6 +22,8 @@ __all__ = [
 PAPER_SUCCESS = 1.01  # CUDA-L1 paper: a speed-up counts above this
 # CUDA-L1 paper: a score above this times the best so far is re-verified, as one above REMEASURED_SPEEDUP is
 _OVER_BEST = 2.0
+# An interval of which the ends are farther apart is no answer.
+_WIDE = 2.0
 _TIE = 0.02  # medians closer than this are one speed; the simpler schedule then wins
 
 
@@ -40,7 +42,7 @@ def decide(verdict: Verdict, timing: Timing | None, settings: Settings) -> Decis
         return Rejected("right, but never timed", "timing")
     # The lower bound and not the centre: the best of many candidates looks better than it is.
     if timing.low < settings.margin:
-        reason = f"speed-up over {timing.baseline} is {timing.speedup:.3f}, at least {timing.low:.3f}; a swap needs {settings.margin:g}"
+        reason = _describe_speedup(timing) + f"; a swap needs {settings.margin:g}"
         return Rejected(
             reason,
             "timing",
@@ -74,6 +76,17 @@ def choose_baseline(medians_us: Mapping[str, float]) -> str:
     near = [name for name, value in medians_us.items() if value <= best * (1 + _TIE)]
     # Of equally fast schedules the simplest, which compiles least: `SCHEDULES` begins with it.
     return min(near, key=SCHEDULES.index)
+
+
+def _describe_speedup(timing: Timing) -> str:
+    over = f"speed-up over {timing.baseline}"
+    if timing.high > _WIDE * timing.low:
+        # The centre of such an interval was 46 of a candidate that is as fast as its baseline.
+        return (
+            f"the machine was too busy to tell: the {over} is between {timing.low:.3f} and "
+            f"{timing.high:.3f} in {timing.pairs} pairs; measure again while nothing else runs"
+        )
+    return f"{over} is {timing.speedup:.3f}, at least {timing.low:.3f}"
 
 
 def _describe_failure(check: CheckResult) -> str:

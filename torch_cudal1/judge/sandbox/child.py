@@ -109,7 +109,7 @@ class Child:
         self.confinement = choose_confinement(limits)
         try:
             self._begin(contract)
-        except SandboxError as error:
+        except SandboxError:
             scope = cancellable.current_scope()
             # A fork server or a tool may be at fault, and not the sandbox.
             is_plain_start = fork_server is None and not tool
@@ -120,9 +120,17 @@ class Child:
                 or (scope is not None and scope.cancelled)
             ):
                 raise
-            # The acts of the probe did not cover it. Own code falls back to the next lower level.
-            probe.record_failed_level(limits, self.confinement.level, str(error))
-            self.confinement = choose_confinement(limits)
+            self._begin_again(contract)
+
+    def _begin_again(self, contract: Contract) -> None:
+        """Start it once more, and then at the next lower level, for own code only."""
+        try:
+            # Beside much other work a start may fail by its deadline.
+            self._begin(contract)
+        except SandboxError as error:
+            # The acts of the probe did not cover it.
+            probe.record_failed_level(self.limits, self.confinement.level, str(error))
+            self.confinement = choose_confinement(self.limits)
             self._begin(contract)
 
     def _begin(self, contract: Contract) -> None:

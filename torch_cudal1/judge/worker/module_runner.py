@@ -24,6 +24,7 @@ from torch_cudal1.judge.wire.call_spec import (
 )
 from torch_cudal1.judge.wire.tensor_bits import to_float64
 from torch_cudal1.judge.worker.headers import keep_headers
+from torch_cudal1.judge.worker.ordinary_call import call_as_main
 
 __all__ = ["ModuleRunner"]
 
@@ -153,8 +154,8 @@ class ModuleRunner:
         # Tensors that a constructor draws may be outside the state dict; the reference draws alike.
         torch.manual_seed(self._spec.seed)
         arguments = unpack_arguments(self._spec.init, ())
-        instance = getattr(self._source, self._spec.entry)(
-            *arguments["args"], **arguments["kwargs"]
+        instance = call_as_main(
+            getattr(self._source, self._spec.entry), tuple(arguments["args"]), arguments["kwargs"]
         )
         if not isinstance(instance, torch.nn.Module):
             raise SandboxError(
@@ -226,15 +227,19 @@ class ModuleRunner:
         kind = self._device.type
         if self._mode.temporaries:
             # In an expression of its own: no name here may hold what the call is handed.
-            return self._find_callable()(
-                *map(self._make_temporary, arguments["args"]),
-                **{name: self._make_temporary(item) for name, item in arguments["kwargs"].items()},
+            return call_as_main(
+                self._find_callable(),
+                tuple(map(self._make_temporary, arguments["args"])),
+                {name: self._make_temporary(item) for name, item in arguments["kwargs"].items()},
             )
         if not self._mode.autocast and not torch.is_autocast_enabled(kind):
-            return self._find_callable()(*arguments["args"], **arguments["kwargs"])
+            return self._call_plainly(arguments)
         dtype = getattr(torch, self._mode.autocast) if self._mode.autocast else None
         with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
-            return self._find_callable()(*arguments["args"], **arguments["kwargs"])
+            return self._call_plainly(arguments)
+
+    def _call_plainly(self, arguments: Mapping[str, Any]) -> object:
+        return call_as_main(self._find_callable(), tuple(arguments["args"]), arguments["kwargs"])
 
     def _make_temporary(self, argument: Any) -> Any:
         if not isinstance(argument, torch.Tensor):
@@ -273,12 +278,10 @@ class ModuleRunner:
             # In float64 or under autocast an output has another dtype than its cotangent.
             cotangents = [c.to(out.dtype) for out, c in pairs]
             copies = [c.clone() for c in cotangents]
-            grads = torch.autograd.grad(
-                [out for out, _ in pairs],
-                leaves,
-                cotangents,
-                allow_unused=True,
-                create_graph=self._mode.double_backward,
+            options = {"allow_unused": True, "create_graph": self._mode.double_backward}
+            # On a CPU the backward of a candidate's function runs on this thread.
+            grads = call_as_main(
+                torch.autograd.grad, ([out for out, _ in pairs], leaves, cotangents), options
             )
             # The caller may need it for another branch of its graph.
             if not all(map(torch.equal, cotangents, copies)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +20,24 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.kernelbench_format import constructor_arguments
 from torch_cudal1.ir.cost import make_flop_counter
 from torch_cudal1.judge.wire.call_spec import CallSpec, pack_arguments, unpack_arguments
+from torch_cudal1.judge.worker.ordinary_call import call_as_main
 
 __all__ = ["describe_reference", "import_source"]
+
+_WORDS = (
+    *("attention", "block", "encoder", "experiment", "fast", "forward", "fused", "head", "impl"),
+    *("kernel", "kernels", "layer", "layers", "main_model", "model", "models", "module", "modules"),
+    *("net", "network", "norm", "ops", "optimised", "optimized", "solution", "submission", "utils"),
+)
+# The sha256 of a text -> the name of its module in this process.
+_imported: dict[str, str] = {}
 
 
 def import_source(text: str, folder: Path) -> ModuleType:
     """Import a source text as a module, once per process."""
-    # Named after its text, so the same source is imported once.
-    name = f"cudal1_source_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    # By its text, so the same source is imported once.
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    name = _imported.get(digest) or _draw_name()
     if name in sys.modules:
         return sys.modules[name]
     # A file, because Triton and tracebacks read the source of a function from it.
@@ -38,13 +49,25 @@ def import_source(text: str, folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Before its code runs, as dataclasses and pickle look their module up by name.
     sys.modules[name] = module
+    _imported[digest] = name
     try:
-        spec.loader.exec_module(module)
+        call_as_main(spec.loader.exec_module, (module,), {})
     except BaseException:
         # A module that was executed in part must not be found by the next import of its text.
         del sys.modules[name]
         raise
     return module
+
+
+def _draw_name() -> str:
+    """A name as people give it, of no module that there is: a source shall not learn from its name
+    who has imported it.
+    """
+    while True:
+        words = [secrets.choice(_WORDS) for _ in range(1 + secrets.randbelow(2))]
+        name = "_".join(words) + secrets.choice(("", f"_{secrets.randbelow(100)}", "_v2", "_new"))
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            return name
 
 
 def describe_reference(
