@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 from torch_cudal1.judge.wire.call_spec import CallSpec
-from torch_cudal1.judge.worker.source_modules import describe_reference, import_source
+from torch_cudal1.judge.worker.modules.source_modules import describe_reference, import_source
 
 REFERENCE = """
 import torch

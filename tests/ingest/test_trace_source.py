@@ -20,7 +20,7 @@ from torch_cudal1.ingest.published.trace_source import (
     trace_reference,
 )
 from torch_cudal1.ir.interpreter import interpret
-from torch_cudal1.judge.worker.source_modules import import_source
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("dynamo")

@@ -15,7 +15,7 @@ import torch
 from tests.training.ksl_cases import RAGGED
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.judge.pool.measured import TrainingTask
-from torch_cudal1.judge.worker.source_modules import import_source
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 from torch_cudal1.training.ksl.ops import DIMS, OPS, make_task, render_reference, resolve_task
 
 

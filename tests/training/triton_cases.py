@@ -20,7 +20,7 @@ import torch
 
 from tests.kernels.traced_programs import replace_libdevice
 from torch_cudal1.judge.pool.measured import Decoded
-from torch_cudal1.judge.worker.source_modules import import_source
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.grammar import KslProgram
 from torch_cudal1.training.ksl.ops import OPS, make_task

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from torch_cudal1.judge.pool.measured import Decoded
-from torch_cudal1.judge.worker.source_modules import import_source
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 from torch_cudal1.training.ksl.codec import KslCodec
 from torch_cudal1.training.ksl.ops import make_task
 

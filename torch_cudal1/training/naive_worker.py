@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from torch_cudal1.core.kernelbench_format import constructor_arguments
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 from torch_cudal1.judge.worker.session import HANDLERS as JUDGE_HANDLERS
 from torch_cudal1.judge.worker.session import Request, Session, main
-from torch_cudal1.judge.worker.source_modules import import_source
 
 __all__ = ["HANDLERS"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -156,6 +157,20 @@ def test_one_disturbed_batch_does_not_condemn() -> None:
             TwoPointSlope(101.0, 100.0, 100.0),
         ]
     ).passed
+
+
+def test_noise_does_not_condemn_and_a_false_clock_in_noise_does() -> None:
+    draw = random.Random(5)
+    noise = [draw.gauss(0.0, 40.0) + draw.expovariate(1 / 30.0) for _ in range(56)]
+    honest = [TwoPointSlope(30.0 + each, 30.0, 100.0) for each in noise]
+    check = check_wall_slope(honest)
+    assert check.value is not None
+    assert check.limit is not None
+    assert check.value > check.limit
+    assert check.passed
+    assert "the machine is busy" in check.detail
+    assert not check_wall_slope([TwoPointSlope(130.0 + e, 30.0, 100.0) for e in noise]).passed
+    assert not check_wall_slope([TwoPointSlope(30.0 + e, 160.0, 100.0) for e in noise]).passed
 
 
 def test_batches_do_not_outgrow_the_memory_for_their_outputs() -> None:

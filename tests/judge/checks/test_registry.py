@@ -77,6 +77,7 @@ def test_profiles_grow_and_a_candidate_for_inference_is_asked_less() -> None:
         "loss_curve",
         "train_mode",
         "mode",
+        "transforms",
         "guard_domain",
     ]
 

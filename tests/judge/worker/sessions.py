@@ -10,7 +10,7 @@ import torch
 
 from torch_cudal1.judge.wire.call_spec import CallSpec, pack_arguments
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors
-from torch_cudal1.judge.worker.module_runner import ModuleRunner
+from torch_cudal1.judge.worker.modules.module_runner import ModuleRunner
 from torch_cudal1.judge.worker.session import HANDLERS, Session
 
 __all__ = ["CPU", "NAMES", "SLOT", "call", "load_module", "make_inputs", "put", "read_outputs"]

@@ -70,11 +70,11 @@ def show_evaluation(screen: Screen, document: Mapping[str, Any]) -> None:
 
 
 def _describe_unasked(document: Mapping[str, Any]) -> str:
-    unasked = document["not_asked"]
-    if not unasked:
+    questions = document["not_asked"]
+    if not questions:
         return "every check was asked"
     head = f"not asked at profile {document['profile']}:"
-    return "\n".join((head, *(f"  {line}" for line in unasked)))
+    return "\n".join((head, *(f"  {line}" for line in questions)))
 
 
 def _speed(timing: Mapping[str, Any]) -> str:

@@ -15,9 +15,9 @@ from torch_cudal1.ingest.published.trace_source import trace_candidate, trace_re
 from torch_cudal1.judge.wire.call_spec import CallSpec
 from torch_cudal1.judge.wire.channel import load_tensors
 from torch_cudal1.judge.wire.transport import require_tensor, write_payloads
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 from torch_cudal1.judge.worker.session import HANDLERS as JUDGE_HANDLERS
 from torch_cudal1.judge.worker.session import Request, Session, main
-from torch_cudal1.judge.worker.source_modules import import_source
 
 __all__ = ["HANDLERS"]
 

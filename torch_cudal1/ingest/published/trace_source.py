@@ -26,7 +26,7 @@ from torch_cudal1.graph.lower import LoweredRegion, lower
 from torch_cudal1.ingest.published import launches, tidy
 from torch_cudal1.ir.program import Program
 from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, unpack_arguments
-from torch_cudal1.judge.worker.module_runner import ModuleRunner
+from torch_cudal1.judge.worker.modules.module_runner import ModuleRunner
 from torch_cudal1.runtime import guard
 
 __all__ = ["TracedSource", "run_once", "trace_candidate", "trace_reference"]

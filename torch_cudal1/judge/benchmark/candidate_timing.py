@@ -130,10 +130,10 @@ class OutputAudit:
         if not 0 <= copied_index < held_outputs:
             raise CandidateFailure("timing", f"call {copied_index} of {held_outputs}", "protocol")
         # Named before they are looked at in full: a fault of one call in hundreds is in none of two.
-        unlike = self._find_unlike(start, shift, index, held_outputs)
+        odd_calls = self._find_unlike(start, shift, index, held_outputs)
         for number, outputs in (
             (copied_index, copied),
-            *((each, self.trial.reread(each)) for each in (index, *unlike)),
+            *((each, self.trial.reread(each)) for each in (index, *odd_calls)),
         ):
             place = (start + number) % self.rotation[0]
             sample = self._sample((place + shift) % len(self.sets))
@@ -157,12 +157,12 @@ class OutputAudit:
         )
         try:
             self.equal_calls += int(answer["compared"])
-            unlike = [int(number) for number in answer["unlike"]]
+            odd_calls = [int(number) for number in answer["unlike"]]
         except (KeyError, TypeError, ValueError) as error:
             raise CandidateFailure("timing", f"an unusable answer: {error}", "protocol") from error
-        if any(not 0 <= number < held_outputs for number in unlike):
-            raise CandidateFailure("timing", f"calls {unlike} of {held_outputs}", "protocol")
-        return unlike
+        if any(not 0 <= number < held_outputs for number in odd_calls):
+            raise CandidateFailure("timing", f"calls {odd_calls} of {held_outputs}", "protocol")
+        return odd_calls
 
     def _compare(self, sample: InputSet, outputs: Outputs) -> None:
         for position, comparison in compare_outputs(self.trial, sample, outputs):

@@ -53,6 +53,7 @@ _LOOKS = 3
 # work is quiet
 _TRIES = 8
 _WITHIN, _WITHIN_US = 0.10, 5.0  # how far the two clocks may be apart
+_CONSISTENT = 0.8  # of the slopes, in which a false clock is that far off
 
 
 @dataclass(frozen=True)
@@ -303,18 +304,27 @@ def limit_batch_calls(output_bytes: int, device: torch.device) -> int:
 
 def check_wall_slope(slopes: Sequence[TwoPointSlope]) -> CheckResult:
     """Whether the two clocks tell one time per call: the median difference is at most 10 % or 5 us,
-    whichever is more.
+    whichever is more, or no four fifths of the differences are beyond that on one side.
     """
     wall_us = statistics.median(each.wall_us for each in slopes)
     claimed_us = statistics.median(each.claimed_us for each in slopes)
-    difference = abs(statistics.median(each.wall_us - each.claimed_us for each in slopes))
+    differences = [each.wall_us - each.claimed_us for each in slopes]
+    difference = abs(statistics.median(differences))
     # An absolute term as well: 10 % of a call of a few microseconds is less than the jitter of a
     # request.
     limit = max(_WITHIN * statistics.median(each.mean_us for each in slopes), _WITHIN_US)
     detail = (
         f"{wall_us:.2f} us a call by the judge's clock, {claimed_us:.2f} us by the process's own"
     )
-    return CheckResult("wall_slope", difference <= limit, difference, limit, detail)
+    # Requests wait for milliseconds on a busy machine, longer batches more often, and an honest
+    # candidate was off by 58 us a call. A false clock is as far off in each.
+    least = _CONSISTENT * len(differences)
+    is_false = any(
+        sum(sign * each > limit for each in differences) >= least for sign in (1.0, -1.0)
+    )
+    if difference > limit and not is_false:
+        detail += ", from batch to batch otherwise: the machine is busy"
+    return CheckResult("wall_slope", difference <= limit or not is_false, difference, limit, detail)
 
 
 def _warm_up(timer: BatchTimer) -> WarmCosts:

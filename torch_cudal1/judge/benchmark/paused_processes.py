@@ -49,7 +49,7 @@ class UndisturbedTimer:
     """A `BatchTimer` for whose batches other processes stop."""
 
     timer: BatchTimer
-    others: PausableProcesses
+    other_side: PausableProcesses
 
     @property
     def max_calls(self) -> int:
@@ -58,5 +58,5 @@ class UndisturbedTimer:
 
     def time_batch(self, calls: int) -> TimedBatch:
         """See `BatchTimer`."""
-        with self.others.pause():
+        with self.other_side.pause():
             return self.timer.time_batch(calls)

@@ -130,8 +130,8 @@ def _shrink_values(flat: torch.Tensor) -> None:
         dtype=torch.float32,
         device=flat.device,
     )
-    whole = flat.numel() // _FACTORS * _FACTORS
-    for part in (flat[:whole].view(-1, _FACTORS), flat[whole:]):
+    full_rows = flat.numel() // _FACTORS * _FACTORS
+    for part in (flat[:full_rows].view(-1, _FACTORS), flat[full_rows:]):
         scale = factors[: part.shape[-1]]
         if part.element_size() == 1:
             # PyTorch multiplies no tensors of float8.

@@ -55,7 +55,7 @@ class _AuditedSampler:
     benchmark: CrossProcessBenchmark
     timer: ChildBatchTimer
     audit: OutputAudit
-    paused: Sequence[PausableProcesses] = ()
+    sides: Sequence[PausableProcesses] = ()
     core: SameCore | None = None
     temperatures: tuple[L2, ...] = field(default=("hot",))
 
@@ -80,7 +80,7 @@ class _AuditedSampler:
 
     def _list_processes(self) -> None:
         # Between batches: reading them takes milliseconds, and a candidate may have started some.
-        for processes in self.paused:
+        for processes in self.sides:
             processes.list_again()
 
     def _move(self) -> bool:
@@ -109,13 +109,13 @@ def time_source(trial: Trial, baseline: ChildBatchTimer, plan: TimingPlan) -> Be
     # What a batch keeps costs memory that a discarded result does not: both sides pay it.
     other = replace(baseline, keep=True, max_calls=timer.max_calls)
     # Neither side runs while the other one is timed.
-    paused = [PausableProcesses(side.child.pid) for side in (timer, other)]
-    benchmark = CrossProcessBenchmark(*map(UndisturbedTimer, (other, timer), paused))
+    sides = [PausableProcesses(side.child.pid) for side in (timer, other)]
+    benchmark = CrossProcessBenchmark(*map(UndisturbedTimer, (other, timer), sides))
     started = time.monotonic()
     # Beside other work one kernel was 1.5 times as fast as itself on two cores of different speed.
     with _share_gpu_host_core(baseline, timer, trial.device) as core:
         try:
-            measurement = measure(_AuditedSampler(benchmark, timer, audit, paused, core), plan)
+            measurement = measure(_AuditedSampler(benchmark, timer, audit, sides, core), plan)
         except ValueError as error:
             raise CandidateFailure("timing", f"unusable samples: {error}", "protocol") from error
         facts = describe_measurement(measurement) | {"one_core": core is not None and core.shared}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -22,6 +23,7 @@ from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 __all__ = [
     "Agreement",
+    "Attempt",
     "compare_call",
     "compare_result",
     "disagree_on_error",
@@ -42,6 +44,11 @@ class Agreement:
     problem: str = ""
     ratio: float | None = None
     limit: float | None = None
+
+
+# How a question is asked that the candidate may answer with an error: `disagree_on_error` or
+# `tolerate_error`.
+Attempt: TypeAlias = "Callable[[Trial, str, Callable[[], Agreement]], Agreement]"
 
 
 def compare_call(

@@ -7,10 +7,9 @@ its shapes, strides and types are part of its region, and everything else reache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
@@ -18,6 +17,7 @@ from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
+    Attempt,
     compare_result,
     disagree_on_error,
     eager_refuses,
@@ -42,7 +42,6 @@ _DTYPES = ("float16", "bfloat16", "float64")
 _SLACK = 1.5
 _GUARDED = "shapes, strides and types of a Program are guarded: others reach the baseline"
 Specs = tuple[TensorSpec, ...]
-Attempt: TypeAlias = Callable[[Trial, str, Callable[[], Agreement]], Agreement]
 
 
 def check_shapes(trial: Trial) -> list[CheckResult]:

@@ -78,6 +78,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     loss_curve.LOSS_CURVE,
     modes.TRAIN_MODE,
     modes.MODE,
+    modes.TRANSFORMS,
     modes.GUARD_DOMAIN,
     dead_launches.GHOST,
     sanitizer.SANITIZER,
@@ -112,14 +113,14 @@ def select_checks(profile: Profile, *, drop_in: bool = True) -> tuple[CheckSpec,
 
 def list_unasked(profile: ProfileName, *, gradients: bool = True) -> tuple[str, ...]:
     """What a profile asks nothing about, for a reader. `gradients`: whether they are asked for."""
-    unasked = [
+    questions = [
         f"{check.name}: {check.asks}"
         for check in PROTOCOL
         if PROFILE_ORDER.index(check.since) > PROFILE_ORDER.index(profile)
     ]
     if not gradients:
-        unasked.append("grad, mode: gradients and train mode (--inference)")
-    return tuple(unasked)
+        questions.append("grad, mode: gradients and train mode (--inference)")
+    return tuple(questions)
 
 
 def format_table() -> str:

@@ -38,6 +38,8 @@ class RunMode:
     - double_backward: also gradients of the gradients. other_gpu: on a GPU that is not current.
     - temporaries: with tensors that nothing but the call holds, in the memory of the inputs: "",
       "view" or "alias" (without a base).
+    - steps: of training, in a row on one instance; the results are those of the last step, then the
+      whole state. transform: "", "jvp" or "vmap" of torch.func.
     """
 
     training: bool = False
@@ -51,6 +53,8 @@ class RunMode:
     double_backward: bool = False
     other_gpu: bool = False
     temporaries: str = ""
+    steps: int = 0
+    transform: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The mode as JSON."""

@@ -46,9 +46,9 @@ from torch_cudal1.judge.worker.global_state import read_global_state
 from torch_cudal1.judge.worker.headers import keep_headers
 from torch_cudal1.judge.worker.kernel_compile import compile_ahead
 from torch_cudal1.judge.worker.lockdown import lock_down
-from torch_cudal1.judge.worker.module_runner import ModuleRunner
+from torch_cudal1.judge.worker.modules.module_runner import ModuleRunner
+from torch_cudal1.judge.worker.modules.source_modules import describe_reference, import_source
 from torch_cudal1.judge.worker.raw_copy import RefusedOutput, refuse_lazy, save_raw_tensors
-from torch_cudal1.judge.worker.source_modules import describe_reference, import_source
 from torch_cudal1.runtime.runner import build_runner
 
 __all__ = ["HANDLERS", "Handler", "Request", "Session", "main"]

@@ -25,7 +25,7 @@ from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.wire.channel import load_tensors, save_tensors, storage_extent
 from torch_cudal1.judge.wire.properties import describe
 from torch_cudal1.judge.wire.tensor_bits import all_same_bits
-from torch_cudal1.judge.worker.module_runner import ModuleRunner
+from torch_cudal1.judge.worker.modules.module_runner import ModuleRunner
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session

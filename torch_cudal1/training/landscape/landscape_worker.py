@@ -22,9 +22,9 @@ import torch
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.benchmark.clock import synchronise
 from torch_cudal1.judge.worker.kernel_compile import compile_ahead, has_kernels
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 from torch_cudal1.judge.worker.session import HANDLERS as JUDGE_HANDLERS
 from torch_cudal1.judge.worker.session import Request, Session, main
-from torch_cudal1.judge.worker.source_modules import import_source
 
 __all__ = ["HANDLERS", "measure_naively", "prepare"]
 

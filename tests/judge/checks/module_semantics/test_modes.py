@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.judge.checks.module_sources import FORWARD, ModuleBench, ModuleCase
+from tests.judge.checks.module_sources import FORWARD, ModuleBench, ModuleCase, format_backward
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.judge.checks.module_semantics.modes import (
     MODE,
     STATE_DICT,
     TRAIN_MODE,
+    TRANSFORMS,
     _find_state_problem,
 )
 
@@ -39,6 +40,19 @@ def test_names_dtypes_and_shapes_are_the_references(state: list[Any], problem: s
     assert problem in actual_problem if problem else not actual_problem
 
 
+# An identity with a derivative of its own.
+_WITH_JVP = """
+class Same(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(r): return r * 1
+    @staticmethod
+    def setup_context(ctx, inputs, output): pass
+    @staticmethod
+    def backward(ctx, g): return g * 1
+    @staticmethod
+    def jvp(ctx, d): return {derivative}
+"""
 MODULES: dict[str, ModuleCase] = {
     "an extra buffer": (
         {"init": "self.register_buffer('extra', torch.zeros(1))"},
@@ -70,6 +84,57 @@ MODULES: dict[str, ModuleCase] = {
         },
         "fast",
         (TRAIN_MODE,),
+        "mode",
+    ),
+    "the statistics of an instance's first step only": (
+        {
+            "init": "self.steps = 0",
+            "before": "self.steps += self.training and torch.is_grad_enabled()\n"
+            "if self.steps > 1 and self.training: self.norm.momentum = 0.0",
+        },
+        "fast",
+        (TRAIN_MODE,),
+        "mode",
+    ),
+    "weights that stay behind while it trains": (
+        {
+            "init": "self.kept = None",
+            "before": "if not self.training or self.kept is None: self.kept = self.linear.weight.detach().clone()",
+            "result": "functional.dropout(functional.leaky_relu(self.norm(functional.linear(x + y, self.linear.weight"
+            " + (self.kept - self.linear.weight).detach() * self.training, self.linear.bias)), self.slope), 0.5, self.training)",
+        },
+        "fast",
+        (TRAIN_MODE,),
+        "mode",
+    ),
+    "forward-mode derivatives of another function": (
+        {
+            "top": _WITH_JVP.format(derivative="1.5 * d"),
+            "result": "Same.apply(self.plain(x, y))",
+        },
+        "standard",
+        (TRANSFORMS,),
+        "mode",
+    ),
+    "forward-mode derivatives of its own": (
+        {"top": _WITH_JVP.format(derivative="d * 1"), "result": "Same.apply(self.plain(x, y))"},
+        "standard",
+        (TRANSFORMS, TRAIN_MODE),
+        None,
+    ),
+    "no forward-mode derivatives": (
+        {"top": format_backward("g * 1"), "result": "Same.apply(self.plain(x, y))"},
+        "standard",
+        (TRANSFORMS,),
+        None,
+    ),
+    "a batch that is one call's only": (
+        {
+            "before": "one = not torch._C._functorch.is_batchedtensor(x)",
+            "result": "self.plain(x, y) * (1.0 if one else 0.9)",
+        },
+        "standard",
+        (TRANSFORMS,),
         "mode",
     ),
     "dropout dropped": ({"forward": FORWARD.replace("0.5", "0.0")}, "fast", (TRAIN_MODE,), "mode"),

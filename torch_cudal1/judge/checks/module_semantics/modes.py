@@ -16,6 +16,7 @@ import torch
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
+    Attempt,
     compare_call,
     compare_result,
     disagree_on_error,
@@ -23,6 +24,7 @@ from torch_cudal1.judge.checks.agreement import (
     get_source_reference,
     report_not_applicable,
     summarise,
+    tolerate_error,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
@@ -36,12 +38,16 @@ __all__ = [
     "MODE",
     "STATE_DICT",
     "TRAIN_MODE",
+    "TRANSFORMS",
     "check_guard_domain",
     "check_modes",
     "check_state_dict",
     "check_train_mode",
+    "check_transforms",
 ]
 
+# Of training on one instance.
+_STEPS = 4
 _OWNED = "a Program is a pure function in the mode of its region; names, copies and modes belong to our own module"
 
 
@@ -102,15 +108,17 @@ def check_train_mode(trial: Trial) -> list[CheckResult]:
             return report_not_applicable("mode", "the reference yields no tensor in train mode")
     except ReferenceFailure as error:
         return report_not_applicable("mode", f"eager refuses train mode: {error.found[:100]}")
-    return summarise(
-        "mode",
-        [
-            disagree_on_error(
-                trial, "train mode", partial(_compare_in_train_mode, trial, other, run_mode)
-            )
-        ],
-        "",
-    )
+    agreements: list[Agreement | None] = [
+        disagree_on_error(
+            trial, "train mode", partial(_compare_in_train_mode, trial, other, run_mode)
+        )
+    ]
+    if not any(each is not None and each.problem for each in agreements):
+        # One instance through several steps: it may follow the first of them only.
+        question = f"{_STEPS} steps of training"
+        run_mode = RunMode(training=True, steps=_STEPS)
+        agreements.append(_compare_run_mode(trial, reference, question, run_mode))
+    return summarise("mode", agreements, "")
 
 
 def _compare_in_train_mode(
@@ -196,6 +204,22 @@ def _compare_run_modes(trial: Trial, reference: SourceReference) -> list[Agreeme
     ]
 
 
+def check_transforms(trial: Trial) -> list[CheckResult]:
+    """Forward-mode derivatives and `vmap`, where the reference has them: right, or an error."""
+    reference = get_source_reference(trial)
+    if reference is None:
+        return report_not_applicable("mode", _OWNED)
+    if not trial.gradients:
+        return report_not_applicable("mode", "derivatives are not claimed")
+    agreements: list[Agreement | None] = []
+    for transform, question in (("jvp", "forward-mode derivatives"), ("vmap", "vmap")):
+        run_mode = RunMode(transform=transform)
+        agreements.append(_compare_run_mode(trial, reference, question, run_mode, tolerate_error))
+        if (each := agreements[-1]) is not None and each.problem:
+            break
+    return summarise("mode", agreements, "the reference has neither")
+
+
 def _list_run_modes(trial: Trial) -> Iterator[tuple[str, RunMode]]:
     yield "inference mode", RunMode(inference=True)
     for name in ("bfloat16", "float16") if trial.device.type == "cuda" else ("bfloat16",):
@@ -206,7 +230,11 @@ def _list_run_modes(trial: Trial) -> Iterator[tuple[str, RunMode]]:
 
 
 def _compare_run_mode(
-    trial: Trial, reference: SourceReference, question: str, run_mode: RunMode
+    trial: Trial,
+    reference: SourceReference,
+    question: str,
+    run_mode: RunMode,
+    ask: Attempt = disagree_on_error,
 ) -> Agreement | None:
     """The candidate in a mode beside eager; None where eager yields nothing there."""
     # Being compiled, or on another GPU, changes nothing about what is right: eager runs as ever.
@@ -216,9 +244,7 @@ def _compare_run_mode(
             return None
     except ReferenceFailure:
         return None
-    return disagree_on_error(
-        trial, question, partial(_compare_sets, trial, other, question, run_mode)
-    )
+    return ask(trial, question, partial(_compare_sets, trial, other, question, run_mode))
 
 
 def _compare_sets(
@@ -227,7 +253,10 @@ def _compare_sets(
     aside = trial.load_in_slot(reference, f"candidate {question}", run_mode)
     agreement = Agreement(question)
     for sample in (aside.draw("normal"), aside.draw("shifted")):
-        agreement = compare_call(aside, sample, question) or agreement
+        # An error goes to the caller, who knows whether it is an answer.
+        if not eager_refuses(sample):
+            agreement = compare_result(aside, sample, aside.run(sample), question)
+        aside.free_memory_if_short()
         # the reference's own way has met the same sets, and later checks need them
         if sample.name not in trial.samples:
             aside.drop(sample)
@@ -269,8 +298,16 @@ TRAIN_MODE = CheckSpec(
     replaces_only=True,
     asks=(
         "in train mode results and buffers as the reference's, at its first state and a "
-        "step later (not with `--inference`)"
+        "step later, and its state after four steps of training (not with `--inference`)"
     ),
+)
+TRANSFORMS = CheckSpec(
+    name="mode",
+    run=check_transforms,
+    step="transforms",
+    since="standard",
+    replaces_only=True,
+    asks="forward-mode derivatives and `vmap`, which may raise but not be wrong",
 )
 MODE = CheckSpec(
     name="mode",

@@ -18,9 +18,9 @@ from torch_cudal1.judge.checks.module_semantics.modes import GUARD_DOMAIN
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import Child, make_limits
 from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, find_tensor_order, pack_arguments
-from torch_cudal1.judge.worker import module_runner
-from torch_cudal1.judge.worker.module_runner import ModuleRunner
-from torch_cudal1.judge.worker.source_modules import import_source
+from torch_cudal1.judge.worker.modules import module_runner
+from torch_cudal1.judge.worker.modules.module_runner import ModuleRunner
+from torch_cudal1.judge.worker.modules.source_modules import import_source
 
 X, Y = torch.ones(2), torch.zeros(2)
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from torch_cudal1.core import native
-from torch_cudal1.judge.worker import ordinary_call
-from torch_cudal1.judge.worker.ordinary_call import call_as_main
+from torch_cudal1.judge.worker.modules import ordinary_call
+from torch_cudal1.judge.worker.modules.ordinary_call import call_as_main
 
 needs_extension = pytest.mark.skipif(native.extension() is None, reason="no C++ extension here")
 

@@ -20,7 +20,7 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.kernelbench_format import constructor_arguments
 from torch_cudal1.ir.cost import make_flop_counter
 from torch_cudal1.judge.wire.call_spec import CallSpec, pack_arguments, unpack_arguments
-from torch_cudal1.judge.worker.ordinary_call import call_as_main
+from torch_cudal1.judge.worker.modules.ordinary_call import call_as_main
 
 __all__ = ["describe_reference", "import_source"]
 

@@ -24,7 +24,9 @@ from torch_cudal1.judge.wire.call_spec import (
 )
 from torch_cudal1.judge.wire.tensor_bits import to_float64
 from torch_cudal1.judge.worker.headers import keep_headers
-from torch_cudal1.judge.worker.ordinary_call import call_as_main
+from torch_cudal1.judge.worker.modules.ordinary_call import call_as_main
+from torch_cudal1.judge.worker.modules.training_run import take_training_steps
+from torch_cudal1.judge.worker.modules.transforms import call_transformed
 
 __all__ = ["ModuleRunner"]
 
@@ -86,6 +88,8 @@ class ModuleRunner:
         self._prepare_instance(inputs[:count], inputs[count:])
         if self._mode.gradients:
             return self._call_with_gradients(inputs)
+        if self._mode.steps:
+            return self._train(inputs[count:])
         mode = (
             torch.inference_mode()
             if self._mode.inference
@@ -96,7 +100,31 @@ class ModuleRunner:
         # No context where there is nothing to set: when calls are timed, its cost would be in the
         # time of each.
         with mode:
+            if self._mode.transform:
+                return self._transform(inputs[count:])
             return self._run(self._unpack(inputs[count:]))
+
+    def _train(self, moving: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        # It will not hold the state that it was loaded with, so the next call makes another one.
+        self._loaded = ()
+        result = take_training_steps(
+            self.instance,
+            lambda inputs: self._call_module(self._unpack(inputs)),
+            moving,
+            self._mode.steps,
+            self._spec.seed,
+        )
+        return [*self._list_results(result), *(each.detach().clone() for each in self.state())]
+
+    def _transform(self, moving: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        wide = [to_float64(t) for t in moving] if self._mode.double else moving
+        result = call_transformed(
+            self._mode.transform,
+            lambda inputs: self._call_module(self._unpack(inputs)),
+            wide,
+            self._spec.seed,
+        )
+        return self._list_results(result)
 
     def _call_on_other_gpu(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Call the module with copies of the inputs on another GPU; the results, copied back.
@@ -202,17 +230,7 @@ class ModuleRunner:
         if self._mode.training:
             # Dropout: the same masks for the same draws.
             torch.manual_seed(self._spec.seed)
-        output = self._call_module(arguments)
-        leaves, spec = (
-            ([output], _LEAF) if isinstance(output, torch.Tensor) else pytree.tree_flatten(output)
-        )
-        self._tree = (
-            spec,
-            [None if isinstance(leaf, torch.Tensor) else _describe_leaf(leaf) for leaf in leaves],
-        )
-        results: list[torch.Tensor | None] = [
-            leaf for leaf in leaves if isinstance(leaf, torch.Tensor)
-        ]
+        results = self._list_results(self._call_module(arguments))
         if self._mode.training:
             # Training updates buffers, such as running means, and they are results too. Cloned: the
             # next call changes them.
@@ -222,6 +240,16 @@ class ModuleRunner:
                 if not isinstance(value, torch.nn.Parameter)
             ]
         return results
+
+    def _list_results(self, output: object) -> list[torch.Tensor | None]:
+        leaves, spec = (
+            ([output], _LEAF) if isinstance(output, torch.Tensor) else pytree.tree_flatten(output)
+        )
+        self._tree = (
+            spec,
+            [None if isinstance(leaf, torch.Tensor) else _describe_leaf(leaf) for leaf in leaves],
+        )
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def _call_module(self, arguments: Mapping[str, Any]) -> object:
         kind = self._device.type

@@ -1,0 +1,1 @@
+"""Imports the modules of sources in the worker, and calls them as programs do."""
