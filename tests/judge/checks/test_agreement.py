@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from tests.judge.checks.program_bench import REGION, ProgramChecker, get_last
-from torch_cudal1.judge.checks.agreement import Agreement, find_form_problem, summarise
+from torch_cudal1.judge.checks.agreement import (
+    Agreement,
+    _is_rounding_noise,
+    find_form_problem,
+    summarise,
+)
 from torch_cudal1.judge.checks.layouts import DTYPES, LAYOUTS, SHAPES
 from torch_cudal1.judge.checks.module_semantics.gradients import GRAD
 from torch_cudal1.judge.checks.module_semantics.modes import MODE, STATE_DICT
@@ -61,3 +70,23 @@ def test_a_check_that_does_not_apply_to_programs_says_so(
     check = get_last(check_program(REGION, REGION.program, "standard", detector))
     assert check.passed
     assert check.detail.startswith("not applicable: ")
+
+
+def test_what_cancels_to_nothing_may_be_off_by_its_rounding_and_draws_may_not() -> None:
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(2))
+    one = torch.ones(1).expand(64, 32)
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        y, g = torch.softmax(inputs[0].double(), -1), inputs[1].double()
+        return [y * (g - (g * y).sum(-1, keepdim=True))]
+
+    sample: Any = SimpleNamespace(inputs=[x, one], oracle=run, exact=run([x, one]))
+    sample.get_exact = lambda position: sample.exact[position]
+    y = torch.softmax(x, -1)
+    eager = torch.ops.aten._softmax_backward_data(one.contiguous(), y, -1, torch.float32)
+    other = one * y - y * (one * y).sum(-1, keepdim=True)
+    assert _is_rounding_noise(sample, 0, other, eager)
+    assert not _is_rounding_noise(sample, 0, other + 1e-5, eager)
+    assert not _is_rounding_noise(sample, 0, other * float("nan"), eager)
+    # Dropout: float64 draws otherwise, and eager is as far from it as the values are large.
+    assert not _is_rounding_noise(sample, 0, other, torch.nn.functional.dropout(y, 0.5))

@@ -153,3 +153,14 @@ def test_operators_stay_within_their_tensors(name: str, dtype: torch.dtype, devi
             *[copy_to_edge(tensor, side) for tensor in inputs]
         )  # a process that is still there says it
         torch.testing.assert_close(problem, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("access", "is_fatal"),
+    [("ctypes.string_at(at, 16384)", False), ("ctypes.memset(at + 8000, 0, 1)", True)],
+)
+def test_pages_that_are_read_only_can_be_read(access: str, *, is_fatal: bool) -> None:
+    program = PROGRAM.format(side="end", access=access).replace("'end')", "'end', read_only=True)")
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
+    assert (ended.returncode < 0) is is_fatal
+    assert ended.returncode in (0, -11)

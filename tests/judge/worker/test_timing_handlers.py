@@ -21,6 +21,8 @@ BATCH = {"l2": "hot", "pairs": 6, "calls": [2, 1], "order": "abba"}
 @pytest.fixture(autouse=True)
 def _allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing_handlers, "keep_freed", lambda: True)
+    # What this process has now would never be collected again.
+    monkeypatch.setattr(timing_handlers, "_freeze", lambda: None)
 
 
 @pytest.fixture

@@ -48,9 +48,9 @@ _map, _frombuffer, _as_tensor = mmap.mmap, torch.frombuffer, torch.as_tensor
 _empty_cache = torch.cuda.empty_cache
 
 
-def copy_to_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
+def copy_to_edge(tensor: torch.Tensor, side: Side, *, read_only: bool = False) -> torch.Tensor:
     """A copy of `tensor`, with its strides, that ends where mapped memory ends, or starts where it
-    starts. An empty tensor is returned as it is.
+    starts. An empty tensor is returned as it is. `read_only`: on the host, writing to it is fatal.
 
     Raises OSError, on a GPU DriverError, where such memory cannot be had.
     """
@@ -64,6 +64,9 @@ def copy_to_edge(tensor: torch.Tensor, side: Side) -> torch.Tensor:
         else _map_gpu_pages(size, side, tensor.device)
     )
     pages.copy_(tensor.detach().as_strided((extent,), (1,)).view(torch.uint8))
+    if read_only and tensor.device.type == "cpu":
+        first = pages.data_ptr() // _PAGE * _PAGE
+        _protect(first, _round_up(pages.data_ptr() + size - first, _PAGE), mmap.PROT_READ)
     return (
         pages.view(tensor.dtype)
         .as_strided(tensor.shape, tensor.stride())
@@ -92,17 +95,19 @@ def _map_host_pages(size: int, side: Side) -> torch.Tensor:
     first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for start in (first, first + _HOST_MARGIN_BYTES + mapped):
         # PROT_NONE: the CPU raises SIGSEGV at any access.
-        if _open_libc().mprotect(
-            ctypes.c_void_p(start), ctypes.c_size_t(_HOST_MARGIN_BYTES), _PROT_NONE
-        ):
-            code = ctypes.get_errno()
-            raise OSError(code, f"mprotect of a guard page: {os.strerror(code)}")
+        _protect(start, _HOST_MARGIN_BYTES, _PROT_NONE)
     return _frombuffer(
         memory,
         dtype=torch.uint8,
         count=size,
         offset=_HOST_MARGIN_BYTES + _find_offset(size, mapped, side),
     )
+
+
+def _protect(start: int, size: int, rights: int) -> None:
+    if _open_libc().mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), rights):
+        code = ctypes.get_errno()
+        raise OSError(code, f"mprotect of a guard page: {os.strerror(code)}")
 
 
 @functools.cache
@@ -209,11 +214,14 @@ class _ReservedPages:
 
 
 def _move_to_edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a copy of an input set with the tensors at `positions` at the edge of their pages."""
+    """Make a copy of an input set with the tensors at `positions` at the edge of their pages, which
+    on the host may be `read_only`.
+    """
     tensors, chosen = session.sets[request["inputs"]], set(request["positions"])
     side: Side = request["side"]
     session.sets[request["name"]] = [
-        copy_to_edge(t, side) if i in chosen else t for i, t in enumerate(tensors)
+        copy_to_edge(t, side, read_only=bool(request.get("read_only"))) if i in chosen else t
+        for i, t in enumerate(tensors)
     ]
     return {}
 

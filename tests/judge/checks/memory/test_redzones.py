@@ -52,6 +52,12 @@ SOURCES: dict[str, SourceCase] = {
         "guard_page",
         "SIGSEGV",
     ),
+    "an input that is written and restored": (
+        {"before": "with torch.no_grad():\n    old = x.clone()\n    x.relu_()\n    x.copy_(old)"},
+        (GUARD_BAND, GUARD_PAGE),
+        "guard_page",
+        "writes to its inputs",
+    ),
     "other values at an edge": (
         # a pipe refuses a byte that may not be read; an address alone would not tell, plain inputs
         # may start at a page too

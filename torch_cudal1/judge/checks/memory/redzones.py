@@ -168,11 +168,16 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
         ]
     sample, _ = trial.first_two
     slot = trial.slot if source else SLOT
-    for side in SIDES:
+    # A GPU's pages are not made read-only, and the host has no machine code of a Program.
+    read_only = source and trial.device.type == "cpu"
+    rounds: list[tuple[Side, bool]] = [(side, False) for side in SIDES]
+    if read_only:
+        rounds.append(("end", True))
+    for side, is_protected in rounds:
         if not source:
             # A Program's Allocs are placed by the judge, at the same side.
             instrument(trial, side=side)
-        refusal = _move_to_edge(trial, sample, side, positions)
+        refusal = _move_to_edge(trial, sample, side, positions, read_only=is_protected)
         if refusal is not None:
             return [
                 CheckResult(
@@ -181,7 +186,7 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
                     detail=f"not applicable: no memory with an edge to be had: {refusal.reason[:200]}",
                 )
             ]
-        check = _run_at_edge(trial, sample, side, slot)
+        check = _run_at_edge(trial, sample, side, slot, read_only=is_protected)
         if check is not None:
             return [check]
         # The next side's set takes its place and its memory.
@@ -195,20 +200,26 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
             True,
             0.0,
             0.0,
-            f"{len(positions)} {subject} at the edge of mapped memory, on either side",
+            f"{len(positions)} {subject} at the edge of mapped memory, on either side"
+            + (", and in memory that cannot be written to" if read_only else ""),
         )
     ]
 
 
 def _move_to_edge(
-    trial: Trial, sample: InputSet, side: Side, positions: Sequence[int]
+    trial: Trial, sample: InputSet, side: Side, positions: Sequence[int], *, read_only: bool
 ) -> Refusal | None:
     """Copy the inputs to the edge of mapped memory, or say why this machine cannot. Raises
     CandidateFailure when the process is lost.
     """
     try:
         trial.child.call(
-            "edge", inputs=sample.name, name=_EDGE_SET, side=side, positions=list(positions)
+            "edge",
+            inputs=sample.name,
+            name=_EDGE_SET,
+            side=side,
+            positions=list(positions),
+            read_only=read_only,
         )
     except CandidateFailure as error:
         # A machine may have no memory with an edge; a lost process is another matter.
@@ -218,7 +229,9 @@ def _move_to_edge(
     return None
 
 
-def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> CheckResult | None:
+def _run_at_edge(
+    trial: Trial, sample: InputSet, side: Side, slot: str, *, read_only: bool
+) -> CheckResult | None:
     """Call the candidate on inputs at the edge: a check that ends the question, None if the result
     is right.
     """
@@ -235,7 +248,12 @@ def _run_at_edge(trial: Trial, sample: InputSet, side: Side, slot: str) -> Check
             )
         # After a fault on the GPU every further call in that context fails.
         trial.child.usable = False
-        detail = f"it goes beyond its tensors: with nothing mapped beside them the call failed: {error.found}"
+        fault = (
+            "it writes to its inputs, if only for a moment: in memory that cannot be written to"
+            if read_only
+            else "it goes beyond its tensors: with nothing mapped beside them"
+        )
+        detail = f"{fault} the call failed: {error.found}"
         return CheckResult("guard_page", False, detail=detail)
     # A wrong result without a fault counts as well.
     wrong = [
@@ -266,7 +284,8 @@ GUARD_PAGE = CheckSpec(
     run=check_guard_pages,
     asks=(
         "inputs that end, and then start, where mapped memory does, on a CPU and on a GPU: "
-        "is anything read or written beyond them, used or not. Of a Program's machine code "
-        "its parameters and the memory of its results too"
+        "is anything read or written beyond them, used or not. Of a source on a CPU inputs in "
+        "memory that cannot be written to, of a Program's machine code its parameters and the "
+        "memory of its results too"
     ),
 )

@@ -328,13 +328,17 @@ class ModuleRunner:
 def _differentiate_twice(
     grads: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients of the sum of all gradients, for each leaf; None where there is none."""
+    """The gradients of a weighted sum of all gradients, for each leaf; None where there is none."""
     live = [grad for grad in grads if grad is not None and grad.requires_grad]
     if not live:
         return [None] * len(leaves)
-    return torch.autograd.grad(
-        live, leaves, [torch.ones_like(grad) for grad in live], allow_unused=True
-    )
+    # Drawn, and the same for every candidate: with ones the sums of some gradients are zero whatever
+    # the inputs are, as a softmax's, and what is left of them is rounding.
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        torch.randn(grad.shape, generator=generator).to(grad.device, grad.dtype) for grad in live
+    ]
+    return torch.autograd.grad(live, leaves, weights, allow_unused=True)
 
 
 def _find_next_gpu(device: torch.device) -> torch.device:
