@@ -69,7 +69,7 @@ def test_a_source_is_called_with_many_elements(
 def test_sizes_that_do_not_fit_into_memory_are_not_tried(
     bench: SourceBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int64_indexing, "read_available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(int64_indexing, "read_free_bytes", lambda device: 1 << 20)
     check = bench.last(source(), NUMERICS, int64_indexing.INT64_INDEXING)
     assert check.passed
     assert "not applicable" in check.detail

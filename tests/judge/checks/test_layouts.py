@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.judge.checks.module_sources import ModuleBench, ModuleCase
+from tests.judge.checks.module_sources import ModuleBench, ModuleCase, make_module
+from torch_cudal1.judge.checks import layouts
 from torch_cudal1.judge.checks.layouts import (
     DTYPES,
     LAYOUTS,
@@ -109,3 +110,17 @@ def test_a_source_that_is_right_for_one_form_only_is_refused_and_an_honest_sourc
     module_bench: ModuleBench, name: str
 ) -> None:
     module_bench.assert_verdict(MODULES[name])
+
+
+def test_a_size_for_which_there_is_no_memory_is_left_out_and_told(
+    module_bench: ModuleBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of 8 rows of 16 numbers: two inputs and a result, eight times, are 12 KiB.
+    monkeypatch.setattr(layouts, "read_free_bytes", lambda device: 4 * 20 << 10)
+    (check,) = module_bench.run_checks(make_module(), "strict", (SHAPES,))[-1:]
+    assert check.passed
+    assert "batch 9, batch 1, " in check.detail
+    assert "batch 16 left out, as it may take 0.0 GiB" in check.detail
+    monkeypatch.setattr(layouts, "read_free_bytes", lambda device: 0)
+    (check,) = module_bench.run_checks(make_module(), "fast", (SHAPES,))[-1:]
+    assert "left out" not in check.detail

@@ -15,7 +15,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
-from torch_cudal1.judge.sandbox import cancellable, start, worker_pool
+from torch_cudal1.judge.sandbox import cancellable, scratch, worker_pool
 from torch_cudal1.judge.sandbox.limits import make_limits
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def test_a_child_that_is_still_starting_is_ended_with_its_scope(
         launched.set()
 
     def note_scratch(prefix: str = "") -> Path:
-        scratches.append(start.make_scratch(prefix))
+        scratches.append(scratch.make_scratch(prefix))
         return scratches[-1]
 
     monkeypatch.setattr(cancellable.TaskScope, "add_process", note_process)

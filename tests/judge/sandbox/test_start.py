@@ -16,6 +16,7 @@ from torch_cudal1.judge.sandbox.confine import landlock, seccomp
 from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
 from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.limits import Limits
+from torch_cudal1.judge.sandbox.scratch import make_scratch
 
 
 @linux
@@ -50,7 +51,7 @@ def test_processes_that_own_code_starts_may_start_the_gpus_driver_too(
     """CUDA writes into the /proc folder of its process. Inductor's compile workers are processes of
     a child, and ask CUDA.
     """
-    scratch = start.make_scratch("cudal1-test-")
+    scratch = make_scratch("test")
     try:
         limits = Limits(torch.device("cuda"), 30.0, trust=trust)  # type: ignore[arg-type]
         make_variables = make_environment(scratch, own=trust == "own", visible_gpu=True)

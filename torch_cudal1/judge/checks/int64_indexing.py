@@ -33,7 +33,7 @@ from torch_cudal1.judge.reference.region_reference import Outputs
 from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
-from torch_cudal1.judge.sandbox.limits import read_available_bytes
+from torch_cudal1.judge.sandbox.limits import read_free_bytes
 from torch_cudal1.judge.wire.tensor_bits import same_bits
 
 __all__ = ["INT64_INDEXING", "check_int64_indexing"]
@@ -135,16 +135,15 @@ def _find_obstacle(
         * times
     )
     # Memory that is free now: the lock keeps other judges of this machine from counting on it too.
-    needed, free = int(_COPIES_HELD * (input_bytes + output_bytes)), _free_bytes(reference.device)
+    needed, free = (
+        int(_COPIES_HELD * (input_bytes + output_bytes)),
+        read_free_bytes(reference.device),
+    )
     if needed > free:
         return Refusal(f"may need {needed >> 30} GiB, {free >> 30} GiB are free")
     # A rate is an estimate, hence the factor.
     seconds = reference.facts.flops * times / CHECK_RATES[reference.device.type].flops_per_s
     return Refusal(f"may take {seconds:.0f} s") if 4 * seconds > _DEADLINE_S else None
-
-
-def _free_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_available_bytes()
 
 
 def _compare_pieces(

@@ -27,10 +27,12 @@ from torch_cudal1.judge.checks.agreement import (
     tolerate_error,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_cache import count_tensor_bytes
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.limits import read_free_bytes
 from torch_cudal1.judge.wire.call_spec import RunMode
 
 __all__ = ["DTYPES", "LAYOUTS", "SHAPES", "check_dtypes", "check_layouts", "check_shapes"]
@@ -40,6 +42,10 @@ _DTYPES = ("float16", "bfloat16", "float64")
 # small forms have few elements, so both errors are estimates; coarser arithmetic is off by a
 # hundred times and more
 _SLACK = 1.5
+# Of inputs and outputs: in both processes, on their way between them, and in float64.
+_COPIES = 8
+# Of the memory that is free.
+_MEMORY_SHARE = 0.25
 _GUARDED = "shapes, strides and types of a Program are guarded: others reach the baseline"
 Specs = tuple[TensorSpec, ...]
 
@@ -58,6 +64,11 @@ def check_shapes(trial: Trial) -> list[CheckResult]:
             trial.profile.shapes, 0.2
         ):
             break
+        size_bytes, free_bytes = _estimate_bytes(trial, specs), read_free_bytes(trial.device)
+        if free_bytes and size_bytes > _MEMORY_SHARE * free_bytes:
+            note = f"{question} left out, as it may take {size_bytes / (1 << 30):.1f} GiB"
+            agreements.append(Agreement(note))
+            continue
         # Every second one after a call in the usual sizes: what a module keeps of these must not
         # serve others.
         before = trial.first_two[0] if len(agreements) % 2 == 0 else None
@@ -68,6 +79,17 @@ def check_shapes(trial: Trial) -> list[CheckResult]:
     return summarise(
         "shapes", agreements, "eager takes no other shape, or no plain input has a dimension"
     )
+
+
+def _estimate_bytes(trial: Trial, specs: Specs) -> float:
+    """What the tensors of an evaluation in this form take, from what those of the examples take."""
+    plain = [i for i, role in enumerate(trial.reference.roles) if role == "input"]
+    before = sum(trial.reference.specs[i].size_bytes for i in plain)
+    after = sum(specs[i].size_bytes for i in plain)
+    outputs = count_tensor_bytes(
+        out for out in trial.first_two[0].expected.outputs if out is not None
+    )
+    return _COPIES * (after + outputs * after / max(1, before))
 
 
 def _list_shapes(reference: SourceReference, huge: bool) -> Iterator[tuple[str, Specs]]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -44,8 +43,9 @@ from torch_cudal1.judge.sandbox.choose_confinement import choose_confinement
 from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.fork_server import ForkedProcess, ForkServer
 from torch_cudal1.judge.sandbox.limits import Limits, make_limits
+from torch_cudal1.judge.sandbox.scratch import make_scratch, remove_scratch
 from torch_cudal1.judge.sandbox.sharing import DeviceSharing
-from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_scratch, plan_launch
+from torch_cudal1.judge.sandbox.start import end_process, launch_process, plan_launch
 from torch_cudal1.judge.sandbox.tripwires import Tripwires
 from torch_cudal1.judge.wire import arena
 from torch_cudal1.judge.wire.channel import Channel, message_bytes, save_tensors
@@ -354,7 +354,7 @@ class Child:
         arena.withdraw(self.scratch)
         self._log.close()
         self.canaries.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_scratch(self.scratch)
 
     def _stop(self) -> None:
         if self._process is not None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import array
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +32,7 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.judge.sandbox import cancellable
 from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
 from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
-from torch_cudal1.judge.sandbox.start import make_scratch
+from torch_cudal1.judge.sandbox.scratch import make_scratch, remove_scratch
 
 __all__ = ["ForkServer", "ForkedProcess"]
 
@@ -95,7 +94,7 @@ class ForkServer:
         # SEQPACKET keeps messages apart, so file descriptors arrive with their request.
         self._socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        self._scratch = make_scratch("cudal1-fork-server-")
+        self._scratch = make_scratch("fork-server")
         self._own, self._visible_gpu = own, visible_gpu
         self._variables = make_environment(self._scratch, own=own, visible_gpu=visible_gpu)
         command = [
@@ -196,7 +195,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        remove_scratch(self._scratch)
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

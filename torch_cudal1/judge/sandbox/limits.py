@@ -13,7 +13,7 @@ import torch
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.judge.sandbox.confine.seccomp import Phase
 
-__all__ = ["Limits", "Phase", "Trust", "make_limits", "read_available_bytes"]
+__all__ = ["Limits", "Phase", "Trust", "make_limits", "read_available_bytes", "read_free_bytes"]
 
 Trust = Literal["own", "foreign"]
 _FOREIGN_FILE_BYTES = 16 << 30
@@ -82,6 +82,11 @@ def make_limits(
         settings.unsafe_sandbox,
         1.0 if own else _FOREIGN_GPU_FRACTION,
     )
+
+
+def read_free_bytes(device: torch.device) -> int:
+    """Bytes that a device has free; 0 where the system does not tell."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_available_bytes()
 
 
 def read_available_bytes() -> int:

@@ -30,7 +30,8 @@ from torch_cudal1.judge.sandbox.confine import acts, landlock, seccomp
 from torch_cudal1.judge.sandbox.confinement_level import Control, ProbeResult
 from torch_cudal1.judge.sandbox.filesystem_policy import make_environment
 from torch_cudal1.judge.sandbox.limits import Limits, Phase, Trust
-from torch_cudal1.judge.sandbox.start import end_process, launch_process, make_scratch, plan_launch
+from torch_cudal1.judge.sandbox.scratch import make_scratch, remove_scratch
+from torch_cudal1.judge.sandbox.start import end_process, launch_process, plan_launch
 
 __all__ = ["digest_filters", "find_levels", "probe_level"]
 
@@ -99,7 +100,7 @@ def digest_filters(limits: Limits, level: int) -> str:
 
 
 def _measure_level(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> ProbeResult:
-    scratch = make_scratch("cudal1-probe-")
+    scratch = make_scratch("probe")
     try:
         own = limits.trust == "own"
         variables = make_environment(scratch, own=own, visible_gpu=limits.visible_gpu)
@@ -138,7 +139,7 @@ def _measure_level(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) 
             facts, uid=uid, controls=(*_parse_controls(output), _check_survivors(scratch))
         )
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_scratch(scratch)
 
 
 def _parse_controls(output: str) -> tuple[Control, ...]:

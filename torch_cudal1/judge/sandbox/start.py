@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
@@ -21,9 +19,8 @@ from torch_cudal1.judge.sandbox.confine.launch_plan import LaunchPlan
 from torch_cudal1.judge.sandbox.filesystem_policy import allow_access, is_open_to_all, list_roots
 from torch_cudal1.judge.sandbox.limits import Limits
 
-__all__ = ["end_process", "launch_process", "make_scratch", "plan_launch"]
+__all__ = ["end_process", "launch_process", "plan_launch"]
 
-_ROOMY_BYTES = 8 << 30
 _GRACE_S = 5.0
 # The range that systemd reserves for dynamic users: no account has these numbers.
 _UIDS = range(61184, 65520)
@@ -35,17 +32,6 @@ _DAC_OVERRIDE, _DAC_READ_SEARCH, _KEPT_OWN = (
 )
 _SETUID = 7
 _OPEN_FILES = 4096
-
-
-def make_scratch(prefix: str = "cudal1-judge-") -> Path:
-    """A new folder that only this user may enter. Raises SandboxError."""
-    # Memory, not disk, where there is enough of it: tensors go through this folder.
-    shared = Path("/dev/shm")
-    try:
-        roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free >= _ROOMY_BYTES
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=shared if roomy else None))
-    except OSError as error:
-        raise SandboxError("starting", f"no scratch folder: {error}") from error
 
 
 def plan_launch(

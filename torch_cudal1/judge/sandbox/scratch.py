@@ -1,0 +1,99 @@
+"""Scratch folders of children, and those that an ended judge has left behind.
+
+A judge that is killed cannot remove its folders, in which there may be gigabytes of shared memory. So
+each folder has a lock file beside it, which its judge holds for as long as it lives: a folder whose
+lock is free has no owner, and the next judge of the same user removes it. `flock` itself, as a lock
+of the package filelock is released by a forked process that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from torch_cudal1.core.errors import SandboxError
+
+__all__ = ["make_scratch", "remove_orphans", "remove_scratch"]
+
+_ROOMY_BYTES = 8 << 30
+_SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "cudal1-"
+_LOCK = ".lock"
+# Descriptors of lock files, open until `remove_scratch` or until this process ends.
+_locks: dict[Path, int] = {}
+
+
+def make_scratch(purpose: str = "judge") -> Path:
+    """A new folder that only this user may enter. Raises SandboxError."""
+    # Memory, not disk, where there is enough of it: tensors go through this folder.
+    try:
+        roomy = (
+            os.access(_SHARED_MEMORY, os.W_OK)
+            and shutil.disk_usage(_SHARED_MEMORY).free >= _ROOMY_BYTES
+        )
+        parent = _SHARED_MEMORY if roomy else Path(tempfile.gettempdir())
+        _remove_orphans_once(os.getpid())
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=parent))
+        # Beside the folder: what runs in it may write there.
+        lock = _lock_file(_find_lock_file(folder))
+    except OSError as error:
+        raise SandboxError("starting", f"no scratch folder: {error}") from error
+    _locks[folder] = lock
+    return folder
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove a folder of `make_scratch` with all that is in it. Safe to call twice."""
+    shutil.rmtree(folder, ignore_errors=True)
+    lock = _locks.pop(folder, None)
+    if lock is not None:
+        _find_lock_file(folder).unlink(missing_ok=True)
+        os.close(lock)
+
+
+def remove_orphans(parent: Path) -> list[Path]:
+    """Remove the folders in `parent` that judges of this user have left behind; those that were
+    removed.
+    """
+    removals: list[Path] = []
+    for path in parent.glob(f"{_PREFIX}*{_LOCK}"):
+        # Another user's, or just removed by another judge.
+        with suppress(OSError):
+            if path.lstat().st_uid != os.getuid():
+                continue
+            lock = _lock_file(path)
+            try:
+                folder = path.with_name(path.name.removesuffix(_LOCK))
+                shutil.rmtree(folder, ignore_errors=True)
+                path.unlink(missing_ok=True)
+                removals.append(folder)
+            finally:
+                os.close(lock)
+    return removals
+
+
+def _lock_file(path: Path) -> int:
+    """A descriptor that holds the lock until it is closed. Raises OSError if another one does."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _find_lock_file(folder: Path) -> Path:
+    return folder.with_name(folder.name + _LOCK)
+
+
+@cache
+def _remove_orphans_once(process: int) -> None:
+    for parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        if parent.is_dir():
+            remove_orphans(parent)
