@@ -198,6 +198,24 @@ def _write_stolen_input(subject: Subject, generator: random.Random, damage: str)
     )
 
 
+def _write_borrowed_input(subject: Subject, generator: random.Random, damage: str) -> str | None:
+    """An input is scratch memory for a moment, and then as before."""
+    borrow = "pass" if damage == "pass" else "x.detach().mul_(2)\n    x.detach().copy_(old)"
+    return (
+        f"{_CALL}x = args[0]\n"
+        f"if not torch.is_grad_enabled() and x.is_contiguous():\n    old = x.clone()\n    {borrow}\nreturn out"
+    )
+
+
+def _write_later_steps(subject: Subject, generator: random.Random, damage: str) -> str | None:
+    """Right in the first steps of training of an instance."""
+    steps = generator.choice([1, 2])
+    return (
+        "self.__dict__['steps'] = self.__dict__.get('steps', 0) + bool(self.training)\n"
+        f"{_CALL}if self.training and self.steps > {steps}:\n    {damage}\nreturn out"
+    )
+
+
 def _write_gradient(subject: Subject, generator: random.Random, damage: str) -> str | None:
     factor = generator.choice([0.9, 1.05, 1.5, 0.0])
     hook = "pass" if damage == "pass" else f"out.register_hook(lambda g: g * {factor})"
@@ -249,5 +267,10 @@ KINDS: dict[str, Kind] = {
     "an input that is stolen": Kind(_write_stolen_input),
     "a wrong gradient": Kind(_write_gradient),
     "no gradient in the first layer": Kind(_write_no_first_layer),
+    "an input that is borrowed": Kind(_write_borrowed_input),
+    "later steps of training": Kind(_write_later_steps),
+    "under a transform": Kind(
+        _when("torch._C._functorch.maybe_current_level() is not None"), "standard"
+    ),
     "timed calls": Kind(_write_timed, timed=True),
 }
