@@ -13,7 +13,6 @@ CASE = Case(
     expected="grad",
     status="closed",
     variant="first_layer",
-    alone=True,
 )
 
 REFERENCE = """

@@ -16,7 +16,9 @@ from torch_cudal1.judge.checks.history import (
     _change_one_element,
     _make_scaler,
     _map_inputs,
+    _split_outputs,
 )
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 
 def change_one(inputs: list[torch.Tensor], *, last: bool, part: float) -> list[torch.Tensor]:
@@ -58,6 +60,32 @@ def test_factors_reach_plain_inputs_only() -> None:
     assert same is None
     assert scaled is not None
     assert torch.equal(scaled, torch.full((3, 2), -2.0))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"found": [[2, 1], [0, 1]]},
+        {"found": [[-1, 1], [0, 1]]},
+        {"found": [[0, 2]]},
+        {"found": [[0, 1]]},
+        {"found": [0, 1]},
+        {"found": [["a", 1], [0, 1]]},
+    ],
+)
+def test_an_answer_that_does_not_fit_is_the_candidates_failure(answer: dict[str, Any]) -> None:
+    samples: Any = [SimpleNamespace(expected=SimpleNamespace(outputs=[None])) for _ in range(2)]
+    flat: list[torch.Tensor | None] = [torch.zeros(1), torch.ones(1)]
+    with pytest.raises(CandidateFailure) as caught:
+        list(_split_outputs(answer, flat, samples))
+    assert caught.value.detector == "protocol"
+    good = list(_split_outputs({"found": [[1, 1], [0, 1]]}, flat, samples))
+    assert [sample is samples[0] for sample, _ in good] == [False, True]
+    assert [outputs[0] is tensor for (_, outputs), tensor in zip(good, flat, strict=True)] == [
+        True,
+        True,
+    ]
 
 
 STORE = "self.kept = {}"

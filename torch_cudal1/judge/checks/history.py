@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.linalg import vector_norm
@@ -22,7 +23,7 @@ from torch_cudal1.judge.checks.agreement import (
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import clone_strided
-from torch_cudal1.judge.reference.region_reference import Result
+from torch_cudal1.judge.reference.region_reference import Outputs, Result
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.wire.channel import storage_extent
@@ -185,24 +186,37 @@ def _compare_each_of_many(trial: Trial, first: InputSet, other: InputSet) -> lis
         held_bytes=_HELD_BYTES,
         deadline_s=budget_s + 600,
     )
-    question = f"{int(answer['calls'])} calls"
+    question = f"{answer['calls']} calls"
     agreements: list[Agreement] = []
-    at = 0
-    for number, width in answer["found"]:
-        sample, outputs = samples[number], flat[at : at + width]
-        at += width
+    for sample, outputs in _split_outputs(answer, flat, samples):
         # Values alone: the form of results is `fresh_output`'s question.
         result = Result(outputs, sample.expected.facts, sample.expected.tree)
-        if len(outputs) != len(sample.expected.outputs):
-            raise CandidateFailure(
-                "soak",
-                f"{len(outputs)} outputs of a call, eager has {len(sample.expected.outputs)}",
-                "call_history",
-            )
         agreements.append(_compare_result(trial, sample, result, question))
         if agreements[-1].problem:
             break
     return agreements
+
+
+def _split_outputs(
+    answer: Mapping[str, Any], flat: Outputs, samples: Sequence[InputSet]
+) -> Iterator[tuple[InputSet, Outputs]]:
+    """The outputs of calls, which came as one list, each with its input set. Raises
+    CandidateFailure for an answer that does not fit.
+    """
+    # The answer comes from the process on trial.
+    try:
+        entries = [(int(number), int(width)) for number, width in answer["found"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CandidateFailure("soak", f"an unusable answer: {error}", "protocol") from error
+    width = len(samples[0].expected.outputs)
+    if len(flat) != width * len(entries) or any(
+        each != width or not 0 <= number < len(samples) for number, each in entries
+    ):
+        raise CandidateFailure(
+            "soak", f"results of {entries}, expected {width} tensors of each", "protocol"
+        )
+    for index, (number, _) in enumerate(entries):
+        yield samples[number], flat[index * width : (index + 1) * width]
 
 
 def _compare_with_fresh_process(trial: Trial, first: InputSet) -> list[Agreement | None]:

@@ -95,8 +95,8 @@ def _soak(session: Session, request: Request) -> Answer:
     and hold the outputs while they fit into `held_bytes`.
 
     Writes to a file the distinct outputs for each input set, those that changed while they were
-    held included; none that are larger than `held_bytes`. `found` in the answer: [number of the set, number of outputs] for each, in the
-    order of the file.
+    held included; none that are larger than `held_bytes`. `found` in the answer: [number of the
+    set, number of outputs] for each, in the order of the file.
     """
     run, sets = session.slots[request["slot"]], [session.sets[name] for name in request["sets"]]
     ends, most_bytes = time.monotonic() + float(request["budget_s"]), int(request["held_bytes"])
