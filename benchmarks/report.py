@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -76,9 +77,16 @@ def make_document(
     created = datetime.now(UTC).isoformat(timespec="seconds")
     # no path of a machine
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    command = " ".join(["python", "-m", f"benchmarks.bench_{kind}", *words])
+    command = shlex.join(["python", "-m", _find_program(kind), *words])
     head = {"schema": SCHEMA, "kind": kind, "created": created, "command": command}
     return {**head, **more, "options": dict(options), "rows": list(rows)}
+
+
+def _find_program(kind: str) -> str:
+    """The module that was started, by default the benchmark of that kind."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = "" if spec is None else spec.name.removesuffix(".__main__")
+    return name if name.startswith("benchmarks.") else f"benchmarks.bench_{kind}"
 
 
 def save(path: Path, value: Mapping[str, Any]) -> None:

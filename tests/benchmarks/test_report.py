@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,3 +124,16 @@ def test_the_table_shows_failures_with_their_reason() -> None:
     assert len(text.splitlines()) == 1 + len(ROWS)
     assert "failed: time limit of 90 s" in text
     assert "2.000 [1.990, 2.010]" in text
+
+
+def test_a_results_file_names_the_module_that_was_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main = SimpleNamespace(__spec__=SimpleNamespace(name="benchmarks.siege.__main__"))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["x", "--kinds", "one call in many", "/a/machine/out.json"])
+    assert make_document("siege", {}, [])["command"] == (
+        "python -m benchmarks.siege --kinds 'one call in many' out.json"
+    )
+    main.__spec__ = None
+    assert make_document("judge", {}, [])["command"].startswith("python -m benchmarks.bench_judge")

@@ -6,9 +6,7 @@ wherever eager has them. A candidate that is never offered a gradient is honest.
 
 from tests.adversarial.case import Case
 
-CASE = Case(
-    39, "no_gradient", "autograd", expected="grad", status="closed", seen=("L1",)
-)
+CASE = Case(39, "no_gradient", "autograd", expected="grad", status="closed", seen=("L1",))
 
 REFERENCE = """
 import torch
