@@ -59,8 +59,8 @@ class Profile:
     - perturbed: at most so many parameters and buffers, drawn in secret, are changed one at a time.
     - update_ways, shapes, layouts, dtypes, specials: how many of each, drawn in secret where the
       profile leaves some out.
-    - history: single elements changed; held: outputs in the caller's hands; soak: calls in a
-      row, of which every result is compared.
+    - history: single elements changed; held: outputs in the caller's hands; soak: calls of a
+      source in a row, of which every result is compared; of a Program a thirtieth.
     - repeats: bit-equal runs, in `processes` processes. replays: of a captured CUDA graph.
       reentrant: concurrent calls.
     - gradient_rounds: backward passes. descent: steps of a loss curve.

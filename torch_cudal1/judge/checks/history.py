@@ -18,6 +18,7 @@ from torch_cudal1.judge.checks.agreement import (
     compare_call,
     compare_result,
     eager_refuses,
+    get_source_reference,
     summarise,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
@@ -34,6 +35,7 @@ __all__ = ["CALL_HISTORY", "REPEAT", "check_call_history", "check_repeatability"
 # Seconds of calls at most, and bytes of results that are held meanwhile.
 _SOAK_S = {"fast": 0.2, "standard": 10.0, "strict": 30.0}
 _HELD_BYTES = 256 << 20
+_FEWER_OF_PROGRAMS = 30
 _FLIPS = 4
 # `numerics` asks how exact results are, on many more numbers; here a result need only belong to
 # this input set and to no earlier one
@@ -181,7 +183,8 @@ def _compare_each_of_many(trial: Trial, first: InputSet, other: InputSet) -> lis
     answer, flat = trial.fetch(
         "soak",
         sets=[sample.name for sample in samples],
-        calls=trial.profile.soak,
+        # A Program has no state that could change from call to call.
+        calls=trial.profile.soak // (1 if get_source_reference(trial) else _FEWER_OF_PROGRAMS),
         budget_s=budget_s,
         held_bytes=_HELD_BYTES,
         deadline_s=budget_s + 600,
