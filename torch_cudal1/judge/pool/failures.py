@@ -18,7 +18,7 @@ __all__ = ["classify_failure"]
 _KINDS: Mapping[str, FailureKind] = {check.name: check.failure for check in CHECK_NAMES}
 # Requests to the candidate's process: a failure has the name of its request where no check noticed
 # it.
-_REQUESTS = frozenset(("put", "spin", "soak", "reenter", "poisoned", "banded"))
+_REQUESTS = frozenset(("put", "spin", "soak", "unlike", "reenter", "poisoned", "banded"))
 
 
 def classify_failure(check: CheckResult, device: torch.device) -> Failure:
