@@ -45,8 +45,8 @@ def test_a_child_that_is_still_starting_is_ended_with_its_scope(
         add_process(scope, process)  # type: ignore[arg-type]
         launched.set()
 
-    def note_scratch(prefix: str = "") -> Path:
-        scratches.append(scratch.make_scratch(prefix))
+    def note_scratch() -> Path:
+        scratches.append(scratch.make_scratch())
         return scratches[-1]
 
     monkeypatch.setattr(cancellable.TaskScope, "add_process", note_process)

@@ -34,9 +34,10 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_is_private_and_goes_with_its_lock(parent: Path) -> None:
-    folder = make_scratch("probe")
+    folder = make_scratch()
     assert folder.parent == parent
-    assert folder.name.startswith("cudal1-probe-")
+    assert "cudal1" not in folder.name
+    assert len(list(parent.iterdir())) == 2
     assert folder.stat().st_mode & 0o077 == 0
     (folder / "file").touch()
     remove_scratch(folder)
@@ -61,7 +62,7 @@ def test_what_a_killed_judge_left_behind_is_removed_and_what_a_living_one_has_is
         judge.wait()
     assert orphan in remove_orphans(orphan.parent)
     assert not orphan.exists()
-    assert not orphan.with_name(orphan.name + ".lock").exists()
+    assert not scratch._find_lock_file(orphan).exists()
     assert own.is_dir()
     remove_scratch(own)
 
@@ -79,7 +80,7 @@ def test_a_process_that_was_forked_and_ends_releases_nothing(parent: Path) -> No
 
 def test_a_link_in_the_place_of_a_lock_is_left_alone(parent: Path) -> None:
     (parent / "precious").mkdir()
-    (parent / "cudal1-judge-x.lock").symlink_to(parent / "precious")
+    (parent / ".cudal1-precious.lock").symlink_to(parent / "precious")
     assert remove_orphans(parent) == []
     assert (parent / "precious").is_dir()
 

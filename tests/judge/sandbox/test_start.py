@@ -51,7 +51,7 @@ def test_processes_that_own_code_starts_may_start_the_gpus_driver_too(
     """CUDA writes into the /proc folder of its process. Inductor's compile workers are processes of
     a child, and ask CUDA.
     """
-    scratch = make_scratch("test")
+    scratch = make_scratch()
     try:
         limits = Limits(torch.device("cuda"), 30.0, trust=trust)  # type: ignore[arg-type]
         make_variables = make_environment(scratch, own=trust == "own", visible_gpu=True)

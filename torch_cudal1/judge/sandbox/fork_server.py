@@ -94,7 +94,7 @@ class ForkServer:
         # SEQPACKET keeps messages apart, so file descriptors arrive with their request.
         self._socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        self._scratch = make_scratch("fork-server")
+        self._scratch = make_scratch()
         self._own, self._visible_gpu = own, visible_gpu
         self._variables = make_environment(self._scratch, own=own, visible_gpu=visible_gpu)
         command = [

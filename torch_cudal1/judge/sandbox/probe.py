@@ -100,7 +100,7 @@ def digest_filters(limits: Limits, level: int) -> str:
 
 
 def _measure_level(limits: Limits, facts: ProbeResult, targets: dict[str, Any]) -> ProbeResult:
-    scratch = make_scratch("probe")
+    scratch = make_scratch()
     try:
         own = limits.trust == "own"
         variables = make_environment(scratch, own=own, visible_gpu=limits.visible_gpu)

@@ -22,13 +22,14 @@ __all__ = ["make_scratch", "remove_orphans", "remove_scratch"]
 
 _ROOMY_BYTES = 8 << 30
 _SHARED_MEMORY = Path("/dev/shm")
-_PREFIX = "cudal1-"
-_LOCK = ".lock"
+# Of lock files. A folder itself has a name as any temporary one: a source learns from its path
+# nothing of who has imported it.
+_PREFIX, _SUFFIX = ".cudal1-", ".lock"
 # Descriptors of lock files, open until `remove_scratch` or until this process ends.
 _locks: dict[Path, int] = {}
 
 
-def make_scratch(purpose: str = "judge") -> Path:
+def make_scratch() -> Path:
     """A new folder that only this user may enter. Raises SandboxError."""
     # Memory, not disk, where there is enough of it: tensors go through this folder.
     try:
@@ -38,7 +39,7 @@ def make_scratch(purpose: str = "judge") -> Path:
         )
         parent = _SHARED_MEMORY if roomy else Path(tempfile.gettempdir())
         _remove_orphans_once(os.getpid())
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=parent))
+        folder = Path(tempfile.mkdtemp(dir=parent))
         # Beside the folder: what runs in it may write there.
         lock = _lock_file(_find_lock_file(folder))
     except OSError as error:
@@ -61,14 +62,14 @@ def remove_orphans(parent: Path) -> list[Path]:
     removed.
     """
     removals: list[Path] = []
-    for path in parent.glob(f"{_PREFIX}*{_LOCK}"):
+    for path in parent.glob(f"{_PREFIX}*{_SUFFIX}"):
         # Another user's, or just removed by another judge.
         with suppress(OSError):
             if path.lstat().st_uid != os.getuid():
                 continue
             lock = _lock_file(path)
             try:
-                folder = path.with_name(path.name.removesuffix(_LOCK))
+                folder = path.with_name(path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
                 shutil.rmtree(folder, ignore_errors=True)
                 path.unlink(missing_ok=True)
                 removals.append(folder)
@@ -89,7 +90,7 @@ def _lock_file(path: Path) -> int:
 
 
 def _find_lock_file(folder: Path) -> Path:
-    return folder.with_name(folder.name + _LOCK)
+    return folder.with_name(f"{_PREFIX}{folder.name}{_SUFFIX}")
 
 
 @cache
