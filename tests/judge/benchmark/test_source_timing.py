@@ -52,6 +52,39 @@ def test_a_slow_first_call_is_measured_again_on_another_instance(
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize(
+    ("measured", "seconds", "batches"),
+    [(1_000, 60.0, 0), (300, 60.0, 2), (0, 60.0, 7), (0, 0.0, 0)],
+)
+def test_some_hundreds_of_calls_are_judged_however_short_the_measurement_was(
+    measured: int, seconds: float, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    class Timer:
+        max_calls, shift, start, held_outputs = 5_000, 0, 3, 0
+
+        def time_batch(self, calls: int) -> None:
+            self.held_outputs = calls
+
+    class Audit:
+        equal_calls = measured
+
+        def shift(self) -> int:
+            return 1
+
+        def judge_batch(self, start: int, shift: int, held_outputs: int) -> None:
+            assert (start, shift) == (3, 1)
+            sizes.append(held_outputs)
+            self.equal_calls += held_outputs
+
+    monkeypatch.setattr(source_timing, "_JUDGED_S", seconds)
+    timer: Any = Timer()
+    audit: Any = Audit()
+    source_timing._judge_more_calls(timer, audit)
+    assert sizes == [64] * batches
+
+
 def test_both_sides_of_a_benchmark_on_a_gpu_launch_from_one_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

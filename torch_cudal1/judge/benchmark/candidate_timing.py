@@ -115,11 +115,14 @@ class OutputAudit:
         )
 
     def check_output(self, start: int, shift: int, held_outputs: int) -> None:
-        """Judge one of the `held_outputs` outputs of calls that began on input set `start`. Raises
-        CandidateFailure("timed_output").
+        """`judge_batch`, if it is due."""
+        if held_outputs and self.is_due():
+            self.judge_batch(start, shift, held_outputs)
+
+    def judge_batch(self, start: int, shift: int, held_outputs: int) -> None:
+        """Judge two of the `held_outputs` outputs of calls that began on input set `start`, and
+        compare the others with them. Raises CandidateFailure("timed_output").
         """
-        if not held_outputs or not self.is_due():
-            return
         # Drawn after the batch has ended: while it runs no candidate can know which of its calls is
         # judged, so it cannot be right in that one only.
         started = time.monotonic()
