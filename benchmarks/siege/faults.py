@@ -263,7 +263,7 @@ KINDS: dict[str, Kind] = {
     "memory by a sum": Kind(_write_rounded_memory),
     "memory by all bytes": Kind(_write_exact_memory, timed=True),
     "a ring of results": Kind(_write_ring),
-    "one call in many": Kind(_write_rare),
+    "one call in many": Kind(_write_rare, timed=True),
     "an input that is stolen": Kind(_write_stolen_input),
     "a wrong gradient": Kind(_write_gradient),
     "no gradient in the first layer": Kind(_write_no_first_layer),

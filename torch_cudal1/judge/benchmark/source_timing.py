@@ -48,7 +48,7 @@ _ROUNDS = 2
 _WIDEN_S = {"cuda": 1.6, "cpu": 5.0}
 # Calls of which the outputs are judged, in batches of so many, and seconds for those that no sample
 # needs.
-_JUDGED_CALLS, _JUDGED_BATCH, _JUDGED_S = 400, 64, 0.5
+_JUDGED_CALLS, _JUDGED_BATCH, _JUDGED_S = 400, 64, 2.0
 
 
 @dataclass

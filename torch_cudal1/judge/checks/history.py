@@ -33,7 +33,7 @@ from torch_cudal1.judge.wire.tensor_bits import all_same_bits
 __all__ = ["CALL_HISTORY", "REPEAT", "check_call_history", "check_repeatability"]
 
 # Seconds of calls at most, and bytes of results that are held meanwhile.
-_SOAK_S = {"fast": 0.2, "standard": 10.0, "strict": 30.0}
+_SOAK_S = {"fast": 0.5, "standard": 10.0, "strict": 30.0}
 _HELD_BYTES = 256 << 20
 _FEWER_OF_PROGRAMS = 30
 _FLIPS = 4
