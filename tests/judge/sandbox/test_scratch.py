@@ -56,10 +56,14 @@ def test_what_a_killed_judge_left_behind_is_removed_and_what_a_living_one_has_is
         assert orphan.is_dir()
         assert orphan.parent in (parent, Path("/tmp"))
         own = make_scratch()
+        os.utime(scratch._find_lock_file(orphan), (0, 0))
         assert remove_orphans(orphan.parent) == []
         assert (orphan / "tensors").exists()
         judge.send_signal(signal.SIGKILL)
         judge.wait()
+    os.utime(scratch._find_lock_file(orphan))
+    assert orphan not in remove_orphans(orphan.parent), "it may be just being made"
+    os.utime(scratch._find_lock_file(orphan), (0, 0))
     assert orphan in remove_orphans(orphan.parent)
     assert not orphan.exists()
     assert not scratch._find_lock_file(orphan).exists()
@@ -73,6 +77,7 @@ def test_a_process_that_was_forked_and_ends_releases_nothing(parent: Path) -> No
     if not pid:
         os._exit(0)
     os.waitpid(pid, 0)
+    os.utime(scratch._find_lock_file(folder), (0, 0))
     assert remove_orphans(parent) == []
     assert folder.is_dir()
     remove_scratch(folder)

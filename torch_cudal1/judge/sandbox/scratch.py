@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch_cudal1.core.errors import SandboxError
 __all__ = ["make_scratch", "remove_orphans", "remove_scratch"]
 
 _ROOMY_BYTES = 8 << 30
+_MIN_AGE_S = 10.0
 _SHARED_MEMORY = Path("/dev/shm")
 # Of lock files. A folder itself has a name as any temporary one: a source learns from its path
 # nothing of who has imported it.
@@ -65,7 +67,9 @@ def remove_orphans(parent: Path) -> list[Path]:
     for path in parent.glob(f"{_PREFIX}*{_SUFFIX}"):
         # Another user's, or just removed by another judge.
         with suppress(OSError):
-            if path.lstat().st_uid != os.getuid():
+            status = path.lstat()
+            # Between its creation and its lock another judge's file is free for a moment.
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _MIN_AGE_S:
                 continue
             lock = _lock_file(path)
             try:
