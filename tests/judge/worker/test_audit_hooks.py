@@ -14,6 +14,8 @@ audit_hooks.watch()
 assert audit_hooks.count_added_hooks() == 0
 open(sys.executable).close()
 assert audit_hooks.count_added_hooks() == 0
+import filelock
+assert audit_hooks.count_added_hooks() == 0, "a package that Inductor imports"
 sys.addaudithook(lambda event, arguments: None)
 assert audit_hooks.count_added_hooks() == 1
 """

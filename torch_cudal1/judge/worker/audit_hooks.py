@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from importlib import import_module
 
 __all__ = ["count_added_hooks", "watch"]
 
@@ -17,6 +18,9 @@ _additions: list[None] = []
 @cache
 def watch() -> None:
     """Count from now on; once in a process."""
+    # filelock adds a hook when it is imported, from Python 3.12 on, and Inductor imports it late:
+    # a candidate that only calls torch.compile would be refused for it.
+    import_module("filelock")
     add = _additions.append
 
     def count_addition(event: str, arguments: tuple[object, ...]) -> None:

@@ -94,7 +94,8 @@ def test_an_argument_that_nothing_else_holds_is_held_by_the_tuple_alone() -> Non
     def count_references(value: object) -> int:
         return sys.getrefcount(value)
 
-    ordinary = count_references(*(object(),))
+    value = object()
+    ordinary = count_references(value)  # the caller's variable stands for the tuple
     assert call_as_main(count_references, (object(),), {}) == ordinary
 
 
