@@ -133,7 +133,9 @@ class ModuleCall:
         return check
 
 
-@pause_gc()
+# What is garbage of a capture is collected later, by the next full collection. A collection at its
+# end would walk through all that Dynamo made and that stays.
+@pause_gc(keeps=True)
 def capture_module_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ModuleCall:

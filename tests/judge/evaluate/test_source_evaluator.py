@@ -103,6 +103,21 @@ def test_a_bad_candidate_is_refused_with_a_named_reason(
     assert word in evaluation.decision.reason
 
 
+@pytest.mark.parametrize(("seconds", "word"), [(0.3, ""), (1e6, "together")])
+def test_validation_ends_within_its_limit(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, word: str
+) -> None:
+    """Whether many checks take long or a single request does."""
+    monkeypatch.setitem(source_evaluator._VALIDATION_LIMIT_S, "fast", 15.0)
+    slow = prepend_statements(f"import time; time.sleep({seconds})")
+    config = SourceEvaluationConfig(Settings(candidate_timeout_s=600.0), Contract(), CPU)
+    with SourceEvaluator(config) as evaluator:
+        decision = evaluator.evaluate(REFERENCE, slow, timed=False).decision
+    assert isinstance(decision, Rejected)
+    assert decision.detector == "resource", decision
+    assert word in decision.reason
+
+
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_candidate_that_reaches_outside_its_process_does_no_harm(
     evaluator: SourceEvaluator, name: str

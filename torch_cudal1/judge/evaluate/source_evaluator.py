@@ -10,6 +10,7 @@ machine cannot evaluate at all. It prints nothing, and writes no file but the GP
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,11 +72,13 @@ __all__ = [
 ]
 
 Progress: TypeAlias = Callable[[str, float | None], None]
-_UNIT_S: Mapping[ProfileName, float] = {
-    "fast": 600,
-    "standard": 1_800,
-    "strict": 7_200,
-}  # a candidate slower than that is not worth it
+# What validation may take, from the start of the processes on. A typical pair takes 5 to 12 s at
+# `fast` on two busy cores (benchmarks/LOG.md).
+_VALIDATION_LIMIT_S: Mapping[ProfileName, float] = {
+    "fast": 300,
+    "standard": 1_200,
+    "strict": 3_600,
+}
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,19 @@ class SourceEvaluation:
 
 @dataclass
 class _Steps:
-    """Reports each step as it begins, and keeps how long each took."""
+    """Reports each step as it begins, and keeps how long each took. `limit_s`: of validation, from
+    now on.
+    """
 
     progress: Progress
+    limit_s: float
     seconds: dict[str, float] = field(default_factory=dict)
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def limit_at(self) -> float:
+        """When validation must have ended, on the monotonic clock."""
+        return self.begin + self.limit_s
 
     @contextmanager
     def run_step(self, name: str, fraction: float | None = None) -> Iterator[None]:
@@ -139,22 +151,17 @@ class _Steps:
 
     def wrap_check(self, check: CheckSpec) -> CheckSpec:
         def run(trial: Trial) -> list[CheckResult]:
-            # Between checks only: a single check has deadlines of its own for each call.
-            spent = sum(self.seconds.values())
-            if spent > _UNIT_S[trial.profile.name]:
-                return [
-                    CheckResult(
-                        "resource",
-                        False,
-                        spent,
-                        _UNIT_S[trial.profile.name],
-                        "seconds of judging so far",
-                    )
-                ]
+            # Between checks for what the reference takes; a request to the candidate ends then, too.
+            if time.monotonic() > self.limit_at:
+                spent_s, reason = time.monotonic() - self.begin, self._describe_limit(check)
+                return [CheckResult("resource", False, spent_s, self.limit_s, reason)]
             with self.run_step(check.label):
                 return check.run(trial)
 
         return replace(check, run=run)
+
+    def _describe_limit(self, check: CheckSpec) -> str:
+        return f"seconds of validation, before {check.label!r}: smaller inputs take less time"
 
 
 class SourceEvaluator:
@@ -203,7 +210,8 @@ class SourceEvaluator:
         child can be had here.
         """
         candidate = SourceCandidate(candidate_text)
-        steps = _Steps(self._progress)
+        profile = profile_for(self.config.profile)
+        steps = _Steps(self._progress, _VALIDATION_LIMIT_S[profile.name])
         # From the text alone: a source that does not parse or defines no `ModelNew` starts no
         # process.
         verdict = Verdict(tuple(check_source_contract(candidate)), self.config.profile)
@@ -221,7 +229,7 @@ class SourceEvaluator:
                         child,
                         loaded.examples,
                     ),
-                    profile=profile_for(self.config.profile),
+                    profile=profile,
                     gradients=self.config.gradients,
                 )
                 evaluation = self._evaluate_loaded(
@@ -240,7 +248,10 @@ class SourceEvaluator:
         verdict: Verdict,
         timed: bool,
     ) -> SourceEvaluation:
+        trial.child.given_up_at = steps.limit_at
         verdict = self._validate(trial, verdict, steps)
+        # The measurement has seconds of its own.
+        trial.child.given_up_at = math.inf
         timing = None
         if verdict.passed and timed:
             self._processes.wait_for_next()  # nothing may start while the clock runs

@@ -295,6 +295,9 @@ class Trial(CandidateCalls):
         """
         # A process made here ends here; `child` belongs to the caller.
         with nullcontext(child) if child else Child(self.child.limits, self.contract) as fresh:
+            # The time that a verdict may take goes on; a child of the caller has its own.
+            if child is None:
+                fresh.given_up_at = self.child.given_up_at
             other = replace(self._forget_results(), child=fresh)
             other.load(other.slot, other.candidate)
             yield other

@@ -17,6 +17,7 @@ is itself killed (SIGKILL), the child dies with it, but its scratch folder stays
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -148,6 +149,8 @@ class Child:
         self.canaries = Tripwires()
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._channel: Channel | None = None
+        # On the monotonic clock: when the caller gives up, however long a request may take.
+        self.given_up_at = math.inf
         try:
             self._start()
             self._greet(contract)
@@ -229,7 +232,8 @@ class Child:
         self._due.append({"verb": verb, **fields})
 
     def call(self, verb: str, *, deadline_s: float | None = None, **fields: Any) -> dict[str, Any]:
-        """Send a request and wait at most `deadline_s` seconds for its answer.
+        """Send a request and wait at most `deadline_s` seconds for its answer, and not beyond
+        `given_up_at`.
 
         Raises CandidateFailure for an error, a wrong frame, the child's death or no answer in time.
         """
@@ -241,8 +245,11 @@ class Child:
         nonce = secrets.token_hex(8)
         # Emptied first: a request that fails is not sent again.
         due, self._due = self._due, []
-        deadline = time.monotonic() + (self.limits.deadline_s if deadline_s is None else deadline_s)
+        deadline_s = self.limits.deadline_s if deadline_s is None else deadline_s
+        deadline = min(time.monotonic() + deadline_s, self.given_up_at)
         try:
+            if time.monotonic() >= self.given_up_at:
+                raise TimeoutError
             self._channel.send(
                 {"verb": verb, "nonce": nonce, "due": due, **fields}, deadline=deadline
             )
@@ -254,9 +261,12 @@ class Child:
             # `close`, which deletes the log.
             tail = self._quote_log_tail()
             self.close()
-            raise CandidateFailure(
-                verb, f"no answer within its deadline; killed{tail}", "resource"
-            ) from None
+            reason = (
+                "all requests together took longer than they may"
+                if deadline == self.given_up_at
+                else "no answer within its deadline"
+            )
+            raise CandidateFailure(verb, f"{reason}; killed{tail}", "resource") from None
         except EOFError:
             # The exit status says more than the end of the stream.
             raise self._explain_death(verb) from None
