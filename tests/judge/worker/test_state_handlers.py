@@ -83,6 +83,7 @@ def soak(
     *,
     calls: int = 400,
     budget_s: float = 60.0,
+    least: int = 0,
     held_bytes: int = 1 << 20,
 ) -> tuple[int, list[tuple[int, float]]]:
     """The number of calls, and the distinct results as pairs of input set and value."""
@@ -95,6 +96,8 @@ def soak(
         sets=["first", "second"],
         calls=calls,
         budget_s=budget_s,
+        least=least,
+        least_s=60.0,
         held_bytes=held_bytes,
         path=str(path / "soak"),
     )
@@ -106,12 +109,19 @@ def soak(
     )
 
 
-@pytest.mark.parametrize(("calls", "budget_s", "expected"), [(50, 60.0, 50), (5, 0.0, 0)])
+@pytest.mark.parametrize(
+    ("calls", "budget_s", "least", "expected"),
+    [(50, 60.0, 0, 50), (5, 0.0, 0, 0), (70, 0.0, 50, 50)],
+    ids=["its calls", "its time", "the least"],
+)
 def test_a_soak_ends_with_its_calls_or_its_time(
-    session: Session, tmp_path: Path, calls: int, budget_s: float, expected: int
+    session: Session, tmp_path: Path, calls: int, budget_s: float, least: int, expected: int
 ) -> None:
     count, results = soak(
-        session, lambda inputs: [inputs[0] + 1], tmp_path, calls=calls, budget_s=budget_s
+        *(session, lambda inputs: [inputs[0] + 1], tmp_path),
+        calls=calls,
+        budget_s=budget_s,
+        least=least,
     )
     assert count == expected
     assert results == [(0, 2.0), (1, 3.0)][: 2 * bool(expected)]
@@ -154,6 +164,7 @@ def test_a_soak_holds_no_more_than_it_may(session: Session, tmp_path: Path) -> N
     session.slots[SLOT] = run
     session.sets["set"] = []
     fields = {"slot": SLOT, "sets": ["set"], "calls": 50, "budget_s": 60.0}
+    fields |= {"least": 0, "least_s": 60.0}
     answer = call(session, "soak", held_bytes=10 << 10, path=str(tmp_path / "soak"), **fields)
     assert len(answer["found"]) == 1
     assert most in (10, 11)

@@ -156,7 +156,17 @@ def _serve_requests(child: Child) -> None:
         ("reread", {"index": 0}),
         ("reread", {"name": "first", "positions": [0]}),
         ("reenter", {"jobs": [["candidate", "first"]] * 2, "calls": 4}),
-        ("soak", {"sets": ["first"], "calls": 2, "budget_s": 1.0, "held_bytes": 1 << 20}),
+        (
+            "soak",
+            {
+                "sets": ["first"],
+                "calls": 2,
+                "budget_s": 1.0,
+                "least": 0,
+                "least_s": 1.0,
+                "held_bytes": 1 << 20,
+            },
+        ),
         ("surroundings", {"tables": True}),
         ("warm", {"a": "candidate", "b": "candidate", "sets": ["first", "second"]}),
         ("look", {"sets": ["first"]}),

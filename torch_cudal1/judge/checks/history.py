@@ -34,6 +34,9 @@ __all__ = ["CALL_HISTORY", "REPEAT", "check_call_history", "check_repeatability"
 
 # Seconds of calls at most, and bytes of results that are held meanwhile.
 _SOAK_S = {"fast": 0.5, "standard": 10.0, "strict": 30.0}
+# So many calls are made however slow they are, within `_LEAST_S`: on a busy machine half a second is
+# 15 calls of a convolution, fewer than a ring of 16 or 64 buffers has.
+_LEAST_CALLS, _LEAST_S = 100, 30.0
 _HELD_BYTES = 256 << 20
 _FEWER_OF_PROGRAMS = 30
 _FLIPS = 4
@@ -186,6 +189,8 @@ def _compare_each_of_many(trial: Trial, first: InputSet, other: InputSet) -> lis
         # A Program has no state that could change from call to call.
         calls=trial.profile.soak // (1 if get_source_reference(trial) else _FEWER_OF_PROGRAMS),
         budget_s=budget_s,
+        least=_LEAST_CALLS,
+        least_s=max(budget_s, _LEAST_S),
         held_bytes=_HELD_BYTES,
         deadline_s=budget_s + 600,
     )

@@ -91,20 +91,24 @@ def _scribble(session: Session, request: Request) -> Answer:
 
 
 def _soak(session: Session, request: Request) -> Answer:
-    """Call a slot up to `calls` times on input sets in random order, for at most `budget_s` seconds,
-    and hold the outputs while they fit into `held_bytes`.
+    """Call a slot up to `calls` times on input sets in random order, for at most `budget_s` seconds
+    or until `least` calls are made, which may take `least_s`. Hold the outputs while they fit into
+    `held_bytes`.
 
     Writes to a file the distinct outputs for each input set, those that changed while they were
     held included; none that are larger than `held_bytes`. `found` in the answer: [number of the
     set, number of outputs] for each, in the order of the file.
     """
     run, sets = session.slots[request["slot"]], [session.sets[name] for name in request["sets"]]
-    ends, most_bytes = time.monotonic() + float(request["budget_s"]), int(request["held_bytes"])
+    begin, most_bytes = time.monotonic(), int(request["held_bytes"])
     distinct = _DistinctOutputs(len(sets), most_bytes)
     recent: deque[tuple[int, Outputs]] = deque()
     held_bytes = calls = 0
     with torch.no_grad():
-        while calls < int(request["calls"]) and time.monotonic() < ends:
+        while calls < int(request["calls"]):
+            limit_s = request["least_s" if calls < int(request["least"]) else "budget_s"]
+            if time.monotonic() - begin >= float(limit_s):
+                break
             # A ring of buffers would otherwise give each of them the values that it has.
             number = _draw_below(len(sets))
             outputs = list(run(sets[number]))
