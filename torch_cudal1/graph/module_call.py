@@ -133,9 +133,7 @@ class ModuleCall:
         return check
 
 
-# What is garbage of a capture is collected later, by the next full collection. A collection at its
-# end would walk through all that Dynamo made and that stays.
-@pause_gc(keeps=True)
+@pause_gc()
 def capture_module_call(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> ModuleCall:
