@@ -181,15 +181,16 @@ def _compare_each_of_many(trial: Trial, first: InputSet, other: InputSet) -> lis
     if not samples:
         return []
     budget_s = _SOAK_S[trial.profile.name]
+    is_source = get_source_reference(trial) is not None
     # Both must be in the child: the calls are made there without messages between.
     trial.ensure_present(*samples)
     answer, flat = trial.fetch(
         "soak",
         sets=[sample.name for sample in samples],
         # A Program has no state that could change from call to call.
-        calls=trial.profile.soak // (1 if get_source_reference(trial) else _FEWER_OF_PROGRAMS),
+        calls=trial.profile.soak // (1 if is_source else _FEWER_OF_PROGRAMS),
         budget_s=budget_s,
-        least=_LEAST_CALLS,
+        least=_LEAST_CALLS if is_source else 0,
         least_s=max(budget_s, _LEAST_S),
         held_bytes=_HELD_BYTES,
         deadline_s=budget_s + 600,
