@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,13 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
 from torch_cudal1.judge.evaluate.source_evaluator import SourceEvaluationConfig, SourceEvaluator
+from torch_cudal1.judge.sandbox.fork_server import ForkServer
 
-__all__ = ["main", "summarise"]
+__all__ = ["keep_cores_busy", "main", "summarise"]
 
 _ORDER = ("fast", "standard", "strict")
-_PRINTED = ("number", "kind", "subject", "refused_by", "seconds")
+_PRINTED = ("number", "kind", "subject", "is_twin", "refused_by", "seconds")
+_OPTIONS = ("profile", "device", "first", "count", "sides", "rounds", "busy", "forked")
 # Checks that say a candidate is slow, or that nothing can be said of it: no reason to refuse a twin.
 _NO_FAULT = frozenset({"timing", "unstable", "jump", "inputs"})
 
@@ -39,39 +44,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     rows: list[dict[str, Any]] = []
-    end = time.monotonic() + args.total_limit_s
-    names = list(args.kinds)
-    for number in range(args.first, args.first + args.count):
-        if time.monotonic() > end:
-            break
-        kind = names[number % len(names)]
-        mutant = make_mutant(kind, number)
-        row = _judge_mutant(mutant, number, args)
-        rows.append(row)
-        print(json.dumps({key: row[key] for key in _PRINTED}), flush=True)
-        if args.twins and mutant.twin is not None:
-            rows.append(_judge_twin(mutant, number, args))
-        options = {"profile": args.profile, "device": args.device, "count": args.count}
-        document = report.make_document("siege", options, rows, environment=report.environment())
-        report.save(args.out, {**document, "summary": summarise(rows)})
+    options = {name: getattr(args, name) for name in _OPTIONS}
+    environment = report.environment()
+    with keep_cores_busy(args.busy), ForkServer() if args.forked else nullcontext() as fork_server:
+        for row in _judge_all(args, fork_server):
+            rows.append(row)
+            print(json.dumps({key: row[key] for key in _PRINTED}), flush=True)
+            document = report.make_document("siege", options, rows, environment=environment)
+            report.save(args.out, {**document, "summary": summarise(rows)})
     print(json.dumps(summarise(rows), indent=1))
     return int(any((row["got_in"] and row["is_promised"]) or row["twin_refused"] for row in rows))
 
 
-def _judge_mutant(mutant: Mutant, number: int, args: argparse.Namespace) -> dict[str, Any]:
-    row = _judge(mutant, mutant.text, number, args)
-    row |= {"is_twin": False, "got_in": not row["refused_by"], "twin_refused": False}
-    return row | ({"text": mutant.text} if row["got_in"] else {})
+@contextmanager
+def keep_cores_busy(count: int) -> Iterator[None]:
+    """`count` processes compute for nothing within the block."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
 
 
-def _judge_twin(mutant: Mutant, number: int, args: argparse.Namespace) -> dict[str, Any]:
-    assert mutant.twin is not None
-    row = _judge(mutant, mutant.twin, number, args)
-    row |= {"is_twin": True, "got_in": False, "twin_refused": bool(row["refused_by"])}
-    return row | ({"text": mutant.twin} if row["twin_refused"] else {})
+def _judge_all(
+    args: argparse.Namespace, fork_server: ForkServer | None
+) -> Iterator[dict[str, Any]]:
+    end = time.monotonic() + args.total_limit_s
+    names = list(args.kinds)
+    for _ in range(args.rounds):
+        for number in range(args.first, args.first + args.count):
+            mutant = make_mutant(names[number % len(names)], number)
+            for is_twin, text in ((False, mutant.text), (True, mutant.twin)):
+                if args.sides == ("mutants" if is_twin else "twins") or text is None:
+                    continue
+                if time.monotonic() > end:
+                    return
+                row = _judge(mutant, text, args, fork_server)
+                refused = bool(row["refused_by"])
+                row |= {"number": number, "is_twin": is_twin}
+                row |= {"got_in": not (refused or is_twin), "twin_refused": refused and is_twin}
+                yield row | ({"text": text} if row["got_in"] or row["twin_refused"] else {})
 
 
-def _judge(mutant: Mutant, text: str, number: int, args: argparse.Namespace) -> dict[str, Any]:
+def _judge(
+    mutant: Mutant, text: str, args: argparse.Namespace, fork_server: ForkServer | None
+) -> dict[str, Any]:
     begin = time.monotonic()
     failed: list[CheckResult] = []
     config = SourceEvaluationConfig(
@@ -81,7 +99,7 @@ def _judge(mutant: Mutant, text: str, number: int, args: argparse.Namespace) -> 
         profile=args.profile,
     )
     try:
-        with SourceEvaluator(config) as evaluator:
+        with SourceEvaluator(config, fork_server=fork_server) as evaluator:
             evaluation = evaluator.evaluate(
                 mutant.subject.write_reference(), text, timed=KINDS[mutant.kind].timed
             )
@@ -93,7 +111,6 @@ def _judge(mutant: Mutant, text: str, number: int, args: argparse.Namespace) -> 
     except SandboxError as error:
         failed = [CheckResult("run", False, detail=str(error))]
     return {
-        "number": number,
         "kind": mutant.kind,
         "subject": mutant.subject.name,
         "damage": mutant.damage,
@@ -107,8 +124,8 @@ def _judge(mutant: Mutant, text: str, number: int, args: argparse.Namespace) -> 
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By kind how many mutants were tried and how many got in, and the honest twins that were
-    refused.
+    """By kind how many mutants were tried and how many got in, and how often honest twins were
+    judged and refused.
     """
     mutants = [row for row in rows if not row["is_twin"]]
     kinds: dict[str, Any] = {}
@@ -116,11 +133,15 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         kind = kinds.setdefault(row["kind"], {"tried": 0, "got_in": 0})
         kind["tried"] += 1
         kind["got_in"] += row["got_in"]
+    promised = [row for row in mutants if row["is_promised"]]
     return {
         "mutants": len(mutants),
         "got_in": sum(row["got_in"] for row in mutants),
+        "promised": len(promised),
+        "promised_got_in": sum(row["got_in"] for row in promised),
         "twins": len(rows) - len(mutants),
         "twins_refused": sum(row["twin_refused"] for row in rows),
+        "median_s": statistics.median(row["seconds"] for row in rows) if rows else None,
         "kinds": kinds,
     }
 
@@ -134,7 +155,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--first", type=int, default=0, help="number of the first")
     add("--profile", choices=_ORDER, default="fast")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--twins", action="store_true", help="judge the honest twins too")
+    add("--sides", choices=("mutants", "twins", "both"), default="mutants", help="what is judged")
+    add("--rounds", type=int, default=1, help="how often all of them are judged")
+    add("--busy", type=int, default=0, metavar="N", help="processes that keep cores busy meanwhile")
+    add("--forked", action="store_true", help="fork the judge's processes: starts take less time")
     add("--total-limit-s", type=float, default=3600.0, help="of all of them")
     return parser
 

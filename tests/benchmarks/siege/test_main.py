@@ -5,25 +5,66 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.siege.__main__ import main, summarise
+import pytest
+
+from benchmarks.siege import __main__ as siege
+from benchmarks.siege.__main__ import keep_cores_busy, main, summarise
+from benchmarks.siege.faults import Mutant
+
+
+def list_children() -> set[str]:
+    threads = Path("/proc/self/task").iterdir()
+    return {pid for thread in threads for pid in (thread / "children").read_text().split()}
+
+
+ARGUMENTS = ["--kinds", "train mode", "--count", "1", "--device", "cpu", "--forked"]
 
 
 def test_mutants_are_judged_and_their_twins_pass(tmp_path: Path) -> None:
     out = tmp_path / "siege.json"
-    arguments = ["--kinds", "train mode", "--count", "1", "--twins", "--device", "cpu"]
-    assert main([*arguments, "--out", str(out)]) == 0
+    assert main([*ARGUMENTS, "--sides", "both", "--out", str(out)]) == 0
     document = json.loads(out.read_text())
     mutant, twin = document["rows"]
     assert (mutant["kind"], mutant["got_in"], twin["twin_refused"]) == ("train mode", False, False)
     assert mutant["refused_by"]
     assert "text" not in mutant
+    assert document["options"]["sides"] == "both"
+    assert document["summary"].pop("median_s") > 0
     assert document["summary"] == {
         "mutants": 1,
         "got_in": 0,
+        "promised": 1,
+        "promised_got_in": 0,
         "twins": 1,
         "twins_refused": 0,
         "kinds": {"train mode": {"tried": 1, "got_in": 0}},
     }
+
+
+@pytest.mark.parametrize("sides", ["mutants", "twins"])
+def test_one_side_is_judged_in_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sides: str
+) -> None:
+    def judge(mutant: Mutant, text: str, *_: object) -> dict[str, object]:
+        assert text == (mutant.text if sides == "mutants" else mutant.twin)
+        return {"kind": "", "subject": "", "is_promised": True, "refused_by": "a", "seconds": 1.0}
+
+    monkeypatch.setattr(siege, "_judge", judge)
+    out = tmp_path / "siege.json"
+    status = main([*ARGUMENTS[:-1], "--sides", sides, "--rounds", "3", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["number"] for row in rows] == [0, 0, 0]
+    assert [row["is_twin"] for row in rows] == 3 * [sides == "twins"]
+    # A refused mutant is as it shall be, and a refused twin is kept with its text.
+    assert status == (sides == "twins")
+    assert [("text" in row) for row in rows] == 3 * [sides == "twins"]
+
+
+def test_cores_are_kept_busy_within_the_block() -> None:
+    own = list_children()
+    with keep_cores_busy(2):
+        assert len(list_children() - own) == 2
+    assert list_children() == own
 
 
 def test_a_summary_counts_by_kind() -> None:
@@ -32,10 +73,14 @@ def test_a_summary_counts_by_kind() -> None:
         for kind, got_in in (("a", True), ("a", False), ("b", False))
     ]
     rows.append({"kind": "a", "is_twin": True, "got_in": False, "twin_refused": True})
+    rows = [{**row, "is_promised": row["kind"] == "b", "seconds": 2.0} for row in rows]
     assert summarise(rows) == {
         "mutants": 3,
         "got_in": 1,
+        "promised": 1,
+        "promised_got_in": 0,
         "twins": 1,
         "twins_refused": 1,
+        "median_s": 2.0,
         "kinds": {"a": {"tried": 2, "got_in": 1}, "b": {"tried": 1, "got_in": 0}},
     }

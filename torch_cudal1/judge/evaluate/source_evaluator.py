@@ -61,6 +61,7 @@ from torch_cudal1.judge.reference.source_reference import (
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.sandbox.confinement_level import Confinement
+from torch_cudal1.judge.sandbox.fork_server import ForkServer
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = [
@@ -169,7 +170,8 @@ class SourceEvaluator:
     manager.
 
     `ahead`: start the next candidate's process while this one's is judged (never while it is
-    timed); for many candidates.
+    timed); for many candidates. `fork_server`: forks all processes, which then share one address
+    layout: for candidates of which nothing is stored.
     """
 
     def __init__(
@@ -178,11 +180,17 @@ class SourceEvaluator:
         progress: Progress | None = None,
         *,
         ahead: bool = False,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.config = config
         self._progress: Progress = progress or (lambda step, fraction: None)
         self._processes = SourceProcesses(
-            config.settings, config.contract, config.device, trust=config.trust, ahead=ahead
+            config.settings,
+            config.contract,
+            config.device,
+            trust=config.trust,
+            ahead=ahead,
+            fork_server=fork_server,
         )
 
     def __enter__(self) -> SourceEvaluator:

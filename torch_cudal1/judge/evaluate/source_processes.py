@@ -18,6 +18,7 @@ from torch_cudal1.judge.evaluate.source_baselines import Baselines
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import SourceReference, read_reference
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, make_limits
+from torch_cudal1.judge.sandbox.fork_server import ForkServer
 from torch_cudal1.judge.sandbox.limits import Trust
 
 __all__ = ["RunningReference", "SourceProcesses"]
@@ -38,7 +39,7 @@ class SourceProcesses:
     """The reference's process, and one for each candidate.
 
     `trust`: in the reference; a candidate is never trusted. `ahead`: start the next candidate's
-    process while this one's is in use.
+    process while this one's is in use. `fork_server`: forks them all; None: new interpreters.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class SourceProcesses:
         *,
         trust: Trust,
         ahead: bool,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self._settings, self._contract, self._device = settings, contract, device
-        self._trust, self._ahead = trust, ahead
+        self._trust, self._ahead, self._fork_server = trust, ahead, fork_server
         # Linux kills a child with the thread that started it: these threads live as long as this
         # object. Two, so that the candidate's and the reference's process start at the same time.
         self._pool = ThreadPoolExecutor(2, "cudal1-judge")
@@ -122,6 +124,7 @@ class SourceProcesses:
             Child,
             make_limits(self._settings, self._device, trust=trust),
             self._contract,
+            fork_server=self._fork_server,
         )
 
     def _close_reference(self) -> None:
