@@ -97,3 +97,16 @@ def test_without_a_place_for_it_there_is_no_folder(
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(parent / "absent"))
     with pytest.raises(SandboxError, match="no scratch folder"):
         make_scratch()
+
+
+def test_a_folder_that_gets_no_lock_is_removed(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> int:
+        raise OSError(f"no lock for {path.name}")
+
+    monkeypatch.setattr(scratch, "_lock_file", refuse)
+    before = set(parent.iterdir())
+    with pytest.raises(SandboxError, match="no lock for"):
+        make_scratch()
+    assert set(parent.iterdir()) == before

@@ -70,6 +70,23 @@ def test_silence_ends_at_the_deadline_and_a_hang_up_is_seen(
         channel.receive()
 
 
+def test_a_peer_that_does_not_read_is_past_the_deadline(
+    ends: tuple[Channel, socket.socket],
+) -> None:
+    channel, _ = ends
+    with pytest.raises(TimeoutError):
+        channel.send({"text": "x" * (32 << 20)}, deadline=time.monotonic() + 0.2)
+    with pytest.raises(TimeoutError):
+        channel.send({}, deadline=time.monotonic())
+
+
+def test_a_send_to_nobody_is_no_timeout(ends: tuple[Channel, socket.socket]) -> None:
+    channel, other = ends
+    other.close()
+    with pytest.raises(SandboxError, match="sending"):
+        channel.send({}, deadline=time.monotonic() + 5)
+
+
 def test_every_layout_survives(tmp_path: Path) -> None:
     tensors = [
         torch.randn(3, 4).t(),

@@ -248,8 +248,6 @@ class Child:
         deadline_s = self.limits.deadline_s if deadline_s is None else deadline_s
         deadline = min(time.monotonic() + deadline_s, self.given_up_at)
         try:
-            if time.monotonic() >= self.given_up_at:
-                raise TimeoutError
             self._channel.send(
                 {"verb": verb, "nonce": nonce, "due": due, **fields}, deadline=deadline
             )

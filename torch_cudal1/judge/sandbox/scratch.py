@@ -42,11 +42,15 @@ def make_scratch() -> Path:
         parent = _SHARED_MEMORY if roomy else Path(tempfile.gettempdir())
         _remove_orphans_once(os.getpid())
         folder = Path(tempfile.mkdtemp(dir=parent))
-        # Beside the folder: what runs in it may write there.
-        lock = _lock_file(_find_lock_file(folder))
+        try:
+            # Beside the folder: what runs in it may write there.
+            _locks[folder] = _lock_file(_find_lock_file(folder))
+        except BaseException:
+            # Without a lock file no later judge would know whose it is.
+            folder.rmdir()
+            raise
     except OSError as error:
         raise SandboxError("starting", f"no scratch folder: {error}") from error
-    _locks[folder] = lock
     return folder
 
 

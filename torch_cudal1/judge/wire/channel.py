@@ -79,8 +79,8 @@ class Channel:
         self._sock = sock
 
     def send(self, message: Mapping[str, Any], *, deadline: float | None = None) -> None:
-        """Write one frame before `deadline` (seconds of `time.monotonic()`). Raises SandboxError
-        when the peer is gone or does not read.
+        """Write one frame before `deadline` (seconds of `time.monotonic()`). Raises TimeoutError past
+        it, as when the peer does not read, and SandboxError when the peer is gone.
         """
         body = json.dumps(message).encode()
         if len(body) > MAX_FRAME_BYTES:
@@ -92,6 +92,8 @@ class Channel:
             # end.
             self._wait_until(deadline)
             self._sock.sendall(_HEADER.pack(len(body)) + body)
+        except TimeoutError:
+            raise
         except OSError as error:
             raise SandboxError("sending", f"{type(error).__name__}: {error}") from error
 
