@@ -18,13 +18,14 @@ from torch_cudal1.core import telemetry
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests that need no quick tier do not wait for it: a miss runs the baseline unless a test says
-    otherwise.
+    otherwise. What one process of a test decides, the next must find, however busy the machine is.
 
     Of a run with several workers: what Inductor finds out about vector instructions holds for every
     process of the run. It compiles and loads a file for each kind, in each process with an empty cache of Inductor's: 8
     s of a CPU.
     """
     os.environ.setdefault("TORCH_CUDAL1_ON_MISS", "baseline")
+    os.environ.setdefault("TORCH_CUDAL1_REMEASURE", "false")
     if (
         getattr(config.option, "numprocesses", None)
         and not hasattr(config, "workerinput")

@@ -16,8 +16,7 @@ import cudal1
 from tests.api.scripted_trial import make_summary
 from tests.entries import Change, add_one_to_output, entry_for, same
 from tests.ir.stacks import ROWS, WIDTH, capture_region, make_stack
-from torch_cudal1.api import quick_tier
-from torch_cudal1.api.graphs import quick_decision
+from torch_cudal1.api.graphs import open_decisions, quick_decision
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
@@ -97,7 +96,7 @@ def test_what_is_not_known_or_no_better_is_refused(
 def script_speedup(speedup: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every contender's measured speed-up over the one before."""
     monkeypatch.setattr(
-        quick_tier,
+        open_decisions,
         "end_to_end_benchmark",
         lambda *_, **__: make_summary(speedup, speedup, speedup),
     )
@@ -161,7 +160,7 @@ def test_decided_blocks_that_are_slower_do_not_run(
         return make_summary(speedup, speedup, speedup)
 
     speedups = iter((2.0, 0.5) if door == "accelerate" else (0.5, 0.5))
-    monkeypatch.setattr(quick_tier, "end_to_end_benchmark", benchmark)
+    monkeypatch.setattr(open_decisions, "end_to_end_benchmark", benchmark)
     run_untuned(door, tmp_path)
     assert next(speedups, None) is None
     assert read_stored_origin(tmp_path) == "baseline"

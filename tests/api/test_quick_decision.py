@@ -15,8 +15,7 @@ from torch import nn
 from tests.api.scripted_trial import make_summary
 from tests.api.test_quick_tier_gpu import Deep
 from tests.ir.stacks import ROWS, WIDTH
-from torch_cudal1.api import quick_tier
-from torch_cudal1.api.graphs import quick_decision
+from torch_cudal1.api.graphs import open_decisions, quick_decision
 from torch_cudal1.api.signatures.recalled_capture import CaptureRecord
 from torch_cudal1.core import telemetry
 from torch_cudal1.ir.schedule import REGIONAL
@@ -38,7 +37,7 @@ def compile_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def script_speedup(speedup: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What eager's measured speed-up over the blocks will be, in every benchmark."""
     monkeypatch.setattr(
-        quick_tier,
+        open_decisions,
         "end_to_end_benchmark",
         lambda *_, **__: make_summary(speedup, speedup, speedup),
     )

@@ -19,6 +19,7 @@ from torch import nn
 import cudal1
 from tests.api.scripted_trial import make_summary
 from torch_cudal1.api import quick_tier
+from torch_cudal1.api.graphs import open_decisions
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
@@ -102,7 +103,7 @@ def decide(
         return Contender(schedule, (quarantined or {}).get(schedule, ""))
 
     built: list[str] = []
-    monkeypatch.setattr(quick_tier, "end_to_end_benchmark", benchmark)
+    monkeypatch.setattr(open_decisions, "end_to_end_benchmark", benchmark)
     monkeypatch.setattr(quick_tier, "list_quick_schedules", lambda *_, **__: list(schedules))
     with torch.no_grad():
         regions = capture_regions(Net().eval(), (X,))
@@ -381,7 +382,7 @@ def test_the_backend_runs_the_fastest_and_the_next_process_does_not_measure(
     dynamo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ratios = iter([make_summary(1.5, 1.5, 1.5)])
-    monkeypatch.setattr(quick_tier, "end_to_end_benchmark", lambda *_, **__: next(ratios))
+    monkeypatch.setattr(open_decisions, "end_to_end_benchmark", lambda *_, **__: next(ratios))
     options = {"on_miss": "quick", "cache_dir": tmp_path, "strictness": "error"}
     with torch.no_grad():
         for _ in range(2):

@@ -15,8 +15,8 @@ import torch
 from torch_cudal1.__main__ import main
 from torch_cudal1.cli.commands import demo, doctor, end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import Model
-from torch_cudal1.cli.machine_load import LoadSample
 from torch_cudal1.core.errors import CacheMissError
+from torch_cudal1.core.machine_load import LoadSample
 from torch_cudal1.core.report import Explanation, RegionReport
 
 REGION = RegionReport(

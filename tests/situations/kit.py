@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 import torch_cudal1
 from tests.entries import plant, plant_regions
-from torch_cudal1.api import module_trial, pieces, quick_tier
+from torch_cudal1.api import module_trial, pieces
 from torch_cudal1.api.backend import cudal1
+from torch_cudal1.api.graphs import open_decisions
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.graph.capture import trace
 from torch_cudal1.graph.captured import capture_regions
@@ -188,7 +189,7 @@ def _check_quick_tier(
     scene: Scene, expected: Any, door: str, cache_dir: Path, *, trains: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        for module in (quick_tier, module_trial):
+        for module in (open_decisions, module_trial):
             patched.setattr(module, "end_to_end_benchmark", measure_as_faster)
         patched.setattr("torch._inductor.compile_fx.compile_fx", compile_to_same)
         opened = QuickDoor(cache_dir, backend=door == "quick backend")

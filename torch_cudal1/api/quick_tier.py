@@ -4,14 +4,15 @@ benchmarked in the user's process, and the fastest stays.
 The contenders are the graphs under the schedules of `search.quick`, each against the fastest so
 far, beginning with the module's own forward, and for a deep model what searches for its blocks have
 left in the cache, be it those of another model. A training step is measured as a whole, as after a
-search. What was decided is stored, so that the next process does not repeat it.
+search. What was decided is stored, so that the next process does not repeat it, but for what a busy
+machine left open (`api.graphs.open_decisions`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,8 +22,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from torch_cudal1.api.contenders import ServedCall
-from torch_cudal1.api.end_to_end import end_to_end_benchmark, format_speedup, list_summary_facts
+from torch_cudal1.api.end_to_end import format_speedup, list_summary_facts
 from torch_cudal1.api.gradients.training_step import MIN_SPEEDUP_BEYOND_NOISE
+from torch_cudal1.api.graphs.open_decisions import (
+    MEASURED_AGAIN,
+    OpenCount,
+    benchmark_quickly,
+)
 from torch_cudal1.api.module_trial import EndToEndDecision, ModuleTrial, remember_decision
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import NotLowerableError
@@ -34,7 +40,7 @@ from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
 from torch_cudal1.search.attention_choice import AttentionChoice, choose_attention
 from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
-from torch_cudal1.search.tune import Choice, compose_known_blocks
+from torch_cudal1.search.tune import Choice, compose_known_blocks, make_end_to_end_name
 from torch_cudal1.store.cache.resolve import resolve
 from torch_cudal1.store.context import TuneContext
 
@@ -54,8 +60,6 @@ __all__ = [
 # A callable of this type takes the graph's inputs one by one.
 GraphCall: TypeAlias = Callable[..., Any]
 
-# Seconds of one benchmark. There are up to three, and the first answer waits for them.
-BENCHMARK_S = 0.6
 # The first call of a graphed callable runs it directly, the second captures it.
 CALLS_UNTIL_STEADY = 3
 # A schedule replaces a simpler one that is faster than the own forward only beyond this.
@@ -81,6 +85,8 @@ class _Standing:
     medians_us: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    # Whether a busy machine left open which of two is the faster.
+    is_open: bool = False
 
     def compare(
         self,
@@ -93,16 +99,15 @@ class _Standing:
         """Benchmark another contender's step against the fastest; it takes that place if it is
         faster beyond noise.
         """
-        summary = end_to_end_benchmark(
-            self.step, step, context.device, budget_s=BENCHMARK_S, max_attempts=1
-        )
+        needed = MIN_SPEEDUP_BEYOND_NOISE if self.call is None else MIN_SPEEDUP_OVER_SIMPLER
+        summary, is_open = benchmark_quickly(self.step, step, context.device, needed)
+        self.is_open |= is_open
         over = "the own forward" if self.call is None else self.name
         self.medians_us.setdefault(self.name, summary.a_us)
         self.medians_us[name] = summary.b_us
         self.notes.append(f"{name} is {format_speedup(summary)} of {over}")
         key, facts = choices[0].region.key, list_summary_facts(summary)
-        telemetry.record("judge", "quick", key, contender=name, over=over, **facts)
-        needed = MIN_SPEEDUP_BEYOND_NOISE if self.call is None else MIN_SPEEDUP_OVER_SIMPLER
+        telemetry.record("judge", "quick", key, contender=name, over=over, open=is_open, **facts)
         if summary.speedup >= needed:
             self.name, self.choices, self.call, self.step = name, choices, call, step
 
@@ -165,13 +170,29 @@ def choose_schedule(
         composed = choose_decided_blocks(regions, context, writes=writes)
         if composed is not None:
             compare(DECIDED_BLOCKS, composed, None)
-    choices = store_quick_choices(standing.choices, context, standing.medians_us, standing.failures)
+    return _keep_fastest(standing, context)
+
+
+def _keep_fastest(
+    standing: _Standing, context: TuneContext
+) -> tuple[tuple[Choice, ...], EndToEndDecision]:
+    """The fastest, stored for later processes unless a busy machine left it open."""
+    open_count = OpenCount.read(make_end_to_end_name(standing.choices), context)
+    is_kept = not (standing.is_open and open_count.may_grow)
+    choices = store_quick_choices(
+        standing.choices, context, standing.medians_us, standing.failures, is_kept=is_kept
+    )
     winner = "eager" if standing.call is None else "cudal1"
     if standing.call is not None:
         # The last one that was built stands in the trace that all contenders share.
         standing.call.filled.fill()
-    remember_decision(winner, standing.note, choices, context)
-    return choices, EndToEndDecision(winner, standing.note, standing.call)
+    note = standing.note
+    if is_kept:
+        remember_decision(winner, note, choices, context)
+    else:
+        note = f"{note}; {MEASURED_AGAIN}"
+        open_count.grow()
+    return choices, EndToEndDecision(winner, note, standing.call)
 
 
 def choose_decided_blocks(
@@ -204,12 +225,14 @@ def choose_for_step(regions: Sequence[Region], context: TuneContext) -> tuple[Ch
 @dataclass(frozen=True)
 class GraphCallDecision:
     """What runs for a graph of torch.compile, its callable (None: plain Inductor, not built here),
-    and the microseconds of the contenders that were benchmarked.
+    the microseconds of the contenders that were benchmarked, and whether a busy machine left open
+    which is the fastest.
     """
 
     runs: str
     call: GraphCall | None = None
     medians_us: Mapping[str, float] = field(default_factory=dict)
+    is_open: bool = False
 
 
 def choose_graph_call(
@@ -228,7 +251,6 @@ def choose_graph_call(
     names = list(contenders)
     if not names:
         return GraphCallDecision("inductor")
-    medians_us: dict[str, float] = {}
     # A backend is called while Dynamo traces: with its fake mode the calls would run on no data.
     with (
         tracing(None),
@@ -237,35 +259,46 @@ def choose_graph_call(
         preserve_random_state(),
         _put_back_written([inputs[position] for position in sorted(written)]) as put_back_positions,
     ):
-        fastest, call = (
-            names[0],
-            _run_until_steady(contenders[names[0]](), inputs, put_back_positions),
-        )
+        first_call = _run_until_steady(contenders[names[0]](), inputs, put_back_positions)
+        decision = GraphCallDecision(names[0], first_call)
         for name in names[1:]:
             try:
                 challenger = _run_until_steady(contenders[name](), inputs, put_back_positions)
-                summary = end_to_end_benchmark(
-                    partial(_run_step, call, inputs, put_back_positions),
-                    partial(_run_step, challenger, inputs, put_back_positions),
-                    context.device,
-                    budget_s=BENCHMARK_S,
-                    max_attempts=1,
+                decision = _compare_graph_calls(
+                    decision,
+                    GraphCallDecision(name, challenger),
+                    lambda call: partial(_run_step, call, inputs, put_back_positions),
+                    context,
+                    key,
                 )
             except FAILURES as error:
                 if is_sticky(error):
                     raise
-                telemetry.record(
-                    "judge", "quick", key, contender=name, failed=describe_failure(error)
-                )
-                continue
-            telemetry.record(
-                "judge", "quick", key, contender=name, over=fastest, **list_summary_facts(summary)
-            )
-            medians_us.setdefault(fastest, summary.a_us)
-            medians_us[name] = summary.b_us
-            if summary.speedup >= MIN_SPEEDUP_BEYOND_NOISE:
-                fastest, call = name, challenger
-    return GraphCallDecision(fastest, call, medians_us)
+                failed = describe_failure(error)
+                telemetry.record("judge", "quick", key, contender=name, failed=failed)
+    return decision
+
+
+def _compare_graph_calls(
+    fastest: GraphCallDecision,
+    challenger: GraphCallDecision,
+    make_step: Callable[[GraphCall | None], Callable[[], Any]],
+    context: TuneContext,
+    key: str,
+) -> GraphCallDecision:
+    """The faster of two, with the microseconds of all so far."""
+    summary, is_open = benchmark_quickly(
+        make_step(fastest.call),
+        make_step(challenger.call),
+        context.device,
+        MIN_SPEEDUP_BEYOND_NOISE,
+    )
+    name, over, facts = challenger.runs, fastest.runs, list_summary_facts(summary)
+    telemetry.record("judge", "quick", key, contender=name, over=over, open=is_open, **facts)
+    # What was measured of the fastest first stays.
+    medians_us = {over: summary.a_us, **fastest.medians_us, name: summary.b_us}
+    winner = challenger if summary.speedup >= MIN_SPEEDUP_BEYOND_NOISE else fastest
+    return replace(winner, medians_us=medians_us, is_open=fastest.is_open or is_open)
 
 
 @contextmanager
@@ -307,9 +340,10 @@ def _run_until_steady(
 
 
 def _run_step(
-    call: GraphCall, inputs: Sequence[Any], put_back_positions: Callable[[], None]
+    call: GraphCall | None, inputs: Sequence[Any], put_back_positions: Callable[[], None]
 ) -> Any:
     put_back_positions()
+    assert call is not None
     return call(*inputs)
 
 
@@ -345,9 +379,11 @@ def store_quick_choices(
     context: TuneContext,
     medians_us: Mapping[str, float],
     failures: Mapping[str, str],
+    *,
+    is_kept: bool = True,
 ) -> tuple[Choice, ...]:
-    """The choices with their entries, which are put into the cache. A disk that refuses costs the
-    next process the measurement, and this call nothing.
+    """The choices with their entries, which are put into the cache where `is_kept`. A disk that
+    refuses costs the next process the measurement, and this call nothing.
     """
     stored_choices = []
     for choice in choices:
@@ -359,7 +395,7 @@ def store_quick_choices(
             entry = choice.entry
         hit = resolve(choice.region, context.sources, context.target, context.contract).hit
         # An entry of a search stays, also one in quarantine: the next search begins with it.
-        if hit is None or hit.entry.is_quick:
+        if is_kept and (hit is None or hit.entry.is_quick):
             stored = context.cache.put(entry)
             if isinstance(stored, Refusal):
                 telemetry.record("resolve", "not_stored", choice.region.key, reason=stored.reason)

@@ -70,6 +70,8 @@ _SWITCHES = (
     "unsafe_sandbox",
     "ranks_agree",
     "shipped",
+    "recall",
+    "remeasure",
     "inductor_files",
 )
 _WORDS = {
@@ -146,6 +148,8 @@ class Settings:
     - shipped: look up the entries that came with the package, after all other folders.
     - recall: bind a call of an accelerated module without Dynamo where an earlier start of the same
       program did; see docs/limits.md for what a start like that cannot see.
+    - remeasure: where a busy machine leaves open which way of running is the fastest, the next starts
+      measure again, up to three times; False: what the first one decides stays.
     - inductor_files: use what Inductor compiled elsewhere (`warmup --with-inductor`), from the own
       cache or signed by an allowed publisher. These files are code that runs in this process.
     - llm_key: the key of a language model's server, sent to that server only; from the environment,
@@ -183,6 +187,7 @@ class Settings:
     hub_timeout_s: float = 10.0
     shipped: bool = True
     recall: bool = False
+    remeasure: bool = True
     inductor_files: bool = False
     # repr=False: a repr may end in a log or an error message, and the key must not.
     llm_key: str = field(default="", repr=False)

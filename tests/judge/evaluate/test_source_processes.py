@@ -24,9 +24,9 @@ OTHER = REFERENCE + "# another\n"
 class StartedChild(InProcessChild):
     """A child that knows how far its code is trusted and whether it was closed."""
 
-    def __init__(self, folder: Path, trust: Trust) -> None:
+    def __init__(self, folder: Path, trust: Trust, fork_server: Any) -> None:
         super().__init__(folder)
-        self.trust, self.closed = trust, False
+        self.trust, self.fork_server, self.closed = trust, fork_server, False
 
     def __enter__(self) -> StartedChild:
         return self
@@ -43,8 +43,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[StartedChil
     """The children that were started, in order; no process is."""
     children: list[StartedChild] = []
 
-    def start(limits: Limits, contract: Contract) -> StartedChild:
-        children.append(StartedChild(tmp_path, limits.trust))
+    def start(limits: Limits, contract: Contract, *, fork_server: Any) -> StartedChild:
+        children.append(StartedChild(tmp_path, limits.trust, fork_server))
         return children[-1]
 
     monkeypatch.setattr(source_processes, "Child", start)
@@ -147,3 +147,14 @@ def test_an_unusable_reference_leaves_no_candidate_process(
         open_once(processes, text)
     processes.close()
     assert find_running(started) == []
+
+
+def test_a_fork_server_forks_them_all(started: list[StartedChild]) -> None:
+    server: Any = object()
+    processes = SourceProcesses(
+        Settings(), Contract(), CPU, trust="own", ahead=False, fork_server=server
+    )
+    open_once(processes)
+    processes.restart_reference(REFERENCE)
+    processes.close()
+    assert [child.fork_server is server for child in started] == [True] * 3

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torch_cudal1.api.graphs.open_decisions import OpenCount
 from torch_cudal1.api.graphs.traced_graph import FilledGraph, TracedGraph
 from torch_cudal1.api.quick_tier import (
     DECIDED_BLOCKS,
@@ -115,8 +116,13 @@ class QuickDecision:
                 "judge", "quick", regions[0].key, contender=str(_BY_BLOCKS), failed=failed
             )
             return None
+        is_kept = self._is_kept(decision)
         choices = store_quick_choices(
-            choices_of_name[decision.runs], request.context, decision.medians_us, {}
+            choices_of_name[decision.runs],
+            request.context,
+            decision.medians_us,
+            {},
+            is_kept=is_kept,
         )
         self.record.remember(self.traced, self.graphs)
         runs, call = decision.runs, decision.call
@@ -124,7 +130,8 @@ class QuickDecision:
         if isinstance(call, FilledGraph):
             call.refill()
             runs, call = "swaps", call.call
-        self._remember(runs, candidates=[choice.candidate.digest for choice in choices])
+        if is_kept:
+            self._remember(runs, candidates=[choice.candidate.digest for choice in choices])
         return DecidedGraph(runs, call, choices)
 
     def _decide_whole(self) -> DecidedGraph:
@@ -150,7 +157,8 @@ class QuickDecision:
                 for name in ("inductor", *graphed, "eager")
             }
         decision = self._choose(contenders, written or frozenset())
-        self._remember(decision.runs, written=written or frozenset())
+        if self._is_kept(decision):
+            self._remember(decision.runs, written=written or frozenset())
         return DecidedGraph(decision.runs, decision.call)
 
     def _build_contender(
@@ -165,6 +173,16 @@ class QuickDecision:
     ) -> GraphCallDecision:
         request, key = self.request, self.graphs[0].region.key
         return choose_graph_call(contenders, request.inputs, written, request.context, key)
+
+    def _is_kept(self, decision: GraphCallDecision) -> bool:
+        """Whether later processes do the same; where not, that is remembered."""
+        if not decision.is_open or not self.request.name:
+            return True
+        open_count = OpenCount.read(self.request.name, self.request.context)
+        if not open_count.may_grow:
+            return True
+        open_count.grow()
+        return False
 
     def _remember(
         self, runs: str, candidates: Sequence[str] = (), written: frozenset[int] = frozenset()

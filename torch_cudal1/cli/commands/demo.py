@@ -22,11 +22,11 @@ import torch_cudal1 as cudal1
 from torch_cudal1.api.targets import move_to_device
 from torch_cudal1.cli.commands import device, doctor, end_to_end_measurement
 from torch_cudal1.cli.commands.demo_modules import MODELS, Model
-from torch_cudal1.cli.machine_load import describe_other_load, sample_load
 from torch_cudal1.cli.view import page, text
 from torch_cudal1.cli.view.page import Story
 from torch_cudal1.cli.view.terminal import ProgressCallback, Screen
 from torch_cudal1.core.errors import Cudal1Error, SettingError
+from torch_cudal1.core.machine_load import describe_other_load, sample_load
 from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.functional_module import copy_module

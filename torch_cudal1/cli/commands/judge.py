@@ -20,10 +20,10 @@ from torch_cudal1.cli.commands.verdicts import (
     evaluation_job,
     unusable_document,
 )
-from torch_cudal1.cli.machine_load import describe_other_load, sample_load
 from torch_cudal1.cli.view.evaluation import show_evaluation
 from torch_cudal1.cli.view.terminal import Screen
 from torch_cudal1.core.errors import SettingError
+from torch_cudal1.core.machine_load import describe_other_load, sample_load
 from torch_cudal1.core.report import plain
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.judge.evaluate.source_evaluator import evaluate_source

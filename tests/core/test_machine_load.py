@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_cudal1.cli.machine_load import LoadSample, describe_other_load, sample_load
+from torch_cudal1.core.machine_load import LoadSample, describe_other_load, sample_load
 
 # Linux, proc(5): user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
 STAT = "cpu  1000 100 200 5000 300 10 20 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"

@@ -1,4 +1,4 @@
-"""How busy other processes keep this machine while a command measures.
+"""How busy other processes keep this machine while something is measured here.
 
 Whoever reads measured speed-ups must know whether the machine was idle: with every core taken, a
 parallel section waits for the scheduler longer than it computes, and the same program measures
@@ -12,7 +12,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LoadSample", "describe_other_load", "sample_load"]
+__all__ = ["LoadSample", "describe_other_load", "find_other_share", "sample_load"]
 
 # From this part of the machine's processors on, what other processes used is reported.
 MIN_REPORTED_SHARE = 0.25
@@ -48,13 +48,20 @@ def sample_load(stat: Path = _STAT) -> LoadSample | None:
 
 def describe_other_load(before: LoadSample | None, after: LoadSample | None) -> str:
     """A sentence if other processes used much of the machine between two samples, else ""."""
-    if before is None or after is None or after.total_s <= before.total_s:
-        return ""
-    elsewhere_s = (after.busy_s - before.busy_s) - (after.command_s - before.command_s)
-    share = elsewhere_s / (after.total_s - before.total_s)
-    if share < MIN_REPORTED_SHARE:
+    if (share := find_other_share(before, after)) is None:
         return ""
     return (
         f"Other processes used {share:.0%} of this machine's processors meanwhile, so these numbers are uncertain: "
         "measure again on an idle machine."
     )
+
+
+def find_other_share(before: LoadSample | None, after: LoadSample | None) -> float | None:
+    """The share of all processors that other processes used between two samples; None where it is
+    less than a quarter, or not known.
+    """
+    if before is None or after is None or after.total_s <= before.total_s:
+        return None
+    elsewhere_s = (after.busy_s - before.busy_s) - (after.command_s - before.command_s)
+    share = elsewhere_s / (after.total_s - before.total_s)
+    return share if share >= MIN_REPORTED_SHARE else None
