@@ -17,6 +17,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime import index_checks
 from torch_cudal1.runtime.index_checks import (
     IndexOutOfRangeError,
+    ZeroDivisorError,
     add_class_checks,
     cpu_index_checks,
     find_lost_check,
@@ -130,6 +131,69 @@ def test_inductor_raises_where_eager_does() -> None:
             compiled(X, INDEX + 9)
         with pytest.raises(IndexError, match="index out of range in self"):
             raise_as_eager(compiled, function)(X, INDEX + 9)
+
+
+DIVISIONS: dict[str, Callable[..., Any]] = {
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc") * 2,
+    "floor": lambda a, b: a // b,
+    "remainder": lambda a, b: a % b,
+    "fmod": torch.fmod,
+    "of a number": lambda a, b: 7 % b + a,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("kind", DIVISIONS)
+def test_an_integer_divided_by_zero_raises_as_eager_does(kind: str, dtype: torch.dtype) -> None:
+    function = DIVISIONS[kind]
+    # So many that Inductor's loop is parallel, where nothing can catch what it throws.
+    a = torch.arange(8192).remainder(100).to(dtype)
+    b = torch.full((8192,), 3).to(dtype)
+    zero = b.clone()
+    zero[4097] = 0
+    torch._dynamo.reset()
+    compiled = torch.compile(function, options=cpu_index_checks(), dynamic=False)
+    with torch.no_grad():
+        assert torch.equal(compiled(a, b), function(a, b))
+        with pytest.raises(ZeroDivisorError):
+            compiled(a, zero)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError") as caught:
+            raise_as_eager(compiled, function)(a, zero)
+        assert not isinstance(caught.value, ZeroDivisorError)
+
+
+def test_a_division_of_floats_or_by_a_number_is_not_checked() -> None:
+    def count_checks(function: Callable[..., Any], *inputs: torch.Tensor) -> int:
+        graph = make_fx(function)(*inputs).graph
+        for node in list(graph.nodes):
+            node.meta.setdefault("val", inputs[0])
+            index_checks._check_divisor_of(graph, node)
+        return sum("checked_divisor" in str(node.target) for node in graph.nodes)
+
+    index_checks._get_operator()
+    assert count_checks(DIVISIONS["trunc"], torch.ones(3), torch.ones(3)) == 0
+    assert count_checks(lambda a: a % 3, torch.arange(3)) == 0
+    assert count_checks(DIVISIONS["remainder"], torch.arange(3), torch.ones(3).int()) == 1
+
+
+def test_the_operator_for_divisors_returns_memory_of_its_own() -> None:
+    index_checks._get_operator()
+    operator = torch.ops.cudal1.checked_divisor.default
+    divisor = torch.arange(1, 4)
+    assert torch.equal(operator(divisor), divisor)
+    assert operator(divisor).data_ptr() != divisor.data_ptr()
+    torch.library.opcheck(operator, (divisor,))
+    with pytest.raises(ZeroDivisorError):
+        operator(torch.tensor([1, 0]))
+    operator(torch.empty(0, dtype=torch.int64))
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_a_trace_that_would_lose_the_check_of_probabilities_is_refused() -> None:
+    module = trace_with_dynamo(torch.nn.BCELoss(), torch.rand(4), torch.rand(4))
+    refusal = find_lost_check(module)
+    assert isinstance(refusal, Refusal)
+    assert "outside of [0, 1]" in refusal.reason
 
 
 def test_only_an_index_out_of_range_runs_the_eager_forward() -> None:

@@ -1,8 +1,9 @@
-"""Checks indices before code that Inductor compiled for a CPU reads with them.
+"""Checks indices, and divisors of integers, before code that Inductor compiled for a CPU uses them.
 
-Eager raises IndexError for an index out of range. Inductor's C++ throws from inside a parallel
-loop, where nothing can catch it, and the process ends. Here each index that is not in range by
-construction goes through one opaque operator first, which raises. Nothing is added on a GPU.
+Eager raises IndexError for an index out of range, and RuntimeError for an integer divided by zero.
+Inductor's C++ throws from inside a parallel loop, where nothing can catch it, or divides, and the
+process ends. Here each index that is not in range by construction, and each divisor, goes through
+one opaque operator first, which raises. Nothing is added on a GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch_cudal1.core.refusal import Refusal
 
 __all__ = [
     "IndexOutOfRangeError",
+    "ZeroDivisorError",
     "add_class_checks",
     "cpu_index_checks",
     "find_lost_check",
@@ -28,7 +30,7 @@ __all__ = [
     "raise_as_eager",
 ]
 
-_NAME = "checked_index"
+_NAME, _DIVISOR_NAME = "checked_index", "checked_divisor"
 # An embedding indexes its table's first dimension; the operators with a dimension have it as
 # argument 1 and the indices as argument 2. Only the operators with a list of indices count negative
 # ones from the end.
@@ -47,6 +49,13 @@ _DIMENSION_OPERATORS = {
     "aten.index_fill.int_Tensor",
 }
 _LIST_OPERATORS = {"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default"}
+# The divisor is argument 1. Floor division is the first of them.
+_DIVISIONS = {
+    "aten.div.Tensor_mode",
+    "aten.remainder.Tensor",
+    "aten.remainder.Scalar_Tensor",
+    "aten.fmod.Tensor",
+}
 _VIEWS = {
     "aten.view.default",
     "aten.reshape.default",
@@ -64,12 +73,17 @@ _VIEWS = {
 
 # uint8 is not among them: ATen takes such a tensor for a mask.
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8)
+_INTEGERS = (*_INDICES, torch.uint8)
 
 
 class IndexOutOfRangeError(IndexError):
     """Raised for an index that eager would refuse. Where the module's own forward runs after it
     (`raise_as_eager`), the caller gets eager's exception instead.
     """
+
+
+class ZeroDivisorError(RuntimeError):
+    """Raised for an integer divided by zero, as eager does; see IndexOutOfRangeError."""
 
 
 def _get_operator() -> torch._ops.OpOverload:
@@ -91,6 +105,12 @@ def _define() -> torch.library.Library:
     torch.library.register_fake(
         f"cudal1::{_NAME}", lambda index, low, high: torch.empty_like(index), lib=library
     )
+    library.define(
+        f"{_DIVISOR_NAME}(Tensor divisor) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+    )
+    library.impl(_DIVISOR_NAME, _check_divisor, "CPU")
+    library.impl(_DIVISOR_NAME, torch.clone, "CUDA")
+    torch.library.register_fake(f"cudal1::{_DIVISOR_NAME}", torch.empty_like, lib=library)
     return library
 
 
@@ -105,10 +125,17 @@ def _check_index(index: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return index.clone()
 
 
+def _check_divisor(divisor: torch.Tensor) -> torch.Tensor:
+    if not bool(divisor.all()):
+        raise ZeroDivisorError("ZeroDivisionError")  # eager's own words
+    return divisor.clone()
+
+
 def raise_as_eager(
     compiled: Callable[..., Any], eager_forward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`compiled`, but an index out of range raises the exception that `eager_forward` raises.
+    """`compiled`, but an index out of range, or a divisor of zero, raises the exception that
+    `eager_forward` raises.
 
     Safe to run again: the check comes before anything that the call writes.
     """
@@ -116,7 +143,7 @@ def raise_as_eager(
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return compiled(*args, **kwargs)
-        except IndexOutOfRangeError:
+        except (IndexOutOfRangeError, ZeroDivisorError):
             return eager_forward(*args, **kwargs)
 
     return run
@@ -141,6 +168,7 @@ def cpu_index_checks() -> dict[str, Any]:
         def __call__(self, graph: fx.Graph) -> None:
             for node in list(graph.nodes):
                 _check_indices_of(graph, node)
+                _check_divisor_of(graph, node)
 
         def uuid(self) -> str:
             return digest
@@ -166,6 +194,24 @@ def _check_indices_of(graph: fx.Graph, node: fx.Node) -> None:
         # Inductor's lowering reads shape and dtype of a node from here.
         checked.meta["val"] = value
         node.replace_input_with(index, checked)
+
+
+def _check_divisor_of(graph: fx.Graph, node: fx.Node) -> None:
+    if str(node.target) not in _DIVISIONS or not isinstance(node.args[1], fx.Node):
+        return
+    divisor, values = node.args[1], (node.meta.get("val"), node.args[1].meta.get("val"))
+    # Integers divided by integers. A number that is not 0 is no node.
+    if any(
+        not isinstance(value, torch.Tensor)
+        or value.device.type != "cpu"
+        or value.dtype not in _INTEGERS
+        for value in values
+    ):
+        return
+    with graph.inserting_before(node):
+        checked = graph.call_function(torch.ops.cudal1.checked_divisor.default, (divisor,))
+    checked.meta["val"] = values[1]
+    node.args = (node.args[0], checked, *node.args[2:])
 
 
 def _iter_indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
@@ -252,17 +298,28 @@ def _read_class_count(node: fx.Node) -> Any:
 
 
 def has_indices(module: fx.GraphModule) -> bool:
-    """Whether any value in a Dynamo graph may be an index. A graph without any is compiled as
-    torch.compile compiles it.
+    """Whether any value in a Dynamo graph may be an index or a divisor of integers. A graph without
+    any is compiled as torch.compile compiles it.
     """
     values = (node.meta.get("example_value") for node in module.graph.nodes)
-    return any(isinstance(value, torch.Tensor) and value.dtype in _INDICES for value in values)
+    return any(isinstance(value, torch.Tensor) and value.dtype in _INTEGERS for value in values)
 
 
 def find_lost_check(module: torch.nn.Module) -> Refusal | None:
     """A Refusal where a trace of this Dynamo graph would lose an error that eager raises."""
-    if isinstance(module, fx.GraphModule) and _find_class_nodes(module.graph):
+    if not isinstance(module, fx.GraphModule):
+        return None
+    if _find_class_nodes(module.graph):
         return Refusal("one_hot looks at the class values, and a kernel would not")
+    # On a GPU eager ends in a device-side assertion, after which the process can use no GPU.
+    if any(
+        node.target in (torch.nn.functional.binary_cross_entropy, torch._C._nn.binary_cross_entropy)
+        and node.meta["example_value"].device.type == "cpu"
+        for node in module.graph.nodes
+    ):
+        return Refusal(
+            "binary_cross_entropy looks for values outside of [0, 1], a kernel would not"
+        )
     return None
 
 

@@ -205,7 +205,7 @@ def _call_inductor(program: Program, device: torch.device, options: dict[str, An
 
 
 def _has_indices(program: Program) -> bool:
-    return any(spec.dtype.startswith("int") for spec in value_specs(program).values())
+    return any(spec.dtype.startswith(("int", "uint8")) for spec in value_specs(program).values())
 
 
 def _is_all_on_cuda(program: Program) -> bool:
