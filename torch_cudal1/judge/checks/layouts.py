@@ -7,7 +7,7 @@ its shapes, strides and types are part of its region, and everything else reache
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -101,14 +101,18 @@ def _list_shapes(reference: SourceReference, huge: bool) -> Iterator[tuple[str, 
     if not plain:
         return
     batch = plain[0].shape[0]
-    for size in _list_sizes(batch, huge):
-        yield f"batch {size}", _resize(reference, 0, batch, size)
+    sizes_of_dimension = [(0, batch, _list_sizes(batch, huge))]
     for dim in range(1, max(len(spec.shape) for spec in plain)):
         old = next(spec.shape[dim] for spec in plain if len(spec.shape) > dim)
         # One more leaves a tail behind the last whole tile, one less makes the last tile short.
-        for size in (old + 1, old - 1, max(1, old // 2)):
-            if size > 0:
-                yield f"dimension {dim} of {size}", _resize(reference, dim, old, size)
+        sizes = [size for size in (old + 1, old - 1, max(1, old // 2)) if size > 0]
+        sizes_of_dimension.append((dim, old, sizes))
+    # In turn: there are sizes enough of a batch to leave no room for any other dimension.
+    for turn in range(max(len(sizes) for _, _, sizes in sizes_of_dimension)):
+        for dim, old, sizes in sizes_of_dimension:
+            for size in sizes[turn : turn + 1]:
+                name = f"dimension {dim} of {size}" if dim else f"batch {size}"
+                yield name, _resize(reference, dim, old, size)
 
 
 def _list_sizes(batch: int, huge: bool) -> list[int]:
@@ -239,7 +243,7 @@ def check_layouts(trial: Trial) -> list[CheckResult]:
     agreements += (
         # Unlike strides, these two can only be arranged in the child's memory.
         [_compare_placed(trial, question) for question in ("offset 1", "same tensor twice")]
-        if limit > 2
+        if limit > len(_STRIDE_CHANGES)
         else []
     )
     if reference is None:
@@ -248,12 +252,7 @@ def check_layouts(trial: Trial) -> list[CheckResult]:
 
 
 def _list_layouts(reference: SourceReference) -> Iterator[tuple[str, Specs]]:
-    for question, change in (
-        ("transposed", _transpose_strides),
-        ("step 2", _step_two_strides),
-        ("channels_last", _make_channels_last_strides),
-        ("expanded", _expand_strides),
-    ):
+    for question, change in _STRIDE_CHANGES.items():
         specs = tuple(
             replace(spec, strides=change(spec.shape, spec.strides)) if role == "input" else spec
             for spec, role in zip(reference.specs, reference.roles, strict=True)
@@ -298,6 +297,14 @@ def _expand_strides(shape: Sequence[int], strides: Strides) -> Strides:
         if len(shape) > 1 and shape[0] > 1
         else strides
     )
+
+
+_STRIDE_CHANGES: dict[str, Callable[[Sequence[int], Strides], Strides]] = {
+    "transposed": _transpose_strides,
+    "step 2": _step_two_strides,
+    "channels_last": _make_channels_last_strides,
+    "expanded": _expand_strides,
+}
 
 
 def _make_dense_strides(shape: Sequence[int], order: Sequence[int]) -> Strides:
@@ -377,7 +384,7 @@ SHAPES = CheckSpec(
     run=check_shapes,
     knobs=("shapes", "budget_s"),
     replaces_only=True,
-    asks="other sizes: half, one, primes, around a tile, none",
+    asks="other sizes of each dimension in turn, as many as the profile has time for: one more, one, primes, half, around a tile, none",
 )
 LAYOUTS = CheckSpec(
     name="layouts",
@@ -385,8 +392,8 @@ LAYOUTS = CheckSpec(
     knobs=("layouts",),
     replaces_only=True,
     asks=(
-        "the same values otherwise in memory: transposed, channels last, with steps, with "
-        "an offset, expanded, one tensor twice; an error is an answer there, and is told"
+        "the same values otherwise in memory: transposed, channels last, with steps, expanded, at "
+        "`standard` with an offset and one tensor twice; an error is an answer there, and is told"
     ),
 )
 DTYPES = CheckSpec(

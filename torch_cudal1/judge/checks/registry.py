@@ -35,6 +35,7 @@ from torch_cudal1.judge.checks.memory import (
 from torch_cudal1.judge.checks.module_semantics import (
     gradients,
     loss_curve,
+    masks,
     modes,
     parameters,
     scalars,
@@ -63,6 +64,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     regimes.REGIMES,
     parameters.PERTURB,
     scalars.SCALARS,
+    masks.MASKS,
     parameters.UPDATE_PATH,
     layouts.SHAPES,
     int64_indexing.INT64_INDEXING,

@@ -4,6 +4,7 @@ eager, in every call.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from torch_cudal1.judge.reference.trial import Trial
 
 __all__ = ["SCALARS", "check_scalars"]
 
+_CHANCE = random.SystemRandom()
 # Kinds of packed arguments, which say nothing to a reader.
 _PACKED_KINDS = ("dict", "tuple", "args", "kwargs")
 
@@ -90,18 +92,26 @@ def _compare_later_scalar(trial: Trial, other: SourceReference, question: str) -
 
 
 def _list_scalars(init: Any) -> Iterator[tuple[str, Any]]:
-    # Halves and ones keep most constructors legal: sizes and counts must stay whole.
-    """Packed arguments with one number or flag changed: floats by half, counts by one, flags
-    turned.
+    """Packed arguments with one number or flag changed: floats by a secret factor, counts by one,
+    flags turned.
     """
+    # Ones keep most constructors legal: sizes and counts must stay whole.
     for path, value in _list_leaves(init):
         where = ".".join(str(part) for part in path if part not in _PACKED_KINDS)
         if isinstance(value, bool):
             yield f"{where} = {not value}", _replace_leaf(init, path, not value)
         elif isinstance(value, float):
-            yield f"{where} = {value * 1.5 or 0.1:g}", _replace_leaf(init, path, value * 1.5 or 0.1)
+            number = _scale_secretly(value)
+            yield f"{where} = {number:g}", _replace_leaf(init, path, number)
         elif isinstance(value, int):
             yield f"{where} = {value + 1}", _replace_leaf(init, path, value + 1)
+
+
+def _scale_secretly(value: float) -> float:
+    """Another number of the same sign, from a half to double; of 0 a small one."""
+    # A candidate could have a value written in for each factor that it knows.
+    factor = _CHANCE.choice((_CHANCE.uniform(0.5, 0.85), _CHANCE.uniform(1.2, 2.0)))
+    return float(f"{value * factor or 0.1 * factor:.4g}")
 
 
 def _list_leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
