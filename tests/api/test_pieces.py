@@ -413,3 +413,22 @@ def test_random_numbers_are_those_of_eager(tmp_path: Path, clock: dict[str, floa
         got = module(x)
         torch.manual_seed(number)
         torch.testing.assert_close(got, plain(x))
+
+
+class Asking(Branching):
+    """Computes something else where it is compiled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(x @ self.first)
+        if x.sum().item() > 1e9:
+            h = h * 3
+        return h @ self.second if torch.compiler.is_compiling() else torch.tanh(h @ self.second)
+
+
+def test_a_forward_that_asks_whether_it_is_compiled_answers_as_eager_does(
+    tmp_path: Path, inference: None
+) -> None:
+    module, own = Asking().eval(), Asking().eval()
+    torch_cudal1.accelerate(module, cache_dir=tmp_path, on_miss="quick")
+    for _ in range(30):
+        torch.testing.assert_close(module(X), own(X), atol=1e-5, rtol=1e-5)

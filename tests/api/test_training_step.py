@@ -24,6 +24,24 @@ def test_hooks_on_accumulation_do_not_run() -> None:
     assert calls == []
 
 
+def test_hooks_on_tensors_do_not_run_and_are_there_afterwards() -> None:
+    module, calls = nn.Linear(4, 2), []
+    x = torch.randn(3, 4, requires_grad=True)
+    inner = x * 2
+    handles = [each.register_hook(calls.append) for each in (module.weight, x, inner)]
+    expected = torch.autograd.grad(module(inner).abs().sum(), [module.weight, inner])
+    calls.clear()
+    gradients = compute_gradients(module(inner), [module.weight, inner])
+    torch.testing.assert_close(gradients, expected)
+    assert calls == []
+    module(inner).sum().backward()
+    assert len(calls) == 3
+    for handle in handles:
+        handle.remove()
+    module(x * 2).sum().backward()
+    assert len(calls) == 3
+
+
 def test_every_differentiable_tensor_of_a_result_is_in_the_loss() -> None:
     w = torch.tensor([2.0, -3.0], requires_grad=True)
     results = {"a": w * 2, "b": [w.sum(), 7, torch.ones(2)], "none": None}

@@ -21,6 +21,7 @@ from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.graph.traced_code import (
     CodeVisitor,
     describe_code,
+    find_compiler_question,
     list_own_code,
 )
 from torch_cudal1.runtime.guard import ModuleGuard
@@ -175,6 +176,21 @@ def test_torch_the_standard_library_and_this_package_are_not_the_users() -> None
     ]
     assert list_own_code([function.__code__ for function in functions]) == {}
     assert visit(torch.nn.Linear, torch.nn.Linear.forward)[0].dict_contents == ()
+
+
+def test_own_code_that_asks_whether_it_is_compiled_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask(x: Any) -> Any:
+        return x if torch.compiler.is_compiling() else -x
+
+    refusal = find_compiler_question([inner.__code__, ask.__code__])
+    assert refusal is not None
+    assert "asks `is_compiling`" in refusal.reason
+    assert find_compiler_question([inner.__code__]) is None
+    # A library asks in order to compute the same.
+    monkeypatch.setattr(traced_code, "is_library_file", lambda path: path == __file__)
+    assert find_compiler_question([ask.__code__]) is None
 
 
 def test_data_of_a_class_may_change() -> None:

@@ -25,6 +25,7 @@ from torch_cudal1.api.contenders import (
     find_written_placeholders,
 )
 from torch_cudal1.api.end_to_end import TORCH_COMPILE
+from torch_cudal1.api.graphs.padding import makes_nested_tensors
 from torch_cudal1.api.module_trial import (
     EndToEndDecision,
     ModuleTrial,
@@ -233,6 +234,8 @@ def _bind_in_pieces(
         obstacle = Refusal("ranks could not agree on a trial of their own calls")
     elif settings.on_miss not in ("tune", "quick") and not is_known(module, args, kwargs, settings):
         obstacle = Refusal("nothing was tuned for it")
+    elif makes_nested_tensors(module) and not torch.is_grad_enabled():
+        obstacle = Refusal("its encoder may take batches apart by their padding")
     # Dynamo replaces `nn.Module.__init__` when something is first compiled. Recorded before that,
     # the class would differ at the first call, and the guard would fail for ever.
     settle_dynamo()

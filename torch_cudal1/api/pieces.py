@@ -34,7 +34,13 @@ from torch_cudal1.graph.dynamo import Entries, leaves_grad_mode
 from torch_cudal1.graph.dynamo_guard_records import RecordCollector
 from torch_cudal1.graph.dynamo_session import silence_dynamo
 from torch_cudal1.graph.module_call import list_call_tensors
-from torch_cudal1.graph.traced_code import CodeKey, CodeVisitor, find_uncompared_read, list_own_code
+from torch_cudal1.graph.traced_code import (
+    CodeKey,
+    CodeVisitor,
+    find_compiler_question,
+    find_uncompared_read,
+    list_own_code,
+)
 from torch_cudal1.runtime.guard import ModuleGuard, has_saved_tensor_hooks
 from torch_cudal1.runtime.guard_records import GuardRecords
 from torch_cudal1.search.tune import Choice
@@ -293,7 +299,8 @@ class Pieces:
 
         context = TracingContext.try_get()
         self._traced_code = list_own_code(context.traced_code if context else ())
-        if refusal := find_uncompared_read(self._traced_code.values()):
+        codes = self._traced_code.values()
+        if refusal := find_uncompared_read(codes) or find_compiler_question(codes):
             raise NotLowerableError(refusal.reason)
         self.graphs += 1
         options = {

@@ -18,7 +18,7 @@ import importlib
 import math
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +28,7 @@ import torch
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from torch_cudal1.api.graphs.padding import ZERO_PADDING, PaddingWatch, makes_nested_tensors
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import SettingError
 from torch_cudal1.core.refusal import Refusal
@@ -174,10 +175,16 @@ def check_capture(
     if is_random_program(region.program):
         return None
     choice = Choice(region, Candidate(region.program, EAGER, "baseline"), None, "its operators")
+    module, watch = getattr(own_call, "__self__", None), PaddingWatch()
     # In the caller's grad mode: a forward may ask for it.
     try:
-        with enter_arguments(context.device) as (args, kwargs):
+        with (
+            enter_arguments(context.device) as (args, kwargs),
+            watch if makes_nested_tensors(module) else nullcontext(),
+        ):
             expected = _copy_tensors(own_call(*args, **kwargs))
+        if watch.has_mask:
+            return Refusal(ZERO_PADDING)
         with enter_arguments(context.device) as (args, kwargs):
             results = _copy_tensors(build((choice,))(args, kwargs))
         refusal = _find_gross_difference(results, expected, choice, context)

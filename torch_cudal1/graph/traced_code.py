@@ -24,13 +24,20 @@ import torch
 from packaging.version import Version
 
 from torch_cudal1.core.code_names import CodeNames, iter_code, read_code_names
-from torch_cudal1.core.program_text import is_standard_file
+from torch_cudal1.core.program_text import is_library_file, is_standard_file
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.dynamo_guard_records import IN_TORCH, RecordCollector
 from torch_cudal1.runtime.guard_records import ABSENT, HEAP_TYPE, GuardRecords
 from torch_cudal1.runtime.opaque_types import PLAIN_TYPES
 
-__all__ = ["CodeKey", "CodeVisitor", "describe_code", "find_uncompared_read", "list_own_code"]
+__all__ = [
+    "CodeKey",
+    "CodeVisitor",
+    "describe_code",
+    "find_compiler_question",
+    "find_uncompared_read",
+    "list_own_code",
+]
 
 CodeKey: TypeAlias = tuple[str, str, int]  # file, qualified name, first line
 _NOT_OWN = (IN_TORCH, f"{os.path.dirname(os.path.dirname(__file__))}{os.sep}")
@@ -38,6 +45,7 @@ _ASKS_FOR_NAMES = frozenset({"hasattr", "getattr"})
 # Of a tensor: whether it is a view. In a signature it would make each part of a batch a form of its
 # own, for what next to nobody asks.
 _NOT_COMPARED = frozenset({"_base"})
+_COMPILER_QUESTIONS = frozenset({"is_compiling", "is_dynamo_compiling"})
 _BUILTINS = vars(builtins)
 # What code calls of a tensor without a name: infix operators, indexing, `if tensor`.
 _OPERATORS = frozenset(dir(operator)) | {"__bool__", "__float__", "__int__", "__iter__", "__len__"}
@@ -65,6 +73,17 @@ def find_uncompared_read(codes: Collection[types.CodeType]) -> Refusal | None:
         names = read_code_names(code)
         for name in sorted(_NOT_COMPARED & (names.names | names.texts)):
             return Refusal(f"{code.co_qualname} reads `{name}`, which no guard compares")
+    return None
+
+
+def find_compiler_question(codes: Collection[types.CodeType]) -> Refusal | None:
+    """A Refusal names code of the user's that asks whether it is compiled: it may compute something
+    else then. Libraries ask in order to compute the same.
+    """
+    for code in codes:
+        if not is_library_file(code.co_filename):
+            for name in sorted(_COMPILER_QUESTIONS & read_code_names(code).names):
+                return Refusal(f"{code.co_qualname} asks `{name}`, and may do something else then")
     return None
 
 

@@ -4,7 +4,8 @@ and no hook of the user's runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,4 +39,22 @@ def compute_gradients(
     losses = [tensor.abs().float().sum() for tensor in tensors if tensor.requires_grad]
     # `autograd.grad`, not `backward`: the user's `.grad` must not change. A parameter that the call
     # does not use has no gradient, hence `allow_unused`.
-    return torch.autograd.grad(torch.stack(losses).sum(), leaves, allow_unused=True)
+    with _hide_hooks(leaves):
+        return torch.autograd.grad(torch.stack(losses).sum(), leaves, allow_unused=True)
+
+
+@contextmanager
+def _hide_hooks(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within the block no hook that `register_hook` has put on these tensors runs: it may count or
+    log, and would see gradients of no step of the user's.
+    """
+    # Autograd reads this very dict when it comes to the tensor.
+    hook_dicts = [leaf._backward_hooks for leaf in leaves if leaf._backward_hooks]
+    hidden = [dict(hooks) for hooks in hook_dicts]
+    for hooks in hook_dicts:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, saved in zip(hook_dicts, hidden, strict=True):
+            hooks.update(saved)
