@@ -30,7 +30,10 @@ class RunMode:
     """The mode in which a module is run.
 
     - training: train mode instead of eval. gradients: also compute those of parameters and floating
-      inputs. fixed_inputs: of parameters alone, as for the first layer of a model.
+      inputs. wanted: the places of those that want one, None for all; used: the places of the outputs
+      that have a cotangent, None for all. step: as a step of training asks, in the middle of a
+      model: inputs that are no leaves, another call before `backward`, and the leaves' `grad`.
+    - plain: with gradients enabled, and no input that wants one.
     - double: in float64, for the reference. inference: under torch.inference_mode.
     - autocast: name of a dtype, "" for none.
     - compiled: "", or the mode of torch.compile, for a baseline: "default" or "reduce-overhead".
@@ -44,7 +47,10 @@ class RunMode:
 
     training: bool = False
     gradients: bool = False
-    fixed_inputs: bool = False
+    wanted: tuple[int, ...] | None = None
+    used: tuple[int, ...] | None = None
+    step: bool = False
+    plain: bool = False
     double: bool = False
     inference: bool = False
     autocast: str = ""

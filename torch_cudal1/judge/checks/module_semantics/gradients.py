@@ -6,7 +6,9 @@ steps is `loss_curve`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
+    compare_call,
     compare_result,
     disagree_on_error,
     eager_refuses,
@@ -33,6 +36,9 @@ from torch_cudal1.judge.wire.call_spec import RunMode
 
 __all__ = ["GRAD", "check_gradients"]
 
+# Unknown to every candidate: by it the halves of inputs are drawn.
+_SECRET = secrets.token_hex(16)
+
 
 def check_gradients(trial: Trial) -> list[CheckResult]:
     """Gradients of all floating inputs and parameters: there where eager has them, and right
@@ -46,33 +52,97 @@ def check_gradients(trial: Trial) -> list[CheckResult]:
         )
     if not trial.gradients:
         return report_not_applicable("grad", "gradients are not claimed")
+    agreements = _compare_plain(trial, reference)
     try:
         backward = reference.with_gradients(RunMode(gradients=True))
         # Without a gradient in eager a candidate has nothing to reproduce.
-        if not any(backward.outputs[len(reference.outputs) :]):
-            return report_not_applicable("grad", "eager has no gradient here")
+        is_asked = any(backward.outputs[len(reference.outputs) :])
     except ReferenceFailure:
-        return report_not_applicable("grad", "eager has no gradient here")
-    agreements = [disagree_on_error(trial, "gradients", partial(_compare_rounds, trial, backward))]
-    if not agreements[-1].problem and "parameter" in reference.roles:
-        agreements += _compare_fixed_inputs(trial, reference)
+        is_asked = False
+    if not is_asked or any(each.problem for each in agreements):
+        return summarise("grad", agreements, "eager has no gradient here")
+    agreements.append(
+        disagree_on_error(trial, "gradients", partial(_compare_rounds, trial, backward))
+    )
     # A first backward that is wrong needs no further questions.
+    if not agreements[-1].problem:
+        agreements += _compare_ways(trial, reference)
     if not agreements[-1].problem and trial.profile.gradient_rounds > 1:
         agreements += _compare_further(trial, reference)
     return summarise("grad", agreements, "")
 
 
-def _compare_fixed_inputs(trial: Trial, reference: SourceReference) -> list[Agreement]:
-    """The gradients of parameters where no input wants one, as in a model's first layer."""
-    question = "gradients of parameters alone"
+def _compare_plain(trial: Trial, reference: SourceReference) -> list[Agreement]:
+    """A call by a caller who sets nothing: with gradients enabled, and wanted of no input."""
+    question = "a call with gradients enabled"
+    plain = reference.in_way(RunMode(plain=True))
     try:
-        backward = reference.with_gradients(RunMode(gradients=True, fixed_inputs=True))
-        if not any(backward.outputs[len(reference.outputs) :]):
+        if not any(plain.outputs):
             return []
     except ReferenceFailure:
         return []
-    ask = partial(_compare_one_round, trial, backward, question)
+    ask = partial(_compare_plain_call, trial, plain, question)
     return [disagree_on_error(trial, question, ask)]
+
+
+def _compare_plain_call(trial: Trial, reference: SourceReference, question: str) -> Agreement:
+    aside = trial.load_in_slot(reference, f"candidate {question}")
+    sample = aside.draw("normal")
+    agreement = compare_call(aside, sample, question) or Agreement(question)
+    aside.drop(sample)
+    return agreement
+
+
+def _compare_ways(trial: Trial, reference: SourceReference) -> list[Agreement]:
+    """The gradients of some inputs, parameters or outputs, and those of a step of training."""
+    agreements: list[Agreement] = []
+    for question, way in _list_ways(reference):
+        try:
+            backward = reference.with_gradients(way)
+            if not any(backward.outputs[len(reference.outputs) :]):
+                continue
+        except ReferenceFailure:
+            continue
+        ask = partial(_compare_one_round, trial, backward, question)
+        agreements.append(disagree_on_error(trial, question, ask))
+        if agreements[-1].problem:
+            break
+    return agreements or [Agreement("gradients")]
+
+
+def _list_ways(reference: SourceReference) -> Iterator[tuple[str, RunMode]]:
+    """What else callers want gradients of. Halves are drawn in secret, and the other half is asked
+    too.
+    """
+    floating = [i for i, spec in enumerate(reference.specs) if spec.torch_dtype.is_floating_point]
+    inputs = tuple(i for i in floating if reference.roles[i] == "input")
+    parameters = tuple(i for i in floating if reference.roles[i] == "parameter")
+    yield "gradients in a step of training", RunMode(gradients=True, step=True)
+    if parameters:
+        # As in a model's first layer.
+        way = RunMode(gradients=True, wanted=parameters)
+        yield "gradients of parameters alone", way
+    if parameters and inputs:
+        # As in a layer that is frozen.
+        way = RunMode(gradients=True, wanted=inputs)
+        yield "gradients of inputs alone", way
+    # The same for every candidate of a reference, so that its own results serve them all.
+    generator = random.Random(f"{_SECRET} {reference.key}")
+    if len(inputs) > 1:
+        halves = zip(_halve(inputs, generator), _halve(parameters, generator), strict=True)
+        for some_inputs, some_parameters in halves:
+            way = RunMode(gradients=True, wanted=(*some_parameters, *some_inputs))
+            yield "gradients of some inputs", way
+    if len(reference.outputs) > 1:
+        for half in _halve(range(len(reference.outputs)), generator):
+            yield "gradients of some outputs", RunMode(gradients=True, used=half)
+
+
+def _halve(
+    places: Sequence[int], generator: random.Random
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    drawn = generator.sample(places, len(places) // 2)
+    return tuple(sorted(drawn)), tuple(place for place in places if place not in drawn)
 
 
 def _compare_rounds(trial: Trial, reference: SourceReference) -> Agreement:
@@ -225,7 +295,9 @@ GRAD = CheckSpec(
     replaces_only=True,
     asks=(
         "gradients of all inputs and parameters: there where eager has them, right against "
-        "float64, and again in a second round; of parameters alone, where no input wants one; "
+        "float64, and again in a second round; in a step of training, where inputs are no leaves "
+        "and another call comes before `backward`; of parameters alone, of inputs alone, of some "
+        "inputs, of some outputs; the result of a call with gradients enabled that wants none; "
         "the gradients that a backward is handed stay as they are"
     ),
 )

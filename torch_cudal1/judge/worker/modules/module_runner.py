@@ -24,6 +24,7 @@ from torch_cudal1.judge.wire.call_spec import (
 )
 from torch_cudal1.judge.wire.tensor_bits import to_float64
 from torch_cudal1.judge.worker.headers import keep_headers
+from torch_cudal1.judge.worker.modules.gradient_call import call_with_gradients
 from torch_cudal1.judge.worker.modules.ordinary_call import call_as_main
 from torch_cudal1.judge.worker.modules.training_run import take_training_steps
 from torch_cudal1.judge.worker.modules.transforms import call_transformed
@@ -77,7 +78,7 @@ class ModuleRunner:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The tensors of the result; then, in training mode, buffers; then, with gradients, those of
-        all floating inputs.
+        all that want one.
         """
         if self._mode.other_gpu:
             return self._call_on_other_gpu(inputs)
@@ -88,6 +89,10 @@ class ModuleRunner:
         self._prepare_instance(inputs[:count], inputs[count:])
         if self._mode.gradients:
             return self._call_with_gradients(inputs)
+        if self._mode.plain:
+            with torch.enable_grad():
+                results = self._run(self._unpack(inputs[count:]))
+            return [None if out is None else out.detach() for out in results]
         if self._mode.steps:
             return self._train(inputs[count:])
         mode = (
@@ -286,59 +291,20 @@ class ModuleRunner:
 
     def _call_with_gradients(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         count, total = len(self._spec.names), len(self._spec.names) + count_tensors(self._spec.call)
-        # Detached: gradients must end at these tensors, whatever the input set has.
-        moving = [
-            t.detach().requires_grad_(t.dtype.is_floating_point and not self._mode.fixed_inputs)
-            for t in inputs[count:total]
-        ]
-        # The handlers call slots under no_grad.
-        with torch.enable_grad():
-            results = self._run(self._unpack(moving))
-        leaves = [t for t in (*self.state(), *moving) if t.requires_grad]
-        pairs = [
-            (out, c)
-            # Not strict: buffers follow the outputs, and have no cotangent.
-            for out, c in zip(results, inputs[total:], strict=False)
-            if out is not None and out.requires_grad
-        ]
-        grads: Sequence[torch.Tensor | None] = [None] * len(leaves)
-        if pairs:
-            # In float64 or under autocast an output has another dtype than its cotangent.
-            cotangents = [c.to(out.dtype) for out, c in pairs]
-            copies = [c.clone() for c in cotangents]
-            options = {"allow_unused": True, "create_graph": self._mode.double_backward}
-            # On a CPU the backward of a candidate's function runs on this thread.
-            grads = call_as_main(
-                torch.autograd.grad, ([out for out, _ in pairs], leaves, cotangents), options
-            )
-            # The caller may need it for another branch of its graph.
-            if not all(map(torch.equal, cotangents, copies)):
-                raise SandboxError(
-                    "module", "its backward writes to the gradient that it is handed"
-                )
-        if self._mode.double_backward:
-            grads = [
-                *(g if g is None else g.detach() for g in grads),
-                *_differentiate_twice(grads, leaves),
-            ]
-        # Detached: the results would keep the graph of this call alive.
-        return [*(None if out is None else out.detach() for out in results), *grads]
+        tree: tuple[object, list[str | None]] | None = None
 
+        def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            nonlocal tree
+            results = self._run(self._unpack(tensors))
+            tree = tree or self._tree
+            return results
 
-def _differentiate_twice(
-    grads: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
-) -> Sequence[torch.Tensor | None]:
-    """The gradients of a weighted sum of all gradients, for each leaf; None where there is none."""
-    live = [grad for grad in grads if grad is not None and grad.requires_grad]
-    if not live:
-        return [None] * len(leaves)
-    # Drawn, and the same for every candidate: with ones the sums of some gradients are zero whatever
-    # the inputs are, as a softmax's, and what is left of them is rounding.
-    generator = torch.Generator().manual_seed(0)
-    weights = [
-        torch.randn(grad.shape, generator=generator).to(grad.device, grad.dtype) for grad in live
-    ]
-    return torch.autograd.grad(live, leaves, weights, allow_unused=True)
+        results = call_with_gradients(
+            call, self.state(), inputs[count:total], inputs[total:], self._mode
+        )
+        # Of the first call, whose results these are.
+        self._tree = tree
+        return results
 
 
 def _find_next_gpu(device: torch.device) -> torch.device:
