@@ -43,8 +43,9 @@ def take_training_steps(
             result = call(vary_inputs(inputs, step))
             loss = _compute_loss(result)
         if loss is not None and loss.requires_grad and parameters:
-            options = {"allow_unused": True}
-            _descend(parameters, call_as_main(torch.autograd.grad, (loss, parameters), options))
+            # Hooks on an accumulated gradient run in `backward` only, which is what loops call.
+            call_as_main(torch.autograd.backward, (loss,), {})
+            _descend(parameters)
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
@@ -64,11 +65,13 @@ def _compute_loss(result: object) -> torch.Tensor | None:
     return sum(parts[1:], parts[0]) if parts else None
 
 
-def _descend(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-    present = [gradient for gradient in gradients if gradient is not None]
-    norm = torch.stack([gradient.double().square().sum() for gradient in present]).sum().sqrt()
-    rate = _RATE * min(1.0, _MAX_NORM / max(float(norm), 1e-30))
+def _descend(parameters: Sequence[torch.Tensor]) -> None:
+    """Move the parameters along their gradients, which are used up."""
+    norms = [each.grad.double().square().sum() for each in parameters if each.grad is not None]
+    norm = float(torch.stack(norms).sum().sqrt()) if norms else 0.0
+    rate = _RATE * min(1.0, _MAX_NORM / max(norm, 1e-30))
     with torch.no_grad():
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
-                parameter.sub_(gradient, alpha=rate)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=rate)
+                parameter.grad = None
