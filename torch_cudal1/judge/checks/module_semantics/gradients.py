@@ -34,7 +34,7 @@ from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
 from torch_cudal1.judge.wire.call_spec import RunMode
 
-__all__ = ["GRAD", "check_gradients"]
+__all__ = ["GRAD", "check_gradients", "compare_gradients_in"]
 
 # Unknown to every candidate: by it the halves of inputs are drawn.
 _SECRET = secrets.token_hex(16)
@@ -97,17 +97,26 @@ def _compare_ways(trial: Trial, reference: SourceReference) -> list[Agreement]:
     """The gradients of some inputs, parameters or outputs, and those of a step of training."""
     agreements: list[Agreement] = []
     for question, way in _list_ways(reference):
-        try:
-            backward = reference.with_gradients(way)
-            if not any(backward.outputs[len(reference.outputs) :]):
-                continue
-        except ReferenceFailure:
-            continue
-        ask = partial(_compare_one_round, trial, backward, question)
-        agreements.append(disagree_on_error(trial, question, ask))
-        if agreements[-1].problem:
+        agreements += compare_gradients_in(trial, reference, question, way)
+        if any(each.problem for each in agreements):
             break
-    return agreements or [Agreement("gradients")]
+    return agreements
+
+
+def compare_gradients_in(
+    trial: Trial, reference: SourceReference, question: str, way: RunMode
+) -> list[Agreement]:
+    """The gradients that are asked in a way, beside those of a reference whose results have the
+    same form; nothing where eager has none.
+    """
+    try:
+        backward = reference.with_gradients(way)
+        if not any(backward.outputs[len(reference.outputs) :]):
+            return []
+    except ReferenceFailure:
+        return []
+    ask = partial(_compare_one_round, trial, backward, question)
+    return [disagree_on_error(trial, question, ask)]
 
 
 def _list_ways(reference: SourceReference) -> Iterator[tuple[str, RunMode]]:

@@ -26,6 +26,7 @@ from torch_cudal1.judge.checks.agreement import (
     summarise,
     tolerate_error,
 )
+from torch_cudal1.judge.checks.module_semantics.gradients import compare_gradients_in
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure
@@ -92,7 +93,7 @@ def _find_state_problem(reference: SourceReference, state: Sequence[Any]) -> str
 
 def check_train_mode(trial: Trial) -> list[CheckResult]:
     """In train mode results and buffers are the reference's: at the state that the constructor
-    leaves, and at the one that a step of the reference left.
+    leaves, and at the one that a step of the reference left; so are its gradients.
     """
     reference = get_source_reference(trial)
     if reference is None:
@@ -118,6 +119,10 @@ def check_train_mode(trial: Trial) -> list[CheckResult]:
         question = f"{_STEPS} steps of training"
         run_mode = RunMode(training=True, steps=_STEPS)
         agreements.append(_compare_run_mode(trial, reference, question, run_mode))
+    if not any(each is not None and each.problem for each in agreements):
+        # The steps move parameters only: what a layer hands on to those before it is asked here.
+        run_mode = RunMode(training=True, gradients=True, step=True)
+        agreements += compare_gradients_in(trial, other, "gradients in train mode", run_mode)
     return summarise("mode", agreements, "")
 
 
@@ -298,7 +303,8 @@ TRAIN_MODE = CheckSpec(
     replaces_only=True,
     asks=(
         "in train mode results and buffers as the reference's, at its first state and a "
-        "step later, and its state after four steps of training (not with `--inference`)"
+        "step later, its state after four steps of training, and the gradients of inputs and "
+        "parameters (not with `--inference`)"
     ),
 )
 TRANSFORMS = CheckSpec(
