@@ -11,7 +11,8 @@ from tests.judge.sources import CPU, SourceBench, source, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Contract
 from torch_cudal1.judge.checks import environment
-from torch_cudal1.judge.checks.environment import ENV_DIFF, ENV_DIFF_CALLS
+from torch_cudal1.judge.checks.environment import ENV_DIFF, ENV_DIFF_CALLS, ENV_DIFF_END
+from torch_cudal1.judge.checks.module_semantics.modes import TRAIN_MODE
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
 from torch_cudal1.judge.reference.trial import Trial
@@ -223,6 +224,14 @@ def test_a_compiled_source_leaves_nothing_that_counts(bench: SourceBench) -> Non
     )
     checks = bench.checks(text, ENV_DIFF, NUMERICS, ENV_DIFF_CALLS)
     assert all(check.passed for check in checks), checks[-1].detail
+
+
+def test_what_only_training_changes_is_named_at_the_end(bench: SourceBench) -> None:
+    text = source(before="if self.training:\n    torch.set_flush_denormal(True)")
+    checks = bench.checks(text, ENV_DIFF, NUMERICS, ENV_DIFF_CALLS, TRAIN_MODE, ENV_DIFF_END)
+    (failed,) = (check for check in checks if not check.passed)
+    assert (failed.name, failed) == ("env_diff", checks[-1])
+    assert "all that was asked changed denormals are flushed" in failed.detail
 
 
 def test_a_reference_that_draws_numbers_lets_its_candidate_draw_them() -> None:

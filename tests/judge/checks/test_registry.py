@@ -89,6 +89,7 @@ def test_a_few_checks_may_run_beside_a_benchmark() -> None:
         "env_diff_calls",
         "resource",
         "isolation",
+        "env_diff_end",
     ]
 
 

@@ -1,5 +1,5 @@
 """Check `env_diff`: what a candidate leaves behind in its process, at import, construction, call
-and deletion.
+and deletion, and after all other checks.
 
 The child only reports values (`surroundings`); here they are compared with those it reported before
 it had seen a byte of the candidate. Code that restores everything before each look, or lies for the
@@ -22,7 +22,14 @@ from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 
-__all__ = ["ENV_DIFF", "ENV_DIFF_CALLS", "check_environment_at_calls", "check_environment_at_load"]
+__all__ = [
+    "ENV_DIFF",
+    "ENV_DIFF_CALLS",
+    "ENV_DIFF_END",
+    "check_environment_at_calls",
+    "check_environment_at_end",
+    "check_environment_at_load",
+]
 
 _GROUPS = ("flags", "process", "interpreter", "environment", "compilers", "operators")
 _TABLES = ("identities", "modules")
@@ -81,6 +88,12 @@ def check_environment_at_calls(trial: Trial) -> list[CheckResult]:
     trial.child.call("forget", slot=_SECOND_SLOT)
     last = _read_state(trial.child, operators=_watches_operators(trial.child))
     return [*checks, _compare_states(trial.child, last, "deletion")]
+
+
+def check_environment_at_end(trial: Trial) -> list[CheckResult]:
+    """After all that was asked: training, other shapes, hundreds of calls."""
+    after = _read_state(trial.child, operators=_watches_operators(trial.child))
+    return [_compare_states(trial.child, after, "all that was asked")]
 
 
 def _watches_operators(child: Child) -> bool:
@@ -215,4 +228,14 @@ ENV_DIFF_CALLS = CheckSpec(
     failure="hack",
     is_concurrent=True,
     asks="then at calls, random state too, and at deletion",
+)
+# A change that waits for train mode, for gradients or for the hundredth call comes after the looks
+# above.
+ENV_DIFF_END = CheckSpec(
+    name="env_diff",
+    run=check_environment_at_end,
+    step="env_diff_end",
+    failure="hack",
+    is_concurrent=True,
+    asks="once more after all other checks, with training and many calls behind it",
 )

@@ -86,6 +86,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     sanitizer.SANITIZER,
     process.RESOURCE,
     process.ISOLATION,
+    environment.ENV_DIFF_END,
 )
 
 # every name that a result can have, in the order of the page

@@ -39,6 +39,7 @@ from torch_cudal1.judge.benchmark.cross_process import ChildBatchTimer
 from torch_cudal1.judge.benchmark.quoted_speedup import Unstable, score_measurement
 from torch_cudal1.judge.benchmark.source_timing import time_source
 from torch_cudal1.judge.benchmark.timing_plan import TIMING_PLANS, TimingProfile
+from torch_cudal1.judge.checks.environment import ENV_DIFF_END
 from torch_cudal1.judge.checks.registry import select_checks
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.static.contract import check_source_contract
@@ -303,6 +304,10 @@ class SourceEvaluator:
             failed = CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")
             return replace(verdict, checks=(*verdict.checks, failed)), None
         verdict = replace(verdict, checks=(*verdict.checks, *confirmed.checks))
+        if verdict.passed:
+            # Timed calls are thousands more, in which something may be changed for good.
+            late = validate(trial, checks=(ENV_DIFF_END,))
+            verdict = replace(verdict, checks=(*verdict.checks, *late.checks))
         summary, quoted = (
             confirmed.measurement.summary,
             score_measurement(confirmed.measurement.summary, confirmed.measurement.plan),
