@@ -13,7 +13,8 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Contract, Region
 from torch_cudal1.judge.checks.history import CALL_HISTORY, REPEAT
 from torch_cudal1.judge.checks.layouts import LAYOUTS, SHAPES
-from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB, UPDATE_PATH
+from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB
+from torch_cudal1.judge.checks.module_semantics.updates import UPDATE_PATH
 from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.special_values import SPECIAL

@@ -21,8 +21,9 @@ from torch_cudal1.judge.checks.memory.redzones import GUARD_BAND, GUARD_PAGE
 from torch_cudal1.judge.checks.memory.uninitialised_memory import POISON
 from torch_cudal1.judge.checks.module_semantics.gradients import GRAD
 from torch_cudal1.judge.checks.module_semantics.modes import STATE_DICT
-from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB, UPDATE_PATH
+from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB
 from torch_cudal1.judge.checks.module_semantics.scalars import SCALARS
+from torch_cudal1.judge.checks.module_semantics.updates import UPDATE_PATH
 from torch_cudal1.judge.checks.negative_controls import IMPOSTOR
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.process import ISOLATION, RESOURCE

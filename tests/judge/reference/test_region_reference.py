@@ -20,7 +20,8 @@ from torch_cudal1.ir.program import Program, Step
 from torch_cudal1.ir.records import CheckResult, Contract, Region
 from torch_cudal1.judge.checks.history import CALL_HISTORY
 from torch_cudal1.judge.checks.memory.uninitialised_memory import POISON
-from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB, UPDATE_PATH
+from torch_cudal1.judge.checks.module_semantics.parameters import PERTURB
+from torch_cudal1.judge.checks.module_semantics.updates import UPDATE_PATH
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.checks.special_values import SPECIAL

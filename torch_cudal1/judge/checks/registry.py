@@ -39,6 +39,7 @@ from torch_cudal1.judge.checks.module_semantics import (
     modes,
     parameters,
     scalars,
+    updates,
 )
 from torch_cudal1.judge.checks.spec import PROFILE_ORDER, CheckName, CheckSpec
 from torch_cudal1.judge.checks.static import contract, cubin_scan, triage
@@ -65,7 +66,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     parameters.PERTURB,
     scalars.SCALARS,
     masks.MASKS,
-    parameters.UPDATE_PATH,
+    updates.UPDATE_PATH,
     layouts.SHAPES,
     int64_indexing.INT64_INDEXING,
     layouts.LAYOUTS,

@@ -167,6 +167,26 @@ class SourceReference:
             return False
         return True
 
+    def follow_update(
+        self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], method: str
+    ) -> Outputs | None:
+        """What a used instance of the reference yields when its state has been changed in one of
+        `UPDATE_WAYS`; None where it raises.
+        """
+        self.eager(before)
+        answered = self.oracle.reserve_file()
+        slot = self._slot(self.way)
+        try:
+            self.oracle.put("updated", after)
+            self.oracle.call("update", slot=slot, way=method, name="updated")
+            answer = self.oracle.call("run", slot=slot, inputs="updated", path=str(answered))
+            return load_tensors(answer["layout"], answered, self.device)
+        except CandidateFailure:
+            return None
+        finally:
+            self.oracle.drop(["updated"], message_bytes(after))
+            answered.unlink(missing_ok=True)
+
     def can_be_captured(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a call of the reference can be captured in a CUDA graph. Tried in the oracle,
         which survives a refusal.

@@ -10,15 +10,15 @@ from tests.judge.checks.program_bench import CENTRED, REGION, ProgramChecker, ge
 from tests.judge.programs import linear_relu
 from torch_cudal1.judge.checks.module_semantics.parameters import (
     PERTURB,
-    UPDATE_PATH,
     _measure_difference,
-    _perturb_tensor,
+    perturb_tensor,
 )
+from torch_cudal1.judge.checks.module_semantics.updates import UPDATE_PATH
 
 
 def test_a_nudge_moves_every_element_by_a_tenth_to_twice_and_keeps_the_strides() -> None:
     tensor = torch.tensor([[0.0, 2.0], [-4.0, 8.0]]).t()
-    moved = _perturb_tensor(tensor)
+    moved = perturb_tensor(tensor)
     assert moved.stride() == tensor.stride()
     share = (moved - tensor).abs() / tensor.abs().clamp_min(1.0)
     assert bool(((share >= 0.1) & (share <= 1.0)).all())

@@ -1,6 +1,4 @@
-"""Checks of what a candidate does with parameters: each alone must matter as in eager, and the
-latest value must be used.
-"""
+"""Check of what a candidate does with parameters: each alone must matter as in eager."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import random
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.linalg import vector_norm
@@ -16,29 +13,24 @@ from torch.linalg import vector_norm
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
-    compare_call,
-    compare_result,
     disagree_on_error,
     eager_refuses,
     get_source_reference,
     report_not_applicable,
-    summarise,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.profiles import UPDATE_WAYS
 from torch_cudal1.judge.reference.compare import same_numbers, unit_roundoff
 from torch_cudal1.judge.reference.error_statistics import iter_flat_blocks
 from torch_cudal1.judge.reference.input_set import InputSet
-from torch_cudal1.judge.reference.inputs import clone_strided, make_inputs
+from torch_cudal1.judge.reference.inputs import clone_strided
 from torch_cudal1.judge.reference.region_reference import Outputs
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.wire.channel import storage_extent
 
 __all__ = [
     "PERTURB",
-    "UPDATE_PATH",
     "check_perturbations",
-    "check_updates",
+    "perturb_tensor",
 ]
 
 # tried in turn where a change cannot be seen, at most six
@@ -46,7 +38,6 @@ _ADAPTED = ("small", "shifted", "uniform", "large", "sparse", "impulse")
 _VISIBLE_RATIO = 4.0  # a change counts as seen when it is so many times what rounding may do to it
 # of the result itself: what rounding does to a result that has digits at all is less
 _PLAIN_FRACTION = 0.25
-_STEPPED = ("sgd", "foreach", "fused")
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,7 @@ def _compare_change_of(
     before = trial.run(base).outputs if before is None else before
 
     def make(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        return [_perturb_tensor(t) if i == position else None for i, t in enumerate(inputs)]
+        return [perturb_tensor(t) if i == position else None for i, t in enumerate(inputs)]
 
     variant = trial.derive(base, f"moved {position} {distribution}", make)
     if eager_refuses(variant):
@@ -259,13 +250,13 @@ def _measure_difference(actual: Outputs, eager: Outputs, exact: Outputs) -> _Cha
     return _Change(error, limit, size, max(old_rms, new_rms))
 
 
-def _perturb_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Each element times 1 + U(0.1, 1); zeros become that."""
+def perturb_tensor(tensor: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+    """Each element times 1 + `size` U(0.1, 1); zeros become `size` U(0.1, 1)."""
     copy = clone_strided(tensor)
     flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
     # A generator of its own: the user's sequence of random numbers stays as it is.
     generator = torch.Generator(flat.device).manual_seed(secrets.randbits(63))
-    factor = 0.1 + 0.9 * torch.rand(flat.shape, device=flat.device, generator=generator)
+    factor = size * (0.1 + 0.9 * torch.rand(flat.shape, device=flat.device, generator=generator))
     # Nothing times zero would not move.
     flat.copy_(torch.where(flat == 0, factor, flat * (1 + factor)))
     return copy
@@ -278,126 +269,9 @@ def _name_input(trial: Trial, position: int) -> str:
     return f"{trial.reference.roles[position]} {position}"
 
 
-def check_updates(trial: Trial) -> list[CheckResult]:
-    """After a first call the parameters get other values, in the ways that programs use: the next
-    result is of the new ones.
-    """
-    first, _ = trial.first_two
-    if "parameter" not in trial.reference.roles and "buffer" not in trial.reference.roles:
-        return report_not_applicable("update_path", "no parameters")
-    if get_source_reference(trial) is None:
-        return _compare_given(trial, first)
-    agreements: list[Agreement | None] = []
-    methods = UPDATE_WAYS[: trial.profile.update_ways]
-    changes = [
-        (method, method, f"update {method in _STEPPED}", partial(_draw_state, trial, method))
-        for method in methods
-    ]
-    # What is derived from weights is not kept by a look at some of them.
-    changes += [
-        (f"one weight by {method}", method, f"one weight {number}", partial(_move_one, trial))
-        for number, method in enumerate(methods)
-        if method not in _STEPPED
-    ]
-    for question, method, kind, make in changes:
-        target = trial.derive(first, kind, make)
-        # An optimizer's step may lead where eager itself raises.
-        if eager_refuses(target):
-            agreements.append(None)
-            continue
-        # Whatever is derived from parameters once and kept is derived here.
-        trial.run(first)
-        agreements.append(
-            disagree_on_error(
-                trial, question, partial(_compare_updated, trial, method, target, question)
-            )
-        )
-        if (each := agreements[-1]) is not None and each.problem:
-            break
-    return summarise("update_path", agreements, "eager refuses other parameters")
-
-
-def _compare_updated(trial: Trial, method: str, target: InputSet, question: str) -> Agreement:
-    trial.ask("update", way=method, name=target.name)
-    return compare_result(trial, target, trial.run(target), question)
-
-
-def _move_one(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """One element of one parameter or buffer, drawn in secret, moved by four times the size of its
-    tensor.
-    """
-    positions = [
-        position
-        for position, (tensor, role) in enumerate(zip(inputs, trial.reference.roles, strict=True))
-        if role != "input" and tensor.dtype.is_floating_point and tensor.numel()
-    ]
-    changed: list[torch.Tensor | None] = [None] * len(inputs)
-    if positions:
-        position = secrets.choice(positions)
-        copy = clone_strided(inputs[position])
-        place = tuple(secrets.randbelow(size) for size in copy.shape)
-        # Upwards: a variance stays one.
-        copy[place] += 4.0 * float(copy.double().square().mean().sqrt()) or 1.0
-        changed[position] = copy
-    return changed
-
-
-def _compare_given(trial: Trial, first: InputSet) -> list[CheckResult]:
-    """A Program is given its parameters at every call; what can go stale is an address it has
-    prepared for.
-    """
-    target = trial.derive(first, "update", partial(_draw_state, trial, ""))
-    if eager_refuses(target):
-        return summarise("update_path", [None], "eager refuses other parameters")
-    static = [role != "input" for role in trial.reference.roles]
-    trial.run(first)
-    agreements: list[Agreement | None] = [
-        # A CUDA graph or a descriptor may have the first addresses built in.
-        compare_call(trial, target, "parameters at other addresses")
-    ]
-    # Prepares for the old addresses again.
-    trial.run(first)
-    trial.rewrite(
-        first, [new if there else None for new, there in zip(target.inputs, static, strict=True)]
-    )
-    agreements.append(
-        compare_result(trial, target, trial.run(first), "other parameters at the same addresses")
-    )
-    # Later checks start from this set.
-    trial.rewrite(
-        first, [old if there else None for old, there in zip(first.inputs, static, strict=True)]
-    )
-    return summarise("update_path", agreements, "")
-
-
-def _draw_state(
-    trial: Trial, method: str, inputs: Sequence[torch.Tensor]
-) -> list[torch.Tensor | None]:
-    """Other parameters and buffers; an optimiser's step lands on old - (old - new), which rounding
-    keeps from being new.
-    """
-    seed = random.SystemRandom().randrange(1 << 62)
-    drawn = make_inputs(trial.reference, seed, "normal", trial.device, examples=trial.examples)
-    values: list[torch.Tensor | None] = []
-    for old, new, role in zip(inputs, drawn, trial.reference.roles, strict=True):
-        if role == "parameter" and method in _STEPPED and old.dtype.is_floating_point:
-            new = old - (old - new)
-        values.append(None if role == "input" else new)
-    return values
-
-
 PERTURB = CheckSpec(
     name="perturb",
     run=check_perturbations,
     knobs=("perturbed", "budget_s"),
     asks=("each parameter, buffer and input changed alone: is eager's change reproduced"),
-)
-UPDATE_PATH = CheckSpec(
-    name="update_path",
-    run=check_updates,
-    knobs=("update_ways",),
-    asks=(
-        "are new weights seen after a first call, all of them and a single one, in the ways that "
-        "programs write them: `copy_`, `.data`, `load_state_dict`, optimizers, ..."
-    ),
 )
