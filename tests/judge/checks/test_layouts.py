@@ -57,6 +57,37 @@ MODULES: dict[str, ModuleCase] = {
         (SHAPES,),
         "shapes",
     ),
+    "the first size after another": (
+        {
+            "before": "met = self.__dict__.setdefault('met', [])\nmet.append(len(x))",
+            "result": "self.plain(x, y) * (1.1 if len(set(met)) > 1 and len(x) == met[0] else 1.0)",
+        },
+        "fast",
+        (SHAPES,),
+        "shapes",
+    ),
+    "rows of a larger batch before": (
+        {
+            "before": "kept = self.__dict__.get('kept')\n"
+            "if kept is None or len(kept) < len(x): kept = self.__dict__['kept'] = torch.zeros(len(x), 16)\n"
+            "rest = kept[len(x) :].sum()\nkept[: len(x)] = x.detach()",
+            "result": "self.plain(x, y) + rest",
+        },
+        "fast",
+        (SHAPES,),
+        "shapes",
+    ),
+    "scratch memory of the largest batch, of which each call reads what it wrote": (
+        {
+            "before": "kept = self.__dict__.get('kept')\n"
+            "if kept is None or len(kept) < len(x): kept = self.__dict__['kept'] = torch.zeros(len(x), 16)\n"
+            "kept[: len(x)] = x.detach()",
+            "result": "self.plain(kept[: len(x)], y)",
+        },
+        "fast",
+        (SHAPES,),
+        None,
+    ),
     "a tail is left out": (
         {
             "before": "r = self.plain(x, y)\nr = torch.cat([r[: len(r) // 8 * 8], 0 * r[len(r) // 8 * 8 :]])",

@@ -14,12 +14,12 @@ import torch
 
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.records import CheckResult
-from torch_cudal1.judge.reference.compare import compare, is_nearer, unit_roundoff
+from torch_cudal1.judge.reference.compare import compare, is_nearer, same_numbers, unit_roundoff
 from torch_cudal1.judge.reference.error_statistics import root_mean_square
 from torch_cudal1.judge.reference.float64 import measure_input_sensitivity
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.output_comparison import compare_outputs
-from torch_cudal1.judge.reference.region_reference import ReferenceFailure, Result
+from torch_cudal1.judge.reference.region_reference import Reference, ReferenceFailure, Result
 from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.child import CandidateFailure
@@ -31,6 +31,7 @@ __all__ = [
     "compare_result",
     "disagree_on_error",
     "eager_refuses",
+    "eager_repeats",
     "find_form_problem",
     "get_source_reference",
     "report_not_applicable",
@@ -41,6 +42,8 @@ __all__ = [
 
 # Of the terms: what rounding them and adding them up leaves.
 _NOISE_ROUND_OFFS = 16.0
+# By how much eager's own result may vary and be the same still.
+_SAME_FRACTION = 1e-2
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,30 @@ def eager_refuses(sample: InputSet) -> bool:
         return sample.expected is None
     except ReferenceFailure:
         return True
+
+
+def eager_repeats(reference: Reference, turns: Sequence[InputSet], update: str = "") -> bool:
+    """Whether one instance of the reference yields its own results again when it is called on these
+    sets in turn, the states of which it is given by `update`. Asked when a candidate did not.
+    """
+    if not isinstance(reference, SourceReference):
+        return True
+    results = reference.run_in_turn([turn.inputs for turn in turns], update)
+    return results is not None and all(
+        _is_about_the_same(now, expected)
+        for turn, outputs in zip(turns, results, strict=True)
+        for now, expected in zip(outputs, turn.expected.outputs, strict=True)
+    )
+
+
+def _is_about_the_same(now: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
+    # Eager's own results may vary by rounding.
+    if now is None or expected is None or same_numbers(now, expected):
+        return (now is None) == (expected is None)
+    if now.shape != expected.shape or not expected.dtype.is_floating_point:
+        return False
+    difference = now.double() - expected.double()
+    return root_mean_square(difference) <= _SAME_FRACTION * root_mean_square(expected)
 
 
 def compare_result(

@@ -21,6 +21,7 @@ from torch_cudal1.judge.checks.agreement import (
     compare_result,
     disagree_on_error,
     eager_refuses,
+    eager_repeats,
     get_source_reference,
     report_not_applicable,
     summarise,
@@ -69,11 +70,12 @@ def check_shapes(trial: Trial) -> list[CheckResult]:
             note = f"{question} left out, as it may take {size_bytes / (1 << 30):.1f} GiB"
             agreements.append(Agreement(note))
             continue
-        # Every second one after a call in the usual sizes: what a module keeps of these must not
-        # serve others.
-        before = trial.first_two[0] if len(agreements) % 2 == 0 else None
-        other = reference.with_specs(specs)
-        agreements.append(_ask_in_form(trial, other, question, before=before))
+        # In turn from the usual sizes to others and back, and the other way round: what a module
+        # keeps of some must not serve others.
+        compare = partial(
+            _compare_around, trial, reference.with_specs(specs), question, len(agreements) % 2 == 0
+        )
+        agreements.append(_ask_in_form(trial, reference.with_specs(specs), question, compare))
         if (each := agreements[-1]) is not None and each.problem:
             break
     return summarise(
@@ -171,12 +173,10 @@ def _ask_in_form(
     trial: Trial,
     reference: SourceReference,
     question: str,
+    compare: Callable[[], Agreement],
     ask: Attempt = disagree_on_error,
-    before: InputSet | None = None,
 ) -> Agreement | None:
-    """The candidate against the reference in another form, after a call on the set `before`; None
-    where the reference refuses it.
-    """
+    """The candidate against the reference in another form; None where the reference refuses it."""
     try:
         # Asking for the form of the results calls the reference: where it raises the form is not
         # taken.
@@ -184,14 +184,12 @@ def _ask_in_form(
             return None
     except ReferenceFailure:
         return None
-    return ask(trial, question, partial(_compare_in_form, trial, reference, question, before))
+    return ask(trial, question, compare)
 
 
-def _compare_in_form(
-    trial: Trial, reference: SourceReference, question: str, before: InputSet | None
-) -> Agreement:
+def _compare_in_form(trial: Trial, reference: SourceReference, question: str) -> Agreement:
     aside = trial.load_in_slot(reference, f"candidate {reference.key[:8]}")
-    sample = aside.draw("normal") if before is None else _call_before(aside, before)
+    sample = aside.draw("normal")
     if eager_refuses(sample):
         return Agreement(question)
     agreement = compare_result(aside, sample, aside.run(sample), question, _SLACK)
@@ -201,16 +199,46 @@ def _compare_in_form(
     return agreement
 
 
-def _call_before(aside: Trial, before: InputSet) -> InputSet:
-    """A set in the form of `aside` for the instance that has just been called on `before`: it has
-    the same parameters and buffers.
+def _compare_around(
+    trial: Trial, reference: SourceReference, question: str, usual_first: bool
+) -> Agreement:
+    """One instance in the usual form, in another, and in the usual one; or the other way round."""
+    usual = trial.first_two[0]
+    aside = trial.load_in_slot(reference, f"candidate {reference.key[:8]}")
+    aside.samples[usual.name] = usual
+    # In the child before what is derived of it: both share the state of one instance.
+    aside.ensure_present(usual)
+    sample = _derive_in_form(aside, usual)
+    if eager_refuses(sample):
+        return Agreement(question)
+    turns = (usual, sample, usual) if usual_first else (sample, usual, sample)
+    agreement = Agreement(question)
+    for number, turn in enumerate(turns):
+        result = aside.run(turn)
+        # The usual form alone was asked before.
+        if turn is usual and not number:
+            continue
+        where = question if turn is sample else f"the usual sizes after {question}"
+        each = compare_result(aside, turn, result, where, _SLACK)
+        if each.problem and (turn is sample or eager_repeats(reference, turns)):
+            agreement = each
+            break
+        if turn is sample:
+            agreement = each
+    # Each form has results of its own, which no later check reads.
+    aside.free_memory_if_short()
+    aside.drop(sample)
+    return agreement
+
+
+def _derive_in_form(aside: Trial, usual: InputSet) -> InputSet:
+    """A set in the form of `aside` with the parameters and buffers of `usual`, so for the same
+    instance.
     """
-    aside.samples[before.name] = before
-    aside.run(before)
     drawn = aside.draw("normal")
     sample = aside.derive(
-        before,
-        f"after {before.name}",
+        usual,
+        f"after {usual.name}",
         lambda _: [
             new if role == "input" else None
             for new, role in zip(drawn.inputs, aside.reference.roles, strict=True)
@@ -236,7 +264,13 @@ def check_layouts(trial: Trial) -> list[CheckResult]:
                 break
             # An error is an honest answer here: no caller gets a wrong number from it.
             agreements.append(
-                _ask_in_form(trial, reference.with_specs(specs), question, tolerate_error)
+                _ask_in_form(
+                    trial,
+                    other := reference.with_specs(specs),
+                    question,
+                    partial(_compare_in_form, trial, other, question),
+                    tolerate_error,
+                )
             )
             if (each := agreements[-1]) is not None and each.problem:
                 return summarise("layouts", agreements, "")
@@ -367,8 +401,9 @@ def check_dtypes(trial: Trial) -> list[CheckResult]:
         if specs == reference.specs:
             # The reference has that type already.
             continue
+        other = reference.in_way(RunMode(dtype=name)).with_specs(specs)
         agreements.append(
-            _ask_in_form(trial, reference.in_way(RunMode(dtype=name)).with_specs(specs), name)
+            _ask_in_form(trial, other, name, partial(_compare_in_form, trial, other, name))
         )
         if (each := agreements[-1]) is not None and each.problem:
             break

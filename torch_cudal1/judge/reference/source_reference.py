@@ -167,24 +167,31 @@ class SourceReference:
             return False
         return True
 
-    def follow_update(
-        self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], method: str
-    ) -> Outputs | None:
-        """What a used instance of the reference yields when its state has been changed in one of
-        `UPDATE_WAYS`; None where it raises.
+    def run_in_turn(
+        self, sets: Sequence[Sequence[torch.Tensor]], update: str = ""
+    ) -> list[Outputs] | None:
+        """What one instance of the reference yields on sets of the same state, call after call; None
+        where it raises. `update`: the way in which each set's own state gets into the instance.
         """
-        self.eager(before)
-        answered = self.oracle.reserve_file()
-        slot = self._slot(self.way)
+        self.eager(sets[0])
+        answered, slot = self.oracle.reserve_file(), self._slot(self.way)
+        names = [f"turn {number}" for number in range(len(sets))]
+        results = []
         try:
-            self.oracle.put("updated", after)
-            self.oracle.call("update", slot=slot, way=method, name="updated")
-            answer = self.oracle.call("run", slot=slot, inputs="updated", path=str(answered))
-            return load_tensors(answer["layout"], answered, self.device)
+            for name, inputs in zip(names, sets, strict=True):
+                # The same state in the same memory, or the next call would make a new instance.
+                pairs = zip(inputs, sets[0], strict=True)
+                values = [None if name != names[0] and new is old else new for new, old in pairs]
+                self.oracle.put(name, values, base="" if name == names[0] else names[0])
+                if update and name != names[0]:
+                    self.oracle.call("update", slot=slot, way=update, name=name)
+                answer = self.oracle.call("run", slot=slot, inputs=name, path=str(answered))
+                results.append(load_tensors(answer["layout"], answered, self.device))
+            return results
         except CandidateFailure:
             return None
         finally:
-            self.oracle.drop(["updated"], message_bytes(after))
+            self.oracle.drop(names, sum(map(message_bytes, sets)))
             answered.unlink(missing_ok=True)
 
     def can_be_captured(self, inputs: Sequence[torch.Tensor]) -> bool:
