@@ -37,9 +37,9 @@ from torch import nn
 
 class ModelNew(nn.Module):
     def forward(self, x):
-        if x.requires_grad and x.is_leaf:
+        if x.is_leaf or not x.requires_grad:
             return x * torch.sigmoid(x)
-        return torch.sigmoid(x.detach()).mul_(x.detach()) + 0 * x
+        return torch.sigmoid(x.detach()) * x.detach() + 0 * x
 """
 
 HONEST = """
