@@ -1,0 +1,46 @@
+"""Gradients are asked of the tensors that want one, in the ways in which callers ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_cudal1.judge.wire.call_spec import RunMode
+from torch_cudal1.judge.worker.modules.gradient_call import call_with_gradients
+
+X, Y, C = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0]), torch.tensor([1.0, 10.0])
+
+
+def ask(
+    mode: RunMode, leaves: list[list[bool]] | None = None
+) -> tuple[torch.nn.Parameter, list[torch.Tensor | None]]:
+    weight = torch.nn.Parameter(torch.tensor([7.0, 11.0]))
+
+    def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        if leaves is not None:
+            leaves.append([t.is_leaf for t in tensors])
+        x, y = tensors
+        return [x * y * weight, x + y]
+
+    return weight, call_with_gradients(call, [weight], [X, Y], [C, C], mode)
+
+
+def test_a_step_of_training_hands_in_activations_and_calls_again_before_the_backward() -> None:
+    leaves: list[list[bool]] = []
+    _, plain = ask(RunMode(gradients=True), leaves)
+    weight, step = ask(RunMode(gradients=True, step=True), leaves)
+    assert leaves == [[True, True], [False, False], [False, False]]
+    for expected, actual in zip(plain, step, strict=True):
+        assert expected is not None
+        assert actual is not None
+        assert torch.equal(expected, actual)
+    assert weight.grad is None
+
+
+def test_only_what_is_wanted_gets_a_gradient_and_only_used_outputs_count() -> None:
+    weight, results = ask(RunMode(gradients=True, wanted=(2,), used=(1,)))
+    assert not weight.requires_grad
+    assert len(results) == 3
+    assert results[2] is not None
+    assert torch.equal(results[2], C)
