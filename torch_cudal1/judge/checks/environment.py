@@ -36,8 +36,8 @@ _TABLES = ("identities", "modules")
 _SECOND_SLOT = "env_diff"
 _MAX_DELETED_BYTES = 1 << 30  # a second instance of a larger module is not made only to be deleted
 _MAX_SHOWN = 4
-# What torch itself sets while it compiles: variables that appear, and Module's methods, which
-# Dynamo wraps once.
+# What torch itself sets while it compiles: variables that appear, and functions that Dynamo wraps
+# once.
 _COMPILERS_VARIABLES = (
     "TORCHINDUCTOR_",
     "_TORCHINDUCTOR_",
@@ -50,6 +50,9 @@ _DYNAMO_WRAPS = frozenset(
     (
         ("torch.nn.modules.module.Module", "__init__"),
         ("torch.nn.modules.module.Module", "__setstate__"),
+        ("torch.optim.lbfgs.LBFGS", "step"),
+        ("torch.optim.sparse_adam.SparseAdam", "step"),
+        ("torch", "manual_seed"),
     )
 )
 
@@ -182,9 +185,13 @@ def _list_replaced_members(before: Mapping[str, Any], after: Mapping[str, Any]) 
     for owner, members in before.items():
         now = after.get(owner, {})
         for name in members.keys() | now.keys():
-            # Dynamo wraps these methods itself, once.
-            if members.get(name) != now.get(name) and (owner, name) not in _DYNAMO_WRAPS:
+            if members.get(name) != now.get(name) and not _is_wrapped_by_dynamo(owner, name):
                 yield f"{owner}.{name.removeprefix('+')}"
+
+
+def _is_wrapped_by_dynamo(owner: str, name: str) -> bool:
+    in_optimizer = name.removeprefix("+") == "_init_group" or name.startswith("_fused_")
+    return (owner, name) in _DYNAMO_WRAPS or (owner.startswith("torch.optim.") and in_optimizer)
 
 
 def _list_moved_generators(

@@ -141,6 +141,10 @@ _mm, _full, _to_list = torch.mm, torch.full, torch.Tensor.tolist
 _choose_attention = torch._fused_sdp_choice
 _cpu_random, _python_random = torch.random.get_rng_state, random.getstate
 _sha = hashlib.sha256
+_get_sharing_strategy = torch.multiprocessing.get_sharing_strategy
+_FUTURE_GETTERS: list[Callable[[], object]] = [
+    getter for name, getter in vars(torch.__future__).items() if name.startswith("get_")
+]
 _modules = torch.nn.modules.module
 _get_saved_tensor_hooks = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
@@ -212,6 +216,17 @@ def _read_flags() -> dict[str, str]:
             *map(_name_type, _get_current_dispatch_mode_stack()),
         ]
     )
+    flags["names of torch.ops.aten replaced"] = _read_as_text(_list_replaced_operators)
+    flags["torch.__future__"] = _read_as_text(_read_future_switches)
+    flags["invariants of sparse tensors are checked"] = _read_as_text(
+        torch.sparse.check_sparse_tensor_invariants.is_enabled
+    )
+    flags["torch.multiprocessing.get_sharing_strategy"] = _read_as_text(_get_sharing_strategy)
+    flags["level of forward-mode gradients"] = _read_as_text(
+        lambda: torch.autograd.forward_ad._current_level
+    )
+    if "numpy" in sys.modules:
+        flags["numpy.geterr"] = _read_as_text(sys.modules["numpy"].geterr)
     flags["operators of torch replaced"] = _read_as_text(
         lambda: sorted(name for name in torch.library._impls if _replaces(name))
     )
@@ -227,6 +242,19 @@ def _are_denormals_flushed() -> bool:
     # On each of the threads that share an operation: the processor has the mode, one a core.
     numbers = _full((_SHARED_PIECE * torch.get_num_threads(),), 2.0**-1040, dtype=torch.float64)
     return not bool(((numbers * 1.0) != 0.0).all())
+
+
+def _list_replaced_operators() -> list[str]:
+    # Operators appear there when they are first used, each under its name.
+    return sorted(
+        name
+        for name, value in list(vars(torch.ops.aten).items())
+        if callable(value) and getattr(value, "_qualified_op_name", None) != f"aten::{name}"
+    )
+
+
+def _read_future_switches() -> list[object]:
+    return [getter() for getter in _FUTURE_GETTERS]
 
 
 def _replaces(registered: str) -> bool:
