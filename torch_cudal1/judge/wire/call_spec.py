@@ -41,8 +41,8 @@ class RunMode:
     - double_backward: also gradients of the gradients. other_gpu: on a GPU that is not current.
     - temporaries: with tensors that nothing but the call holds, in the memory of the inputs: "",
       "view" or "alias" (without a base).
-    - steps: of training, in a row on one instance; the results are those of the last step, then the
-      whole state. transform: "", "jvp" or "vmap" of torch.func.
+    - steps: of training, in a row on one instance, between two calls in eval mode; the results are
+      those of the last step, then the whole state, then those of the second call. transform: "", "jvp" or "vmap" of torch.func.
     """
 
     training: bool = False

@@ -96,6 +96,24 @@ MODULES: dict[str, ModuleCase] = {
         (TRAIN_MODE,),
         "mode",
     ),
+    "statistics of eval from before the training": (
+        {
+            "init": "self.kept = None",
+            "before": "n = self.norm\nif not self.training:\n"
+            "    if self.kept is None: self.kept = n.running_mean.clone(), n.running_var.clone()\n"
+            "    r = functional.batch_norm(self.linear(x + y), *self.kept, n.weight, n.bias)",
+            "result": "self.plain(x, y) if self.training else functional.leaky_relu(r, self.slope)",
+        },
+        "fast",
+        (TRAIN_MODE,),
+        "mode",
+    ),
+    "one mask in every step": (
+        {"before": "if self.training: torch.manual_seed(torch.initial_seed())"},
+        "fast",
+        (TRAIN_MODE,),
+        "mode",
+    ),
     "weights that stay behind while it trains": (
         {
             "init": "self.kept = None",

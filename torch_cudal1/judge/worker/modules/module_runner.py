@@ -24,6 +24,11 @@ from torch_cudal1.judge.wire.call_spec import (
 )
 from torch_cudal1.judge.wire.tensor_bits import to_float64
 from torch_cudal1.judge.worker.headers import keep_headers
+from torch_cudal1.judge.worker.modules.containers import (
+    describe_change,
+    has_containers,
+    list_members,
+)
 from torch_cudal1.judge.worker.modules.gradient_call import call_with_gradients
 from torch_cudal1.judge.worker.modules.ordinary_call import call_as_main
 from torch_cudal1.judge.worker.modules.training_run import take_training_steps
@@ -56,6 +61,9 @@ class ModuleRunner:
         # Of the last call's result.
         self._tree: tuple[object, list[str | None]] | None = None
         self._compiled: Callable[..., Any] | None = None
+        # Of the last call: what became of the lists and dictionaries that it was handed.
+        self._changed = ""
+        self._has_containers = has_containers(spec.call)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,10 +72,10 @@ class ModuleRunner:
 
     @property
     def tree(self) -> str:
-        """The nesting of the last call's result and its leaves that are not tensors, as text; ""
-        before the first call.
+        """The nesting of the last call's result and its leaves that are not tensors, as text, and what
+        became of containers among its arguments; "" before the first call.
         """
-        return "" if self._tree is None else f"{self._tree[0]}{self._tree[1]}"
+        return "" if self._tree is None else f"{self._tree[0]}{self._tree[1]}{self._changed}"
 
     @property
     def instance(self) -> torch.nn.Module:
@@ -112,6 +120,8 @@ class ModuleRunner:
     def _train(self, moving: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         # It will not hold the state that it was loaded with, so the next call makes another one.
         self._loaded = ()
+        # What eval keeps of the state before training must not outlive it.
+        self._call_in_eval(moving)
         result = take_training_steps(
             self.instance,
             lambda inputs: self._call_module(self._unpack(inputs)),
@@ -119,7 +129,17 @@ class ModuleRunner:
             self._mode.steps,
             self._spec.seed,
         )
-        return [*self._list_results(result), *(each.detach().clone() for each in self.state())]
+        evaluated = self._call_in_eval(moving)
+        state = [each.detach().clone() for each in self.state()]
+        return [*self._list_results(result), *state, *evaluated]
+
+    def _call_in_eval(self, moving: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        self.instance.eval()
+        torch.manual_seed(self._spec.seed)
+        with torch.no_grad():
+            results = self._list_results(self._call_module(self._unpack(moving)))
+        self.instance.train()
+        return results
 
     def _transform(self, moving: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         wide = [to_float64(t) for t in moving] if self._mode.double else moving
@@ -272,7 +292,11 @@ class ModuleRunner:
             return self._call_plainly(arguments)
 
     def _call_plainly(self, arguments: Mapping[str, Any]) -> object:
-        return call_as_main(self._find_callable(), tuple(arguments["args"]), arguments["kwargs"])
+        before = list_members(arguments) if self._has_containers else None
+        result = call_as_main(self._find_callable(), tuple(arguments["args"]), arguments["kwargs"])
+        if before is not None:
+            self._changed = describe_change(before, list_members(arguments))
+        return result
 
     def _make_temporary(self, argument: Any) -> Any:
         if not isinstance(argument, torch.Tensor):

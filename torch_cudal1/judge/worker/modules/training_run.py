@@ -36,9 +36,9 @@ def take_training_steps(
     """
     parameters = [each for each in instance.parameters() if each.requires_grad]
     result: object = None
+    # Once, as a program seeds: dropout draws other masks in each step, the same for the same draws.
+    torch.manual_seed(seed)
     for step in range(steps):
-        # Dropout: the same masks for the same draws.
-        torch.manual_seed(seed + step)
         with torch.enable_grad():
             result = call(vary_inputs(inputs, step))
             loss = _compute_loss(result)
