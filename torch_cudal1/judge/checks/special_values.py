@@ -73,8 +73,8 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
         ("negative infinity", -float("inf")),
     )
     # Without time for all of them the sign of the infinity is a secret.
-    asked = values if trial.profile.all_specials else (values[0], secrets.choice(values[1:]))
-    for kind, value in asked:
+    kinds = values if trial.profile.all_specials else (values[0], secrets.choice(values[1:]))
+    for kind, value in kinds:
         for position in positions:
             variant = _make_variant(trial, sample, position, kind, value)
             outputs = trial.run(variant).outputs

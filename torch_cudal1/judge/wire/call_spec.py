@@ -30,7 +30,7 @@ class RunMode:
     """The mode in which a module is run.
 
     - training: train mode instead of eval. gradients: also compute those of parameters and floating
-      inputs. wanted: the places of those that want one, None for all; used: the places of the outputs
+      inputs. gradient_places: the places of those that want one, None for all; used: the places of the outputs
       that have a cotangent, None for all. step: as a step of training asks, in the middle of a
       model: inputs that are no leaves, another call before `backward`, and the leaves' `grad`.
     - plain: with gradients enabled, and no input that wants one.
@@ -47,7 +47,7 @@ class RunMode:
 
     training: bool = False
     gradients: bool = False
-    wanted: tuple[int, ...] | None = None
+    gradient_places: tuple[int, ...] | None = None
     used: tuple[int, ...] | None = None
     step: bool = False
     plain: bool = False

@@ -39,7 +39,7 @@ def test_a_step_of_training_hands_in_activations_and_calls_again_before_the_back
 
 
 def test_only_what_is_wanted_gets_a_gradient_and_only_used_outputs_count() -> None:
-    weight, results = ask(RunMode(gradients=True, wanted=(2,), used=(1,)))
+    weight, results = ask(RunMode(gradients=True, gradient_places=(2,), used=(1,)))
     assert not weight.requires_grad
     assert len(results) == 3
     assert results[2] is not None

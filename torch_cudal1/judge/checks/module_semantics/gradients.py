@@ -129,18 +129,18 @@ def _list_ways(reference: SourceReference) -> Iterator[tuple[str, RunMode]]:
     yield "gradients in a step of training", RunMode(gradients=True, step=True)
     if parameters:
         # As in a model's first layer.
-        way = RunMode(gradients=True, wanted=parameters)
+        way = RunMode(gradients=True, gradient_places=parameters)
         yield "gradients of parameters alone", way
     if parameters and inputs:
         # As in a layer that is frozen.
-        way = RunMode(gradients=True, wanted=inputs)
+        way = RunMode(gradients=True, gradient_places=inputs)
         yield "gradients of inputs alone", way
     # The same for every candidate of a reference, so that its own results serve them all.
     generator = random.Random(f"{_SECRET} {reference.key}")
     if len(inputs) > 1:
         halves = zip(_halve(inputs, generator), _halve(parameters, generator), strict=True)
         for some_inputs, some_parameters in halves:
-            way = RunMode(gradients=True, wanted=(*some_parameters, *some_inputs))
+            way = RunMode(gradients=True, gradient_places=(*some_parameters, *some_inputs))
             yield "gradients of some inputs", way
     if len(reference.outputs) > 1:
         for half in _halve(range(len(reference.outputs)), generator):

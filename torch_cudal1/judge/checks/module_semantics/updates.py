@@ -83,8 +83,8 @@ def _draw_ways(count: int) -> list[str]:
     """
     chance = random.SystemRandom()
     ways = [UPDATE_WAYS[0], chance.choice(_REPLACING)]
-    others = [way for way in UPDATE_WAYS if way not in ways]
-    return [*ways, *chance.sample(others, len(others))][:count]
+    further_ways = [way for way in UPDATE_WAYS if way not in ways]
+    return [*ways, *chance.sample(further_ways, len(further_ways))][:count]
 
 
 def _list_small_steps(trial: Trial) -> list[_Update]:

@@ -23,13 +23,15 @@ def call_with_gradients(
     """The tensors of the result of `call`, then a gradient for each of `state` and `tensors` that
     wants one; `cotangents` are those of the results.
     """
-    wanted = range(len(state) + len(tensors)) if mode.wanted is None else mode.wanted
-    for place, held in enumerate(state):
-        if place not in wanted:
-            held.requires_grad_(False)
+    places = (
+        range(len(state) + len(tensors)) if mode.gradient_places is None else mode.gradient_places
+    )
+    for place, tensor in enumerate(state):
+        if place not in places:
+            tensor.requires_grad_(False)
     # Detached: gradients must end at these tensors, whatever the input set has.
     moving = [
-        t.detach().requires_grad_(t.dtype.is_floating_point and place in wanted)
+        t.detach().requires_grad_(t.dtype.is_floating_point and place in places)
         for place, t in enumerate(tensors, len(state))
     ]
     # The handlers call slots under no_grad.
