@@ -42,8 +42,8 @@ __all__ = [
 
 # Of the terms: what rounding them and adding them up leaves.
 _NOISE_ROUND_OFFS = 16.0
-# By how much eager's own result may vary and be the same still.
-_SAME_FRACTION = 1e-2
+# By how much eager's own result may vary and be the same still: less than a small step moves it.
+_SAME_ROUND_OFFS = 16.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ def _is_about_the_same(now: torch.Tensor | None, expected: torch.Tensor | None) 
     if now.shape != expected.shape or not expected.dtype.is_floating_point:
         return False
     difference = now.double() - expected.double()
-    return root_mean_square(difference) <= _SAME_FRACTION * root_mean_square(expected)
+    allowed = _SAME_ROUND_OFFS * unit_roundoff(expected.dtype)
+    return root_mean_square(difference) <= allowed * root_mean_square(expected)
 
 
 def compare_result(
