@@ -62,7 +62,7 @@ def test_digests_change_exactly_where_the_tables_do(monkeypatch: pytest.MonkeyPa
         assert state["digests"]["identities"] != before["digests"]["identities"], case
         assert state["identities"] != before["identities"], case
         assert state["digests"]["modules"] == before["digests"]["modules"]
-    entries: dict[str, tuple[dict[Any, Any], Any]] = {
+    entries: dict[str, tuple[Any, Any]] = {
         "a default": (torch.nn.Module.register_forward_hook.__kwdefaults__, "prepend"),
         "a reducer": (copyreg.dispatch_table, torch.nn.Linear),
     }
