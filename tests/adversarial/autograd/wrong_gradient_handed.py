@@ -1,7 +1,7 @@
 """The backward overwrites the gradient that it is handed, of which another branch of the caller's graph may read.
 
 Seen as `grad.mul_(mask)` in hand-written backwards. The gradients are right; `grad` compares what it has handed to the backward
-afterwards. A backward that writes to a copy is right.
+afterwards. In train mode it is right, so that `mode` sees nothing. A backward that writes to a copy is right.
 """
 
 from tests.adversarial.case import Case
@@ -50,7 +50,7 @@ class Relu(torch.autograd.Function):
 
 class ModelNew(nn.Module):
     def forward(self, x):
-        return Relu.apply(x)
+        return torch.relu(x) if self.training else Relu.apply(x)
 """
 
 HONEST = """
