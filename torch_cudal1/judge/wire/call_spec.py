@@ -30,9 +30,10 @@ class RunMode:
     """The mode in which a module is run.
 
     - training: train mode instead of eval. gradients: also compute those of parameters and floating
-      inputs. gradient_places: the places of those that want one, None for all; used: the places of the outputs
-      that have a cotangent, None for all. step: as a step of training asks, in the middle of a
-      model: inputs that are no leaves, another call before `backward`, and the leaves' `grad`.
+      inputs. gradient_places: the places of those that want one, None for all; used: the places of
+      the outputs that have a cotangent, None for all. step: as a step of training asks, in the
+      middle of a model: inputs that are no leaves, another call before `backward`, and the leaves'
+      `grad`.
     - plain: with gradients enabled, and no input that wants one.
     - double: in float64, for the reference. inference: under torch.inference_mode.
     - autocast: name of a dtype, "" for none.
@@ -42,7 +43,8 @@ class RunMode:
     - temporaries: with tensors that nothing but the call holds, in the memory of the inputs: "",
       "view" or "alias" (without a base).
     - steps: of training, in a row on one instance, between two calls in eval mode; the results are
-      those of the last step, then the whole state, then those of the second call. transform: "", "jvp" or "vmap" of torch.func.
+      those of the last step, then the whole state, then those of the second call. transform: "",
+      "jvp" or "vmap" of torch.func.
     """
 
     training: bool = False
