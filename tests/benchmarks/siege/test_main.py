@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.siege import __main__ as siege
+from benchmarks.siege import judging
 from benchmarks.siege.__main__ import keep_cores_busy, main, summarise
 from benchmarks.siege.faults import Mutant
 
@@ -41,17 +41,6 @@ def test_mutants_are_judged_and_their_twins_pass(tmp_path: Path) -> None:
     }
 
 
-def test_processes_judge_side_by_side(tmp_path: Path) -> None:
-    out = tmp_path / "siege.json"
-    arguments = [*ARGUMENTS[:2], "--count", "2", *ARGUMENTS[4:]]
-    assert main([*arguments, "--jobs", "2", "--out", str(out)]) == 0
-    document = json.loads(out.read_text())
-    assert sorted(row["number"] for row in document["rows"]) == [0, 1]
-    assert all(row["refused_by"] for row in document["rows"])
-    assert main([*arguments, "--jobs", "2", "--total-limit-s", "0", "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["rows"] == document["rows"], "nothing judged, nothing saved"
-
-
 @pytest.mark.parametrize("sides", ["mutants", "twins"])
 def test_one_side_is_judged_in_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sides: str
@@ -61,7 +50,7 @@ def test_one_side_is_judged_in_rounds(
         row: dict[str, object] = {"kind": "", "subject": "", "is_promised": True, "seconds": 1.0}
         return row | {"refused_by": "a", "error": ""}
 
-    monkeypatch.setattr(siege, "_judge", judge)
+    monkeypatch.setattr(judging, "_judge", judge)
     out = tmp_path / "siege.json"
     status = main([*ARGUMENTS[:-1], "--sides", sides, "--rounds", "3", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
@@ -70,20 +59,6 @@ def test_one_side_is_judged_in_rounds(
     # A refused mutant is as it shall be, and a refused twin is kept with its text.
     assert status == (sides == "twins")
     assert [("text" in row) for row in rows] == 3 * [sides == "twins"]
-
-
-def test_an_error_of_the_judge_counts_against_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def evaluate(*_: object, **__: object) -> None:
-        raise ValueError("of the judge")
-
-    monkeypatch.setattr(siege.SourceEvaluator, "evaluate", evaluate)
-    out = tmp_path / "siege.json"
-    assert main([*ARGUMENTS, "--sides", "both", "--out", str(out)]) == 1
-    document = json.loads(out.read_text())
-    assert [row["error"] for row in document["rows"]] == 2 * ["ValueError: of the judge"]
-    assert document["summary"]["got_in"] == document["summary"]["twins_refused"] == 1
 
 
 def test_cores_are_kept_busy_within_the_block() -> None:
