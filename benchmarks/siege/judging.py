@@ -8,6 +8,7 @@ import argparse
 import atexit
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -74,14 +75,16 @@ def judge_side(
     broken = bool(row["error"])
     row |= {"number": number, "is_twin": is_twin}
     row |= {"got_in": not (refused or is_twin), "twin_refused": (refused or broken) and is_twin}
-    return row | ({"text": text} if row["got_in"] or row["twin_refused"] else {})
+    checks = row.pop("checks")
+    is_kept = row["got_in"] or row["twin_refused"]
+    return row | ({"text": text, "checks": checks} if is_kept else {})
 
 
 def _judge(
     mutant: Mutant, text: str, args: argparse.Namespace, fork_server: ForkServer | None
 ) -> dict[str, Any]:
     begin = time.monotonic()
-    failed: list[CheckResult] = []
+    checks: Sequence[CheckResult] = ()
     broken = ""
     config = SourceEvaluationConfig(
         device=torch.device(args.device),
@@ -94,16 +97,13 @@ def _judge(
             evaluation = evaluator.evaluate(
                 mutant.subject.write_reference(), text, timed=KINDS[mutant.kind].timed
             )
-        failed = [
-            check
-            for check in evaluation.verdict.checks
-            if not check.passed and check.name not in _NO_FAULT
-        ]
+        checks = evaluation.verdict.checks
     except SandboxError as error:
-        failed = [CheckResult("run", False, detail=str(error))]
+        checks = [CheckResult("run", False, detail=str(error))]
     except Exception as error:  # noqa: BLE001
         # An error of the judge itself counts against it, whatever it judged, and the siege goes on.
         broken = f"{type(error).__name__}: {error}"
+    failed = [check for check in checks if not check.passed and check.name not in _NO_FAULT]
     return {
         "kind": mutant.kind,
         "subject": mutant.subject.name,
@@ -114,6 +114,7 @@ def _judge(
         <= PROFILES.index(args.profile),
         "refused_by": failed[0].name if failed else "",
         "detail": failed[0].detail[:200] if failed else "",
+        "checks": [[check.name, check.passed, check.detail[:300]] for check in checks],
         "error": broken[:500],
         "seconds": time.monotonic() - begin,
     }

@@ -15,6 +15,7 @@ import torch
 from torch_cudal1.api.dispatcher import LEFT_ALONE, Dispatcher
 from torch_cudal1.api.explain import explain_bindings
 from torch_cudal1.api.recording import recorder
+from torch_cudal1.core.inductor_start import hash_keys_ahead
 from torch_cudal1.core.report import Explanation
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.runtime.kill_switch import disabled
@@ -59,6 +60,7 @@ def accelerate(
     restore(module)
     if not chosen.enabled:
         return module
+    hash_keys_ahead()
     recorder.keep_recording(chosen.record)
     dispatcher = Dispatcher(module, chosen)
     # The signature is bound before the dispatcher is installed. Where binding raises, the module

@@ -20,6 +20,7 @@ from torch_cudal1.api import dynamo_rnn
 from torch_cudal1.api.inductor import compile_with_inductor, run_graph
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, SettingError
+from torch_cudal1.core.inductor_start import hash_keys_ahead
 from torch_cudal1.core.settings import Settings
 
 __all__ = ["cudal1", "report_choices_to", "run_graph"]
@@ -65,6 +66,7 @@ def cudal1(
     # The recording must run before the graph is compiled: only graphs compiled while it runs are
     # counted.
     recorder.keep_recording(settings.record)
+    hash_keys_ahead()
     call = _find_best(gm, example_inputs, settings, inductor_options)
     return recorder.count_graph(call, gm, example_inputs) if recorder.is_on() else call
 

@@ -48,6 +48,7 @@ from torch_cudal1.api.signatures.recalled_capture import (
 )
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, GraphBreakError, NotLowerableError
+from torch_cudal1.core.inductor_start import start_compile_workers
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import find_device
@@ -100,6 +101,8 @@ def bind(
         recalled = _bind_recalled(module, (args, dict(kwargs)), captured, record, cached_call)
         if recalled is not None:
             return recalled
+        # Nothing is known of this call, so kernels will be compiled.
+        start_compile_workers(context.device)
         traced = trace_call(captured)
         graphs = [lower_captured(graph, module) for graph in traced.graphs]
     # A break means that Python of the user stands between graphs. Only the user's own calls may run

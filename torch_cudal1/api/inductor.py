@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch.fx as fx
 
 from torch_cudal1.core.gc_pause import pause_gc
+from torch_cudal1.core.inductor_start import await_keys
 
 __all__ = ["compile_fx_graph", "compile_with_inductor", "run_graph"]
 
@@ -38,6 +39,7 @@ def compile_fx_graph(
     with pause_gc(keeps=True):
         from torch._inductor.compile_fx import compile_fx
 
+    await_keys()
     # Triton asks the program `file` how Python is linked and puts the answer into the names of what
     # it builds. In a slim container without `file` the names would differ, and a cache that was
     # filled elsewhere would not be found. The shim gives the answer of other machines.

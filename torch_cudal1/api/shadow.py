@@ -59,6 +59,9 @@ TENSOR_CORE_OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear
 # The fraction of integers chosen among rounded numbers, such as an argmax, that may differ:
 # rounding makes ties, and two kernels break them differently.
 MAX_OTHER_CHOICES_FRACTION = 0.1
+# A start compares so few numbers on the host: on a GPU each operator of the comparison loads a kernel
+# first, 0.5 s of a warm start in all.
+_MAX_HOST_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -201,11 +204,27 @@ def check_capture(
 def _find_gross_difference(
     results: Sequence[Any], expected: Sequence[Any], choice: Choice, context: TuneContext
 ) -> Refusal | None:
+    results, expected = _copy_few_to_host(results, expected)
     narrow = _choose_narrow_tolerance(choice, context)
     if _find_difference(results, expected, narrow) is None:
         return None
     # Working out what the region's depth allows takes longer than the rest of a start.
     return _find_difference(results, expected, _choose_tolerance(choice, context))
+
+
+def _copy_few_to_host(
+    results: Sequence[Any], expected: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    tensors = [value for value in (*results, *expected) if isinstance(value, torch.Tensor)]
+    # A result on another device than the baseline's is a difference, and stays one.
+    is_alike = len({tensor.device for tensor in tensors}) == 1
+    if not is_alike or sum(tensor.numel() for tensor in tensors) > _MAX_HOST_ELEMENTS:
+        return results, expected
+    on_host = [
+        [value.cpu() if isinstance(value, torch.Tensor) else value for value in values]
+        for values in (results, expected)
+    ]
+    return on_host[0], on_host[1]
 
 
 def _copy_tensors(result: Any) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.core.gc_pause import pause_gc
+from torch_cudal1.core.inductor_start import await_keys
 from torch_cudal1.core.path_shims import file_program_shim
 from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.check import check_program, is_random_program
@@ -195,6 +196,7 @@ def _call_inductor(program: Program, device: torch.device, options: dict[str, An
             inputs = [_fake_input(spec, device) for spec in program.inputs]
         # Triton's file names hold what the program `file` says: without it a filled cache is not
         # found.
+        await_keys()
         with file_program_shim(device):
             compiled = cast(Callable[..., Any], compile_fx(module, inputs, config_patches=options))
 

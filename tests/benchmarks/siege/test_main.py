@@ -48,7 +48,7 @@ def test_one_side_is_judged_in_rounds(
     def judge(mutant: Mutant, text: str, *_: object) -> dict[str, object]:
         assert text == (mutant.text if sides == "mutants" else mutant.twin)
         row: dict[str, object] = {"kind": "", "subject": "", "is_promised": True, "seconds": 1.0}
-        return row | {"refused_by": "a", "error": ""}
+        return row | {"refused_by": "a", "error": "", "checks": []}
 
     monkeypatch.setattr(judging, "_judge", judge)
     out = tmp_path / "siege.json"
@@ -58,7 +58,8 @@ def test_one_side_is_judged_in_rounds(
     assert [row["is_twin"] for row in rows] == 3 * [sides == "twins"]
     # A refused mutant is as it shall be, and a refused twin is kept with its text.
     assert status == (sides == "twins")
-    assert [("text" in row) for row in rows] == 3 * [sides == "twins"]
+    for key in ("text", "checks"):
+        assert [(key in row) for row in rows] == 3 * [sides == "twins"]
 
 
 def test_cores_are_kept_busy_within_the_block() -> None:

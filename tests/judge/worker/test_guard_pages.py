@@ -148,9 +148,9 @@ def test_operators_stay_within_their_tensors(name: str, dtype: torch.dtype, devi
     operator, shapes = OPERATORS[name]
     inputs = [torch.randn(shape).to(device, dtype) for shape in shapes]
     expected = operator(*inputs)
-    for side in SIDES:
+    for side, read_only in (*((side, False) for side in SIDES), ("end", True)):
         problem = operator(
-            *[copy_to_edge(tensor, side) for tensor in inputs]
+            *[copy_to_edge(tensor, side, read_only=read_only) for tensor in inputs]
         )  # a process that is still there says it
         torch.testing.assert_close(problem, expected, rtol=2e-2, atol=2e-2)
 
@@ -164,3 +164,27 @@ def test_pages_that_are_read_only_can_be_read(access: str, *, is_fatal: bool) ->
     ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
     assert (ended.returncode < 0) is is_fatal
     assert ended.returncode in (0, -11)
+
+
+GPU_PROGRAM = """
+import torch
+from torch_cudal1.judge.worker.guard_pages import copy_to_edge
+tensor = copy_to_edge(torch.ones(4096, device="cuda"), "end", read_only=True)
+assert tensor.sum().item() == 4096
+{access}
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize(
+    ("access", "is_fatal"), [("(tensor * 2).sum()", False), ("tensor.data[4000] = 2", True)]
+)
+def test_pages_of_a_gpu_that_are_read_only_can_be_read(access: str, *, is_fatal: bool) -> None:
+    program = GPU_PROGRAM.format(access=access)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode != 0) is is_fatal
+    assert ("illegal memory access" in ended.stderr) is is_fatal

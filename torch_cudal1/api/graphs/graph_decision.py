@@ -31,6 +31,7 @@ from torch_cudal1.api.ranks.consensus import (
 )
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError, NotLowerableError
+from torch_cudal1.core.inductor_start import start_compile_workers
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.device.target import find_device
@@ -166,6 +167,7 @@ class GraphRequest:
         recalled = self._decide_recalled(record)
         if recalled is not None:
             return recalled
+        start_compile_workers(self.context.device)
         try:
             traced = trace(self.gm, self.inputs)
             graphs = _lower_graphs(traced)

@@ -40,7 +40,7 @@ _NORESERVE = 0x4000
 _PROT_NONE = 0
 # From cuda.h: CUmemAllocationType, CUmemLocationType, CUmemAllocationGranularity_flags,
 # CUmemAccess_flags
-_PINNED, _ON_DEVICE, _MINIMUM, _READ_AND_WRITE = 1, 1, 0, 3
+_PINNED, _ON_DEVICE, _MINIMUM, _READ, _READ_AND_WRITE = 1, 1, 0, 1, 3
 # Part of the message of a DriverError where the GPU is full.
 OUT_OF_MEMORY = "cuMemCreate answered CUDA_ERROR_OUT_OF_MEMORY"
 # Bound before any candidate, which may patch them.
@@ -50,7 +50,7 @@ _empty_cache = torch.cuda.empty_cache
 
 def copy_to_edge(tensor: torch.Tensor, side: Side, *, read_only: bool = False) -> torch.Tensor:
     """A copy of `tensor`, with its strides, that ends where mapped memory ends, or starts where it
-    starts. An empty tensor is returned as it is. `read_only`: on the host, writing to it is fatal.
+    starts. An empty tensor is returned as it is. `read_only`: writing to it is fatal, too.
 
     Raises OSError, on a GPU DriverError, where such memory cannot be had.
     """
@@ -58,15 +58,19 @@ def copy_to_edge(tensor: torch.Tensor, side: Side, *, read_only: bool = False) -
     if not extent:
         return tensor
     size = extent * tensor.element_size()
-    pages = (
-        _map_host_pages(size, side)
-        if tensor.device.type == "cpu"
-        else _map_gpu_pages(size, side, tensor.device)
-    )
-    pages.copy_(tensor.detach().as_strided((extent,), (1,)).view(torch.uint8))
-    if read_only and tensor.device.type == "cpu":
-        first = pages.data_ptr() // _PAGE * _PAGE
-        _protect(first, _round_up(pages.data_ptr() + size - first, _PAGE), mmap.PROT_READ)
+    bits = tensor.detach().as_strided((extent,), (1,)).view(torch.uint8)
+    if tensor.device.type == "cpu":
+        pages = _map_host_pages(size, side)
+        pages.copy_(bits)
+        if read_only:
+            first = pages.data_ptr() // _PAGE * _PAGE
+            _protect(first, _round_up(pages.data_ptr() + size - first, _PAGE), mmap.PROT_READ)
+    else:
+        reserved = _map_gpu_pages(size, side, tensor.device)
+        pages = _as_tensor(reserved, device=tensor.device)
+        pages.copy_(bits)
+        if read_only:
+            reserved.protect()
     return (
         pages.view(tensor.dtype)
         .as_strided(tensor.shape, tensor.stride())
@@ -115,19 +119,18 @@ def _open_libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _map_gpu_pages(size: int, side: Side, device: torch.device) -> torch.Tensor:
+def _map_gpu_pages(size: int, side: Side, device: torch.device) -> _ReservedPages:
     index = torch.cuda.current_device() if device.index is None else device.index
     driver = open_driver()
     place = _Location(_ON_DEVICE, index)
     try:
-        reserved = _ReservedPages(driver, driver.retain_context(index), place, size, side)
+        return _ReservedPages(driver, driver.retain_context(index), place, size, side)
     except DriverError as error:
         if OUT_OF_MEMORY not in str(error):
             raise
         # PyTorch keeps freed memory, which the driver cannot use.
         _empty_cache()
-        reserved = _ReservedPages(driver, driver.retain_context(index), place, size, side)
-    return _as_tensor(reserved, device=torch.device("cuda", index))
+        return _ReservedPages(driver, driver.retain_context(index), place, size, side)
 
 
 class _Location(ctypes.Structure):
@@ -191,9 +194,10 @@ class _ReservedPages:
             self._undo.append(lambda: call("cuMemRelease", memory))
             call("cuMemMap", first, wide(mapped), wide(0), memory, ctypes.c_uint64(0))
             self._undo.append(lambda: call("cuMemUnmap", first, wide(mapped)))
-            call(
-                "cuMemSetAccess", first, wide(mapped), by(_Access(place, _READ_AND_WRITE)), wide(1)
+            self._allow = lambda rights: call(
+                "cuMemSetAccess", first, wide(mapped), by(_Access(place, rights)), wide(1)
             )
+            self._allow(_READ_AND_WRITE)
         address = first.value + _find_offset(size, mapped, side)
         self.__cuda_array_interface__ = {
             "shape": (size,),
@@ -202,6 +206,13 @@ class _ReservedPages:
             "strides": None,
             "version": 3,
         }
+
+    def protect(self) -> None:
+        """From here on a write to the pages is an illegal access."""
+        with self._driver.make_current(self._context):
+            # What fills the pages has been queued and may not have run.
+            self._driver.call("cuCtxSynchronize")
+            self._allow(_READ)
 
     def __del__(self) -> None:
         """Unmap, release and free, in the reverse order."""
@@ -215,7 +226,7 @@ class _ReservedPages:
 
 def _move_to_edge(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
     """Make a copy of an input set with the tensors at `positions` at the edge of their pages, which
-    on the host may be `read_only`.
+    may be `read_only`.
     """
     tensors, chosen = session.sets[request["inputs"]], set(request["positions"])
     side: Side = request["side"]

@@ -168,11 +168,7 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
         ]
     sample, _ = trial.first_two
     slot = trial.slot if source else SLOT
-    # A GPU's pages are not made read-only, and the host has no machine code of a Program.
-    read_only = source and trial.device.type == "cpu"
-    rounds: list[tuple[Side, bool]] = [(side, False) for side in SIDES]
-    if read_only:
-        rounds.append(("end", True))
+    rounds: list[tuple[Side, bool]] = [*((side, False) for side in SIDES), ("end", True)]
     for side, is_protected in rounds:
         if not source:
             # A Program's Allocs are placed by the judge, at the same side.
@@ -200,8 +196,8 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
             True,
             0.0,
             0.0,
-            f"{len(positions)} {subject} at the edge of mapped memory, on either side"
-            + (", and in memory that cannot be written to" if read_only else ""),
+            f"{len(positions)} {subject} at the edge of mapped memory, on either side, and inputs in "
+            "memory that cannot be written to",
         )
     ]
 
@@ -284,8 +280,7 @@ GUARD_PAGE = CheckSpec(
     run=check_guard_pages,
     asks=(
         "inputs that end, and then start, where mapped memory does, on a CPU and on a GPU: "
-        "is anything read or written beyond them, used or not. Of a source on a CPU inputs in "
-        "memory that cannot be written to, of a Program's machine code its parameters and the "
-        "memory of its results too"
+        "is anything read or written beyond them, used or not; and inputs in memory that cannot "
+        "be written to. Of a Program's machine code its parameters and the memory of its results too"
     ),
 )
