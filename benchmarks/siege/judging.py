@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 PROFILES = ("fast", "standard", "strict")
-# Checks that say a candidate is slow, or that nothing can be said of it: no reason to refuse a twin.
-_NO_FAULT = frozenset({"timing", "unstable", "jump", "inputs"})
+# Checks that say a candidate is slow, or that its speed cannot be told: no reason to refuse a twin.
+_NO_FAULT = frozenset({"timing", "unstable", "jump"})
 
 Side: TypeAlias = tuple[int, bool]  # number of a mutant, whether its twin is judged
 

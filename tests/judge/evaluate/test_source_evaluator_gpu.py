@@ -91,3 +91,27 @@ def test_a_triton_kernel_is_compiled_evaluated_and_accepted(evaluator: SourceEva
     assert evaluation.baselines is not None
     assert {"eager", "inductor"} <= set(evaluation.baselines.medians_us)
     assert {"sync_ratio"} <= {check.name for check in evaluation.verdict.checks}
+
+
+GATHER = """
+import torch
+class {name}(torch.nn.Module):
+    def forward(self, x, rows):
+        return x[rows] * 2
+def get_inputs(): return [torch.randn(40, 32), torch.randint(0, 40, (56,))]
+def get_init_inputs(): return []
+"""
+
+
+def test_other_shapes_whose_indices_lie_beyond_them_cost_the_reference_nothing() -> None:
+    # An index out of range ends a CUDA context: the process of the reference was lost, and nothing
+    # after that was asked.
+    config = SourceEvaluationConfig(
+        device=torch.device("cuda"), settings=Settings(), contract=Contract(), profile="fast"
+    )
+    with SourceEvaluator(config) as evaluator:
+        evaluation = evaluator.evaluate(
+            GATHER.format(name="Model"), GATHER.format(name="ModelNew"), timed=False
+        )
+    assert [check for check in evaluation.verdict.checks if not check.passed] == []
+    assert "call_history" in {check.name for check in evaluation.verdict.checks}

@@ -13,10 +13,12 @@ from tests.judge.reference.in_process_child import CPU, InProcessChild
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.ir.program import TensorSpec
+from torch_cudal1.judge.reference import source_reference
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import (
     SourceCandidate,
     SourceReference,
+    load_module,
     read_reference,
 )
 from torch_cudal1.judge.wire.call_spec import RunMode, pack_arguments
@@ -181,3 +183,34 @@ def test_another_call_is_another_reference(oracle: InProcessChild) -> None:
     other = reference.with_call(pack_arguments({"args": (1.5,), "kwargs": {}}, None))
     assert other.form.call != reference.form.call
     assert other.key != reference.key
+
+
+def test_on_a_gpu_indices_of_other_shapes_are_looked_at_on_the_host(
+    oracle: InProcessChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, examples = read(oracle)
+    asked: list[RunMode] = []
+
+    def load(child: Any, slot: str, text: str, form: Any, way: RunMode) -> list[Any]:
+        asked.append(way)
+        return load_module(child, slot, text, form, way)
+
+    monkeypatch.setattr(source_reference, "load_module", load)
+    # The process is one of a CPU all the same.
+    on_gpu = replace(reference, device=torch.device("cuda"))
+    few = [*examples[:-2], examples[-2][:5], examples[-1]]
+    shorter = on_gpu.with_specs([*map(TensorSpec.of, few)])
+    with pytest.raises(ReferenceFailure, match="out of bounds"):
+        shorter.eager(few)
+    assert asked == [RunMode(on_host=True)], "its CUDA context never saw them"
+    # Layouts of the examples' own shapes cannot make an index wrong.
+    assert not on_gpu.with_specs(reference.specs).is_resized
+    assert shorter.with_specs(few_specs := shorter.specs).is_resized
+    assert [spec.shape for spec in few_specs] == [tuple(tensor.shape) for tensor in few]
+
+
+def test_on_the_host_results_are_eagers(oracle: InProcessChild) -> None:
+    reference, examples = read(oracle)
+    results = reference.in_way(RunMode(on_host=True)).eager(examples).outputs
+    for result, expected in zip(results, reference.eager(examples).outputs, strict=True):
+        assert torch.equal(result, expected)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ same as for Programs.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,9 @@ EVAL = RunMode()
 # seeds
 _SEED = 0
 _FURTHER_SEEDS = (1, 2)
+_INDEX_DTYPES = ("int", "uint")
+# How PyTorch's operators for a CPU say that an index, a target or a class does not exist.
+_OUT_OF_RANGE = re.compile(r"out of (range|bounds)|Class values must be smaller")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class SourceReference:
         default=(), compare=False, repr=False
     )
     trees: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    # Whether the inputs have other shapes than the examples, so that indices may lie beyond them.
+    is_resized: bool = False
 
     @cached_property
     def key(self) -> str:
@@ -147,7 +153,9 @@ class SourceReference:
 
     def with_specs(self, specs: Sequence[TensorSpec]) -> SourceReference:
         """The same reference, called with tensors of another form."""
-        return replace(self, specs=tuple(specs), trees={})
+        resized = [spec.shape for spec in specs] != [spec.shape for spec in self.specs]
+        is_resized = self.is_resized or resized
+        return replace(self, specs=tuple(specs), trees={}, is_resized=is_resized)
 
     def with_init(self, init: Any) -> SourceReference:
         """The reference constructed with other (packed) arguments."""
@@ -302,6 +310,8 @@ class SourceReference:
         return make_inputs(self, 1, "normal", self.device)
 
     def _ask_oracle(self, way: RunMode, inputs: Sequence[torch.Tensor]) -> tuple[Result, str]:
+        if self._may_index_beyond(way):
+            self._require_indices_within(inputs)
         slot = self._slot(way)
         try:
             if slot not in self.trees:
@@ -316,6 +326,23 @@ class SourceReference:
         except CandidateFailure as error:
             raise ReferenceFailure("running the reference", error.found) from error
         return Result(outputs, answer["facts"], str(answer["tree"])), str(answer["tree"])
+
+    def _may_index_beyond(self, way: RunMode) -> bool:
+        """Whether this way could lose the oracle: on a GPU an index out of range is no exception, it
+        ends the CUDA context.
+        """
+        is_possible = self.is_resized and self.device.type == "cuda" and not way.on_host
+        plain = self.specs[len(self.form.names) :]
+        return is_possible and any(spec.dtype.startswith(_INDEX_DTYPES) for spec in plain)
+
+    def _require_indices_within(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raises ReferenceFailure where the host finds an index out of range."""
+        try:
+            self._ask_oracle(RunMode(on_host=True), inputs[: self.cotangents])
+        except ReferenceFailure as error:
+            # What else the host refuses, such as an operator that it lacks, a GPU may take.
+            if _OUT_OF_RANGE.search(error.found):
+                raise
 
 
 def read_reference(

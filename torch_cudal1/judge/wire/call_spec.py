@@ -40,6 +40,7 @@ class RunMode:
     - compiled: "", or the mode of torch.compile, for a baseline: "default" or "reduce-overhead".
     - dtype: name of a dtype to which the module is cast after its first call.
     - double_backward: also gradients of the gradients. other_gpu: on a GPU that is not current.
+      on_host: on the CPU, for the reference.
     - temporaries: with tensors that nothing but the call holds, in the memory of the inputs: "",
       "view" or "alias" (without a base).
     - steps: of training, in a row on one instance, between two calls in eval mode; the results are
@@ -60,6 +61,7 @@ class RunMode:
     dtype: str = ""
     double_backward: bool = False
     other_gpu: bool = False
+    on_host: bool = False
     temporaries: str = ""
     steps: int = 0
     transform: str = ""

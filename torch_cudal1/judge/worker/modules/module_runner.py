@@ -51,7 +51,7 @@ class ModuleRunner:
         self, source: ModuleType, spec: CallSpec, mode: RunMode, device: torch.device
     ) -> None:
         self._source, self._spec, self._mode = source, spec, mode
-        self._device = _find_next_gpu(device) if mode.other_gpu else device
+        self._device = _choose_device(mode, device)
         # Id of a tensor -> the tensor, kept alive, and its copy on the other GPU.
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._instance: torch.nn.Module | None = None
@@ -90,7 +90,7 @@ class ModuleRunner:
         """
         if self._mode.other_gpu:
             return self._call_on_other_gpu(inputs)
-        return self._call(inputs)
+        return self._call([tensor.cpu() for tensor in inputs] if self._mode.on_host else inputs)
 
     def _call(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         count = len(self._spec.names)
@@ -329,6 +329,12 @@ class ModuleRunner:
         # Of the first call, whose results these are.
         self._tree = tree
         return results
+
+
+def _choose_device(mode: RunMode, device: torch.device) -> torch.device:
+    if mode.on_host:
+        return torch.device("cpu")
+    return _find_next_gpu(device) if mode.other_gpu else device
 
 
 def _find_next_gpu(device: torch.device) -> torch.device:
