@@ -35,6 +35,7 @@ from torch_cudal1.judge.wire.channel import storage_extent
 __all__ = ["SPECIAL", "check_special_values", "iter_infinite_variants"]
 
 _MAX_SPECIAL_INPUTS = 6
+_LARGE_WEIGHT = 1024.0
 # Of the sets that stay until the end. Counted with what they share, which is not copied.
 _MAX_KEPT_BYTES = 1 << 30
 _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in float32 and bfloat16
@@ -78,23 +79,23 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
     variants: list[InputSet] = []
     try:
         for kind, value in values if trial.profile.all_specials else values[:2]:
-            asked = [i for i in positions if _may_hold(trial, i, value)]
-            for position in asked:
-                variant = _make_variant(trial, sample, position, kind, value)
+            for position in positions:
+                name, held = _choose_value(trial, position, kind, value)
+                variant = _make_variant(trial, sample, position, name, held)
                 variants.append(variant)
                 outputs = trial.run(variant).outputs
                 failed = _find_mask_difference(trial, variant, outputs) or _find_wrong_number(
                     trial, variant, outputs
                 )
                 if failed:
-                    failed = f"one {kind} in input {position}{failed}"
+                    failed = f"one {name} in input {position}{failed}"
                     return [*checks, CheckResult("special", False, detail=failed)]
                 # In memory of its own each, where there is room: what a candidate remembers of an
                 # address is a question of `call_history`.
                 if sum(map(_count_bytes, variants)) > _MAX_KEPT_BYTES:
                     trial.drop(variants.pop(0))
             checks.append(
-                CheckResult("special", True, detail=f"one {kind} in each of inputs {asked}")
+                CheckResult("special", True, detail=f"one {kind} in each of inputs {positions}")
             )
     finally:
         for variant in variants:
@@ -102,11 +103,13 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
     return [*checks, *_check_whole_inputs(trial, sample)] if trial.profile.all_specials else checks
 
 
-def _may_hold(trial: Trial, position: int, value: float) -> bool:
-    """Whether a caller may hand this over. Weights that are infinite serve nobody, and honest
-    modules fold one into another: an infinity times zero is NaN, in another place.
+def _choose_value(trial: Trial, position: int, kind: str, value: float) -> tuple[str, float]:
+    """What an input holds, and its name. Infinite weights serve nobody, and honest modules fold one
+    weight into another, where an infinity times zero is NaN in another place: they are large.
     """
-    return trial.reference.roles[position] == "input" or math.isnan(value)
+    if trial.reference.roles[position] == "input" or math.isnan(value):
+        return kind, value
+    return "large number", math.copysign(_LARGE_WEIGHT, value)
 
 
 def _count_bytes(sample: InputSet) -> int:
