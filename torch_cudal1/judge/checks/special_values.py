@@ -497,7 +497,7 @@ SPECIAL = CheckSpec(
     run=check_special_values,
     knobs=("all_specials",),
     asks=(
-        "NaN, infinity, and at `standard` signed zeros, ties, extremes: they go where eager "
+        "NaN, infinity (a large number in weights), and at `standard` signed zeros, ties, extremes: they go where eager "
         "or Inductor sends them, and what is finite is right; few places excepted where rounding alone decides and "
         "eager's own change when its inputs move by little more than that"
     ),
