@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,8 +21,9 @@ from torch_cudal1.judge.checks.agreement import (
     eager_refuses,
 )
 from torch_cudal1.judge.checks.finite_values import compare_finite_elements
+from torch_cudal1.judge.checks.rounding import draw_uniform, is_decided_by_rounding
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.reference.compare import mask_mismatches, same_masks, unit_roundoff
+from torch_cudal1.judge.reference.compare import mask_mismatches, same_masks
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import clone_strided
 from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFailure, Result
@@ -41,14 +41,6 @@ _MAX_KEPT_BYTES = 1 << 30
 _TINY = {torch.float16: 1e-6, torch.float64: 1e-310}  # denormals; 1e-40 in float32 and bfloat16
 # of the infinities: numbers so near zero that rounding decides their sign
 _MAX_TURNED_FRACTION = 1e-5
-# of all elements: those that may differ, and those that rounding may decide at all
-# Before this exception fused ResNet blocks were refused for 29 elements out of 32 million.
-_MAX_WRONG_FRACTION, _MAX_STIRRED_FRACTION = (1e-4, 1e-3)
-# what rounding decides changes sides in half of them: of six such numbers 12 would miss one in 700
-# trials
-_STIRS = 20
-# units in the last place; where products round to ten bits
-_STIR_ULPS, _MAX_STIR, _TF32_STIR = (64, 2.0**-6, 2.0**-8)
 # of the result's size: rounding a denormal loses less, flushing it loses all
 _FLUSHED_FRACTION = 0.25
 Fill = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -196,7 +188,7 @@ def _find_mask_difference(trial: Trial, sample: InputSet, outputs: Outputs) -> s
             comparison = same_masks(out, witnesses, exact)
         if comparison.passed or _differs_in_signs_only(out, witnesses, exact):
             continue
-        if not _is_decided_by_rounding(
+        if not is_decided_by_rounding(
             trial, sample, position, mask_mismatches(out, witnesses, exact)
         ):
             return f"; output {position}: {comparison.detail}"
@@ -257,76 +249,6 @@ def _differs_in_signs_only(
     return int(turned.sum()) <= 2 * by_rounding + _MAX_TURNED_FRACTION * int(eager.isinf().sum())
 
 
-def _is_decided_by_rounding(
-    trial: Trial, sample: InputSet, position: int, wrong: torch.Tensor
-) -> bool:
-    """Whether rounding decides at each of the few `wrong` elements: there eager itself yields
-    another of NaN, infinities and finite numbers when its inputs move by little more than rounding.
-    """
-    eager = sample.expected.outputs[position]
-    if (
-        eager is None
-        or eager.shape != wrong.shape
-        # Many differences are no accident of rounding.
-        or int(wrong.sum()) > _MAX_WRONG_FRACTION * wrong.numel()
-    ):
-        return False
-    try:
-        # A ReLU before an infinite weight makes NaN of a zero and an infinity of a number just
-        # above it: rounding decides which.
-        return _changes_in_eager_too(trial, sample, position, wrong)
-    # Without a further run nothing is excused.
-    except (ReferenceFailure, torch.OutOfMemoryError):
-        return False
-
-
-def _changes_in_eager_too(
-    trial: Trial, sample: InputSet, position: int, wrong: torch.Tensor
-) -> bool:
-    eager, changed = sample.expected.outputs[position], torch.zeros_like(wrong)
-    for _ in range(_STIRS):
-        moved = sample.eager(_perturb_inputs(trial, sample.inputs)).outputs[position]
-        if eager is None or moved is None:
-            return False
-        changed |= (
-            (moved.isnan() != eager.isnan())
-            | (moved.isinf() != eager.isinf())
-            | (moved.isinf() & (moved != eager))
-        )
-        # Where eager changes in many places the inputs prove nothing: a comparison with a constant
-        # would excuse any element.
-        if not bool((wrong & ~changed).any()):
-            return int(changed.sum()) <= _MAX_STIRRED_FRACTION * changed.numel()
-    return False
-
-
-def _perturb_inputs(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Every floating number a little larger or smaller; zeros, infinities and NaN stay what they
-    are.
-    """
-    # Products that may round to TF32 move by its unit, ten bits.
-    tf32 = _TF32_STIR if trial.device.type == "cuda" and trial.contract.rights else 0.0
-
-    def perturb_tensor(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.dtype.is_floating_point or not tensor.numel():
-            return tensor
-        by = max(min(_STIR_ULPS * unit_roundoff(tensor.dtype), _MAX_STIR), tf32)
-        copy = clone_strided(tensor)
-        flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
-        # A factor leaves zeros, infinities and NaN as they are.
-        flat.mul_(1 + by * (2 * _draw_uniform(flat, flat.dtype) - 1))
-        return copy
-
-    return [perturb_tensor(tensor) for tensor in inputs]
-
-
-def _draw_uniform(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As many uniform numbers in [0, 1), from a generator of their own."""
-    # The user's sequence of random numbers stays as it is.
-    generator = torch.Generator(flat.device).manual_seed(secrets.randbits(63))
-    return torch.rand(flat.shape, dtype=dtype, device=flat.device, generator=generator)
-
-
 def _run_without_cudnn(trial: Trial, sample: InputSet, position: int) -> torch.Tensor | None:
     """One output of eager in kernels of PyTorch's own, None where there is no such kernel or
     no memory for it.
@@ -385,7 +307,7 @@ def _fill_inputs(
         copy = clone_strided(tensor)
         flat = copy.as_strided((storage_extent(copy.shape, copy.stride()),), (1,))
         # The whole memory, so that elements which share it stay one.
-        flat.copy_(fill(flat, _draw_uniform(flat, torch.float32)))
+        flat.copy_(fill(flat, draw_uniform(flat, torch.float32)))
         values.append(copy)
     return values
 
