@@ -82,6 +82,7 @@ class RotatingInputs:
         for entry in self.entries if self.is_rotating else ():
             for tensor in self._list_moving_tensors(entry):
                 if tensor.dtype.is_floating_point and tensor.numel():
+                    _shuffle_rows(tensor)
                     _shrink_values(_flatten(tensor))
                     changed = True
         return changed
@@ -118,6 +119,24 @@ class RotatingCalls:
         entry = self._entries[self.position]
         self.position = (self.position + 1) % len(self._entries)
         return self._runner(entry)
+
+
+def _shuffle_rows(tensor: torch.Tensor) -> None:
+    """Put what lies along the first dimension of more than one element into another order, in place:
+    a module could know its inputs by their signs or sizes, which a factor leaves as they are.
+    """
+    # Elements of an expanded tensor share memory, and cannot be written one by one.
+    if storage_extent(tensor.shape, tensor.stride()) < tensor.numel():
+        return
+    # Values of one column stay in it, since columns may mean different things.
+    dim = next((dim for dim, size in enumerate(tensor.shape) if size > 1), None)
+    if dim is None:
+        return
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    order = torch.randperm(tensor.shape[dim], generator=generator).to(tensor.device)
+    # PyTorch selects from no tensors of float8.
+    bits = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+    bits.copy_(bits.index_select(dim, order))
 
 
 def _shrink_values(flat: torch.Tensor) -> None:
