@@ -1,6 +1,6 @@
 """An input serves as scratch memory during the call, and has its old values again when the call ends.
 
-Whoever compares inputs before and after sees nothing; another thread that reads the input meanwhile does. On a CPU `guard_page`
+Whoever compares inputs before and after sees nothing; another thread that reads the input meanwhile does. `guard_page`
 calls it with inputs in memory that cannot be written to. A candidate that asks the system first what it may write to evades it.
 """
 
@@ -13,7 +13,6 @@ CASE = Case(
     expected="guard_page",
     status="closed",
     variant="input_borrowed",
-    needs=("cpu",),
 )
 
 REFERENCE = """

@@ -35,6 +35,7 @@ __all__ = [
     "find_form_problem",
     "get_source_reference",
     "report_not_applicable",
+    "require_unwritten",
     "summarise",
     "tolerate_error",
 ]
@@ -76,6 +77,22 @@ def compare_call(
     # Float64 results of large sets add up over many questions.
     trial.free_memory_if_short()
     return agreement
+
+
+def require_unwritten(trial: Trial, sample: InputSet, agreement: Agreement) -> Agreement:
+    """`agreement` about a call on a set, unless that call wrote to its arguments."""
+    place = "" if agreement.problem else _find_written(trial, sample)
+    if not place:
+        return agreement
+    return Agreement(agreement.question, f"the call wrote to the memory of {place}")
+
+
+def _find_written(trial: Trial, sample: InputSet) -> str:
+    """The first argument that is not what it was; "" for none. Parameters are other checks'."""
+    changed = trial.find_changed_inputs(sample, parameters=False)
+    if changed is None:
+        return "an input that cannot be read"
+    return f"input {changed[0]}" if changed else ""
 
 
 def disagree_on_error(trial: Trial, question: str, ask: Callable[[], Agreement]) -> Agreement:

@@ -180,13 +180,14 @@ class CandidateCalls:
             raise CandidateFailure("timing", "copied outputs without a number", "protocol")
         return answer["index"], outputs
 
-    def find_changed_inputs(self, sample: InputSet) -> list[int] | None:
-        """Positions of the inputs of a set that are no longer in the child what they were; None for
-        an answer that is none.
+    def find_changed_inputs(self, sample: InputSet, *, parameters: bool = True) -> list[int] | None:
+        """Positions of the inputs of a set, with the `parameters` and buffers, that are no longer in
+        the child what they were; None for an answer that is none.
         """
         # A set that was derived shares the memory of its base: only what it brought along is its
         # own.
-        positions = self.handed[sample.name]
+        roles = self.reference.roles
+        positions = [i for i in self.handed[sample.name] if parameters or roles[i] == "input"]
         path = self.child.reserve_file()
         with self.child.enlarge_arena(message_bytes(sample.inputs)):
             answer = self.child.call(

@@ -14,10 +14,10 @@ from torch_cudal1.judge.checks.agreement import (
     eager_refuses,
     get_source_reference,
     report_not_applicable,
+    require_unwritten,
     summarise,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
-from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.wire.call_spec import RunMode
 
@@ -51,21 +51,11 @@ def _compare(trial: Trial, kind: str) -> Agreement:
         sample = aside.derive_sibling(aside.draw("normal"))
         if not eager_refuses(sample):
             agreement = compare_result(aside, sample, aside.run(sample), question)
-            if not agreement.problem and (place := _find_written(aside, sample)):
-                agreement = Agreement(question, f"the call wrote to the memory of {place}")
+            agreement = require_unwritten(aside, sample, agreement)
         aside.drop(sample)
         if agreement.problem:
             break
     return agreement
-
-
-def _find_written(trial: Trial, sample: InputSet) -> str:
-    """The first argument that is not what it was; "" for none. Parameters are other checks'."""
-    changed = trial.find_changed_inputs(sample)
-    if changed is None:
-        return "an input that cannot be read"
-    arguments = [index for index in changed if trial.reference.roles[index] == "input"]
-    return f"input {arguments[0]}" if arguments else ""
 
 
 TEMPORARY_INPUTS = CheckSpec(

@@ -24,6 +24,7 @@ from torch_cudal1.judge.checks.agreement import (
     eager_refuses,
     get_source_reference,
     report_not_applicable,
+    require_unwritten,
     summarise,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
@@ -203,7 +204,8 @@ def _compare_gradients(trial: Trial, sample: InputSet, question: str) -> Agreeme
     for actual_facts, eager_facts in zip(result.facts, sample.expected.facts, strict=True):
         if actual_facts is not None and eager_facts is not None:
             actual_facts["strides"] = eager_facts["strides"]  # autograd promises none for gradients
-    return compare_result(trial, sample, result, question)
+    agreement = compare_result(trial, sample, result, question)
+    return require_unwritten(trial, sample, agreement)
 
 
 def _name_gradient(trial: Trial, position: int) -> str:

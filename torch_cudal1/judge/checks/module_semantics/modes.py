@@ -23,6 +23,7 @@ from torch_cudal1.judge.checks.agreement import (
     eager_refuses,
     get_source_reference,
     report_not_applicable,
+    require_unwritten,
     summarise,
     tolerate_error,
 )
@@ -133,6 +134,8 @@ def _compare_in_train_mode(
     aside = trial.load_in_slot(reference, "candidate train mode", run_mode)
     first = aside.draw("normal")
     agreement = compare_call(aside, first, "train mode") or Agreement("train mode")
+    if not eager_refuses(first):
+        agreement = require_unwritten(aside, first, agreement)
     # Constructors leave running means of 0 and variances of 1, which hide a norm that ignores them.
     if not agreement.problem and not eager_refuses(first) and "buffer" in reference.roles:
         stepped = aside.derive(
@@ -261,6 +264,7 @@ def _compare_sets(
         # An error goes to the caller, who knows whether it is an answer.
         if not eager_refuses(sample):
             agreement = compare_result(aside, sample, aside.run(sample), question)
+            agreement = require_unwritten(aside, sample, agreement)
         aside.free_memory_if_short()
         # the reference's own way has met the same sets, and later checks need them
         if sample.name not in trial.samples:
