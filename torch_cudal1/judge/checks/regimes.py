@@ -35,8 +35,12 @@ __all__ = ["REGIMES", "check_regimes"]
 # next to nothing, as log(1 + exp(x)) in float32. Above, a value is nothing or large.
 _BANDS = [
     *(-(2.0**exponent) for exponent in range(-6, 4)),
+    # Padding and dead activations: where the result is nothing as well, nothing is compared.
+    0.0,
     *(2.0**exponent for exponent in range(-6, 10)),
 ]
+# Of what must stay above zero, such as a variance.
+_LEAST_POSITIVE = 2.0**-6
 # Of a row's own values; rounding is far below.
 _GROSS_FRACTION = 0.1
 _EAGER_FACTOR = 4.0
@@ -111,7 +115,7 @@ def _make_bands(tensor: torch.Tensor, *, is_positive: bool) -> torch.Tensor:
     shape = (*tensor.shape[:-1], 1) if tensor.dim() else ()
     values = bands.reshape(shape) * (1.0 + torch.rand(tensor.shape, generator=generator))
     filled = torch.empty_like(tensor)
-    filled.copy_(values.abs() if is_positive else values)
+    filled.copy_(values.abs().clamp_min(_LEAST_POSITIVE) if is_positive else values)
     return filled
 
 
@@ -189,7 +193,7 @@ REGIMES = CheckSpec(
     run=check_regimes,
     knobs=("budget_s",),
     asks=(
-        "inputs whose rows are of one sign and one size, from 1/64 to 16 and, positive, to 1,024: "
+        "inputs whose rows are of one sign and one size, from 1/64 to 16 and, positive, to 1,024, or zero: "
         "is the error of each row below a tenth of that row's own values, or four times eager's"
     ),
 )
