@@ -102,7 +102,8 @@ def bind(
         if recalled is not None:
             return recalled
         # Nothing is known of this call, so kernels will be compiled.
-        start_compile_workers(context.device)
+        if settings.on_miss in ("quick", "tune"):
+            start_compile_workers(context.device)
         traced = trace_call(captured)
         graphs = [lower_captured(graph, module) for graph in traced.graphs]
     # A break means that Python of the user stands between graphs. Only the user's own calls may run
