@@ -76,8 +76,8 @@ def test_workers_start_when_the_sources_are_hashed(
     hashes: Hashes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
-    compiling = SimpleNamespace(maybe_warm_pool=lambda: started.append(list(hashes.ran)))
-    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", compiling)
+    name = "torch._inductor.async_compile.maybe_warm_pool"
+    monkeypatch.setattr(name, lambda: started.append(list(hashes.ran)))
     hash_keys_ahead()
     hashes.go["sources"].set()
     start_compile_workers(torch.device("cuda"))
@@ -87,9 +87,16 @@ def test_workers_start_when_the_sources_are_hashed(
     await_keys()
 
 
+def test_a_pytorch_without_that_function_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch._inductor.async_compile.maybe_warm_pool")
+    start_compile_workers(torch.device("cuda"))
+
+
 def test_no_workers_start_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", SimpleNamespace())
+    started: list[int] = []
+    monkeypatch.setattr("torch._inductor.async_compile.maybe_warm_pool", lambda: started.append(1))
     start_compile_workers(torch.device("cpu"))
+    assert not started
 
 
 def test_pytorch_has_the_functions() -> None:

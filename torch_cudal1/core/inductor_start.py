@@ -47,9 +47,11 @@ def start_compile_workers(device: torch.device) -> None:
         return
     # Their command line holds this key.
     await_keys("sources")
-    from torch._inductor.async_compile import maybe_warm_pool
+    import torch._inductor.async_compile as async_compile
 
-    maybe_warm_pool()
+    # A name that no promise of PyTorch covers. Without it kernels are compiled one by one.
+    if (start := getattr(async_compile, "maybe_warm_pool", None)) is not None:
+        start()
 
 
 def _hash_sources() -> None:
