@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._inductor.async_compile
 
 from torch_cudal1.core import inductor_start
 from torch_cudal1.core.inductor_start import await_keys, hash_keys_ahead, start_compile_workers
