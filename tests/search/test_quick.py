@@ -15,7 +15,7 @@ from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import INDUCTOR
 from torch_cudal1.search import quick
-from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
+from torch_cudal1.search.quick import explain_no_schedule, list_quick_schedules, make_quick_entry
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -72,6 +72,16 @@ def test_what_is_right_by_construction_is_tried(
     monkeypatch.setattr(quick, "MIN_COPIED_STEPS", 10)
     place = make_place(tmp_path, device, without=without)
     assert list_quick_schedules(regions, place) == schedules
+
+
+@pytest.mark.parametrize(
+    ("regions", "without", "words"),
+    [(NET, ("compile",), "`without`"), (RANDOM, (), "random numbers")],
+)
+def test_where_nothing_is_tried_there_is_a_reason(
+    regions: tuple[Region, ...], without: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    assert words in explain_no_schedule(regions, make_place(tmp_path, without=without))
 
 
 def test_a_small_stack_is_compiled_as_a_whole(tmp_path: Path) -> None:

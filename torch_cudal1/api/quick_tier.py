@@ -39,7 +39,7 @@ from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
 from torch_cudal1.search.attention_choice import AttentionChoice, choose_attention
-from torch_cudal1.search.quick import list_quick_schedules, make_quick_entry
+from torch_cudal1.search.quick import explain_no_schedule, list_quick_schedules, make_quick_entry
 from torch_cudal1.search.tune import Choice, compose_known_blocks, make_end_to_end_name
 from torch_cudal1.store.cache.resolve import resolve
 from torch_cudal1.store.context import TuneContext
@@ -87,6 +87,8 @@ class _Standing:
     notes: list[str] = field(default_factory=list)
     # Whether a busy machine left open which of two is the faster.
     is_open: bool = False
+    # Why nothing is compared, where nothing is.
+    alone_because: str = ""
 
     def compare(
         self,
@@ -115,7 +117,7 @@ class _Standing:
     def note(self) -> str:
         """A sentence on every schedule."""
         failures = [f"{name} failed ({reason})" for name, reason in self.failures.items()]
-        sentences = [*self.notes, *failures] or ["there was nothing to compare"]
+        sentences = [*self.notes, *failures] or [f"nothing to compare: {self.alone_because}"]
         return f"quick tier: {'; '.join(sentences)}"
 
 
@@ -160,6 +162,8 @@ def choose_schedule(
             return True
 
         pending = list(list_quick_schedules(regions, context, writes=writes))
+        if not pending:
+            standing.alone_because = explain_no_schedule(regions, context)
         while pending:
             schedule = pending.pop(0)
             graphed = standing.compiled.get(schedule.base) if schedule.cuda_graph else None

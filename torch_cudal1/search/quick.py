@@ -19,7 +19,7 @@ from torch_cudal1.ir.schedule import EAGER, INDUCTOR, REGIONAL, Schedule
 from torch_cudal1.search.new_entry import make_entry
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["list_quick_schedules", "make_quick_entry"]
+__all__ = ["explain_no_schedule", "list_quick_schedules", "make_quick_entry"]
 
 # Of the steps, where each block is counted once: with more of them Inductor is not through much
 # earlier.
@@ -46,6 +46,15 @@ def list_quick_schedules(
     # fails is the least promising.
     compiled = [_choose_compiled_schedule(regions[0], writes=writes)] if may_compile else []
     return compiled + [Schedule(schedule.base, True) for schedule in (*compiled, EAGER)]
+
+
+def explain_no_schedule(regions: Sequence[Region], place: TuneContext) -> str:
+    """Why the quick tier has nothing to benchmark beside the module's own forward."""
+    if "compile" in place.settings.without:
+        return "the setting `without` leaves compilation out"
+    if any(is_random_program(region.program) for region in regions):
+        return "it draws random numbers, and off a GPU only eager is known to draw eager's"
+    return "PyTorch has no other way to run it here"
 
 
 def _choose_compiled_schedule(region: Region, *, writes: bool) -> Schedule:
