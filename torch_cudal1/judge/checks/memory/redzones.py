@@ -168,7 +168,10 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
         ]
     sample, _ = trial.first_two
     slot = trial.slot if source else SLOT
-    rounds: list[tuple[Side, bool]] = [*((side, False) for side in SIDES), ("end", True)]
+    rounds: list[tuple[Side, bool]] = [(side, False) for side in SIDES]
+    # Of a Program's machine code `fresh_output` asks after the call only.
+    if source:
+        rounds.append(("end", True))
     for side, is_protected in rounds:
         if not source:
             # A Program's Allocs are placed by the judge, at the same side.
@@ -196,8 +199,8 @@ def check_guard_pages(trial: Trial) -> list[CheckResult]:
             True,
             0.0,
             0.0,
-            f"{len(positions)} {subject} at the edge of mapped memory, on either side, and inputs in "
-            "memory that cannot be written to",
+            f"{len(positions)} {subject} at the edge of mapped memory, on either side"
+            + (", and in memory that cannot be written to" if source else ""),
         )
     ]
 
@@ -280,7 +283,8 @@ GUARD_PAGE = CheckSpec(
     run=check_guard_pages,
     asks=(
         "inputs that end, and then start, where mapped memory does, on a CPU and on a GPU: "
-        "is anything read or written beyond them, used or not; and inputs in memory that cannot "
-        "be written to. Of a Program's machine code its parameters and the memory of its results too"
+        "is anything read or written beyond them, used or not. Of a source inputs in memory that "
+        "cannot be written to, of a Program's machine code its parameters and the memory of its "
+        "results too"
     ),
 )
