@@ -5,13 +5,16 @@ launched or allocated.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_cudal1.ir.interpreter import interpret, skip_launch
-from torch_cudal1.ir.program import Program, TensorSpec
+from torch_cudal1.ir.check import check_program
+from torch_cudal1.ir.interpreter import interpret, interpret_steps, skip_launch
+from torch_cudal1.ir.program import Alloc, Aten, Launch, Program, Step, TensorSpec, renumber_step
 
 __all__ = ["find_unaligned_values", "output_specs", "value_specs"]
 
@@ -43,7 +46,9 @@ def value_specs(program: Program) -> dict[int, TensorSpec]:
     digest = all_outputs.digest
     specs = _latest_specs.get(digest)
     if specs is None:
-        specs = {i: spec for i, spec in enumerate(output_specs(all_outputs)) if spec is not None}
+        specs = _compute_step_by_step(program) or {
+            i: spec for i, spec in enumerate(output_specs(all_outputs)) if spec is not None
+        }
         _latest_specs[digest] = specs
         while len(_latest_specs) > _MAX_LATEST:
             _latest_specs.popitem(last=False)
@@ -67,10 +72,59 @@ def find_unaligned_values(program: Program, alignment: int) -> frozenset[int]:
         )
 
 
+def _compute_step_by_step(program: Program) -> dict[int, TensorSpec] | None:
+    """All specs, with steps that are equal and have equal operands worked out once: of the layers of
+    a model one is. None where that is not enough to know them.
+    """
+    check_program(program)
+    device = torch.device(program.device)
+    known: dict[Any, list[TensorSpec | None]] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        values: list[TensorSpec | None] = [
+            *program.inputs,
+            *(TensorSpec.of(program.payloads[name].to(device)) for name in program.constants),
+        ]
+        for step in program.steps:
+            if isinstance(step, Aten):
+                operands = [values[index] for index in dict.fromkeys(step.reads)]
+                # A view of complex numbers may be conjugated, which no spec tells.
+                if any(spec is None or spec.dtype.startswith("complex") for spec in operands):
+                    return None
+                numbers = {index: i for i, index in enumerate(dict.fromkeys(step.reads))}
+                outs = tuple(range(len(numbers), len(numbers) + len(step.outs)))
+                alone = renumber_step(step, numbers, outs)
+                # As text: 1, 1.0 and True are equal, and make results of different types.
+                key = (repr(alone), tuple(operands))
+                if key not in known:
+                    try:
+                        known[key] = _run_step(alone, operands, device)
+                    # What the values of a constant decide is known to the whole run only.
+                    except RuntimeError:
+                        return None
+                values += known[key]
+            elif isinstance(step, Alloc):
+                values.append(replace(step.spec, device=device.type))
+            elif not isinstance(step, Launch):
+                return None
+    return {index: spec for index, spec in enumerate(values) if spec is not None}
+
+
+def _run_step(
+    step: Step, operands: Sequence[TensorSpec | None], device: torch.device
+) -> list[TensorSpec | None]:
+    specs = tuple(spec for spec in operands if spec is not None)
+    program = Program(specs, (step,), step.writes)
+    run = interpret_steps(program, program.steps, device, skip_launch)
+    results = run([_make_fake(spec) for spec in specs])
+    return [TensorSpec.of(out) if isinstance(out, torch.Tensor) else None for out in results]
+
+
+def _make_fake(spec: TensorSpec) -> torch.Tensor:
+    """A tensor of this form, in a FakeTensorMode."""
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=spec.device)
+
+
 def _fake_run(program: Program) -> list[torch.Tensor | None]:
     device = torch.device(program.device)
-    inputs = [
-        torch.empty_strided(s.shape, s.strides, dtype=s.torch_dtype, device=s.device)
-        for s in program.inputs
-    ]
+    inputs = [_make_fake(spec) for spec in program.inputs]
     return interpret(program, device, launcher=skip_launch)(inputs)
