@@ -224,7 +224,9 @@ def _time_until_quiet(trial: Trial, reference: SourceReference) -> list[CheckRes
     checks: list[CheckResult] = []
     for _ in range(_TRIES):
         checks = _time_once(trial, reference)
-        if not {"unstable", "wall_slope"} & set(failures(checks)):
+        # A check may pass because it could not tell, of a cheat too that has met too few calls yet.
+        is_quiet = not any("the machine is busy" in check.detail for check in checks)
+        if is_quiet and not {"unstable", "wall_slope"} & set(failures(checks)):
             break
     if "unstable" in failures(checks):
         raise TooBusy(next(check.detail for check in checks if not check.passed))
