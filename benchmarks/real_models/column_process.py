@@ -94,8 +94,8 @@ def _import_all() -> None:
 
     import cudal1
 
-    # Its modules are imported at first use.
-    cudal1.accelerate(torch.nn.Identity(), on_miss="baseline")
+    # Its modules are imported at first use. Switched off, or it would hash Inductor's files off the clock.
+    cudal1.accelerate(torch.nn.Identity(), enabled=False)
 
 
 def _remember_positions(named: dict[str, Any]) -> Callable[[], None]:

@@ -86,11 +86,13 @@ def _compute_step_by_step(program: Program) -> dict[int, TensorSpec] | None:
         ]
         for step in program.steps:
             if isinstance(step, Aten):
-                operands = [values[index] for index in dict.fromkeys(step.reads)]
-                # A view of complex numbers may be conjugated, which no spec tells.
-                if any(spec is None or spec.dtype.startswith("complex") for spec in operands):
-                    return None
                 numbers = {index: i for i, index in enumerate(dict.fromkeys(step.reads))}
+                operands = [spec for index in numbers if (spec := values[index]) is not None]
+                # What is no tensor has no spec; a view of complex numbers may be conjugated, which
+                # none tells.
+                is_told = not any(spec.dtype.startswith("complex") for spec in operands)
+                if len(operands) < len(numbers) or not is_told:
+                    return None
                 outs = tuple(range(len(numbers), len(numbers) + len(step.outs)))
                 alone = renumber_step(step, numbers, outs)
                 # As text: 1, 1.0 and True are equal, and make results of different types.
@@ -110,12 +112,11 @@ def _compute_step_by_step(program: Program) -> dict[int, TensorSpec] | None:
 
 
 def _run_step(
-    step: Step, operands: Sequence[TensorSpec | None], device: torch.device
+    step: Step, operands: Sequence[TensorSpec], device: torch.device
 ) -> list[TensorSpec | None]:
-    specs = tuple(spec for spec in operands if spec is not None)
-    program = Program(specs, (step,), step.writes)
+    program = Program(tuple(operands), (step,), step.writes)
     run = interpret_steps(program, program.steps, device, skip_launch)
-    results = run([_make_fake(spec) for spec in specs])
+    results = run([_make_fake(spec) for spec in operands])
     return [TensorSpec.of(out) if isinstance(out, torch.Tensor) else None for out in results]
 
 
