@@ -110,7 +110,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere.
     """
     monkeypatch.setattr(
-        baselines, "list_baseline_schedules", lambda place: [Schedule.parse("eager")]
+        baselines, "list_baseline_schedules", lambda region, place: [Schedule.parse("eager")]
     )
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.5)
     monkeypatch.setattr(evaluator, "_measure", won)

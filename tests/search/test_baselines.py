@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.ir.stacks import ROWS, WIDTH, capture_region, make_stack
 from tests.search.scripted_judge import CPU
 from torch_cudal1 import judge
 from torch_cudal1.ir.records import (
     Candidate,
 )
 from torch_cudal1.ir.schedule import Schedule
-from torch_cudal1.search import baselines
+from torch_cudal1.search import baselines, quick
 from torch_cudal1.search.baselines import list_baseline_schedules, rank_schedules
 
 
@@ -36,7 +37,7 @@ def test_graphs_are_benchmarked_only_where_launching_can_matter(
     monkeypatch.setattr(
         baselines,
         "list_baseline_schedules",
-        lambda place: [
+        lambda region, place: [
             Schedule(base, cuda_graph)
             for cuda_graph in (False, True)
             for base in ("eager", "inductor")
@@ -55,8 +56,10 @@ def test_graphs_are_benchmarked_only_where_launching_can_matter(
 @pytest.mark.parametrize(
     ("settings", "joins"), [({}, False), ({"autotune": True}, True), ({"budget_s": 900.0}, True)]
 )
-def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins, place):
-    schedules = list_baseline_schedules(replace(place, settings=place.settings.but(**settings)))
+def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins, region, place):
+    schedules = list_baseline_schedules(
+        region, replace(place, settings=place.settings.but(**settings))
+    )
     assert ("max-autotune" in schedules) == joins
 
 
@@ -79,10 +82,33 @@ def test_max_autotune_joins_when_asked_or_when_the_budget_allows(settings, joins
         (("compile", "graphs"), {"eager"}),
     ],
 )
-def test_baselines_of_a_family_left_out_are_not_benchmarked(without, remaining, place):
+def test_baselines_of_a_family_left_out_are_not_benchmarked(without, remaining, region, place):
     there = replace(
         place,
         device=torch.device("cuda"),
         settings=place.settings.but(without=without, autotune=True),
     )
-    assert set(list_baseline_schedules(there)) == remaining
+    assert set(list_baseline_schedules(region, there)) == remaining
+
+
+@pytest.mark.parametrize(
+    ("device", "without", "joins"),
+    [
+        ("cuda", (), True),
+        ("cuda", ("compile",), False),
+        # What calls blocks one by one is no faster without a graph.
+        ("cuda", ("graphs",), False),
+        ("cpu", (), False),
+    ],
+)
+def test_a_region_of_equal_layers_is_compiled_block_by_block_too(
+    device, without, joins, place, monkeypatch
+):
+    """The quick tier runs it so: a search that left it out would end with a slower model."""
+    monkeypatch.setattr(quick, "MIN_COPIED_STEPS", 10)
+    there = replace(
+        place, device=torch.device(device), settings=place.settings.but(without=without)
+    )
+    stack = capture_region(make_stack(6), torch.randn(ROWS, WIDTH))
+    added = {"regional+graph"} if joins else set()
+    assert set(list_baseline_schedules(stack, there)) & {"regional", "regional+graph"} == added

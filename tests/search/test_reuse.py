@@ -369,7 +369,7 @@ def test_a_stranger_s_program_gets_a_confined_process_of_its_own(region, monkeyp
 
 def test_the_real_judge_lets_a_stranger_s_wrong_kernel_not_run(region, tmp_path, monkeypatch):
     put_entry(region, tmp_path / "shared")
-    monkeypatch.setattr(baselines, "list_baseline_schedules", lambda place: [EAGER])
+    monkeypatch.setattr(baselines, "list_baseline_schedules", lambda region, place: [EAGER])
     monkeypatch.setattr(baseline_benchmark, "_BUDGET_S", 0.2)
     choice = choose(region, here(tmp_path, on_miss="tune", budget_s=30.0))
     assert not choice.swapped

@@ -111,6 +111,26 @@ def test_schedules_come_in_the_order_in_which_a_candidate_wins_most_likely(
     assert order_schedules(ranking, region) == [names[at] for at in order]
 
 
+@pytest.mark.parametrize(
+    ("by_blocks_us", "order"),
+    [
+        (70.0, ["regional+graph", "eager+graph", "inductor"]),
+        (90.0, ["inductor+graph", "eager+graph", "inductor"]),
+    ],
+)
+def test_a_candidate_is_compiled_whole_or_by_blocks_whichever_was_faster(
+    region: Region, by_blocks_us: float, order: list[str]
+) -> None:
+    medians_us = {
+        "eager+graph": 85.0,
+        "inductor": 200.0,
+        "inductor+graph": 80.0,
+        "regional+graph": by_blocks_us,
+    }
+    ranking = judge.BaselineRanking(Candidate(region.program, "eager", "baseline"), medians_us, {})
+    assert order_schedules(ranking, region) == order
+
+
 def test_a_graph_that_copies_more_than_it_saves_comes_after_the_same_without_one() -> None:
     """Launching is 5 us of 80, and half a gigabyte of inputs and results takes longer."""
 

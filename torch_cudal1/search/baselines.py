@@ -8,7 +8,8 @@ from torch_cudal1 import judge
 from torch_cudal1.core.report import per_call
 from torch_cudal1.ir.cost import estimate_launch_us
 from torch_cudal1.ir.records import Region
-from torch_cudal1.ir.schedule import EAGER, INDUCTOR, MAX_AUTOTUNE, Schedule
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR, MAX_AUTOTUNE, REGIONAL, Schedule
+from torch_cudal1.search.quick import is_compiled_by_blocks
 from torch_cudal1.store.context import TuneContext
 
 __all__ = ["list_baseline_schedules", "rank_schedules"]
@@ -20,8 +21,10 @@ _AUTOTUNE_BUDGET_S = 600.0
 _NEGLIGIBLE_LAUNCH_SHARE = 0.02
 
 
-def list_baseline_schedules(place: TuneContext) -> list[Schedule]:
-    """The baselines that the settings and the device allow."""
+def list_baseline_schedules(region: Region, place: TuneContext) -> list[Schedule]:
+    """The baselines that the settings and the device allow, and that of the quick tier where that
+    compiles the region block by block: a search must not end with less.
+    """
     without = place.settings.without
     # Eager is always one: it is what runs where nothing else may.
     schedules = [EAGER] if "compile" in without else [EAGER, INDUCTOR]
@@ -31,7 +34,10 @@ def list_baseline_schedules(place: TuneContext) -> list[Schedule]:
         schedules.append(MAX_AUTOTUNE)
     if place.device.type != "cuda" or "graphs" in without:
         return schedules
-    return schedules + [Schedule(schedule.base, cuda_graph=True) for schedule in schedules]
+    # Blocks are called one by one, which costs time on the host that only a graph hides.
+    by_blocks = "compile" not in without and is_compiled_by_blocks(region)
+    in_graphs = (*schedules, REGIONAL) if by_blocks else schedules
+    return schedules + [Schedule(schedule.base, cuda_graph=True) for schedule in in_graphs]
 
 
 def rank_schedules(
@@ -45,7 +51,7 @@ def rank_schedules(
     the cheapest form of the region must take: they would save none of it, and hold its inputs and
     results a second time. `launch_us`: of that form.
     """
-    schedules = list_baseline_schedules(place)
+    schedules = list_baseline_schedules(region, place)
     # The larger of both forms: neither may hide launches that a graph would save.
     most_us = max(launch_us, estimate_launch_us(region.program))
     if most_us > _NEGLIGIBLE_LAUNCH_SHARE * lower_bound_us:

@@ -19,7 +19,12 @@ from torch_cudal1.ir.schedule import EAGER, INDUCTOR, REGIONAL, Schedule
 from torch_cudal1.search.new_entry import make_entry
 from torch_cudal1.store.context import TuneContext
 
-__all__ = ["explain_no_schedule", "list_quick_schedules", "make_quick_entry"]
+__all__ = [
+    "explain_no_schedule",
+    "is_compiled_by_blocks",
+    "list_quick_schedules",
+    "make_quick_entry",
+]
 
 # Of the steps, where each block is counted once: with more of them Inductor is not through much
 # earlier.
@@ -33,7 +38,8 @@ def list_quick_schedules(
 ) -> list[Schedule]:
     """The schedules that the quick tier benchmarks beside the module's own forward, in the order in
     which they are built. Eager step by step is never one: it is the own forward with more overhead.
-    `writes`: whether the call writes to its inputs.
+    `writes`: whether the call writes to its inputs; such a call is compiled as Dynamo traced it,
+    which is no Program.
     """
     without, on_gpu = place.settings.without, place.device.type == "cuda"
     draws = any(is_random_program(region.program) for region in regions)
@@ -44,7 +50,8 @@ def list_quick_schedules(
         return [INDUCTOR] if may_compile else []
     # Compiled ones first: where the GPU's memory does not last for every contender, the one that
     # fails is the least promising.
-    compiled = [_choose_compiled_schedule(regions[0], writes=writes)] if may_compile else []
+    by_blocks = not writes and is_compiled_by_blocks(regions[0])
+    compiled = [REGIONAL if by_blocks else INDUCTOR] if may_compile else []
     return compiled + [Schedule(schedule.base, True) for schedule in (*compiled, EAGER)]
 
 
@@ -57,20 +64,19 @@ def explain_no_schedule(regions: Sequence[Region], place: TuneContext) -> str:
     return "PyTorch has no other way to run it here"
 
 
-def _choose_compiled_schedule(region: Region, *, writes: bool) -> Schedule:
-    """How Inductor compiles an inference region that a CUDA graph may replay: block by block where
-    that compiles less and costs no fusion, else as a whole. `writes`: as above; such a call is
-    compiled as Dynamo traced it, which is no Program.
+def is_compiled_by_blocks(region: Region) -> bool:
+    """Whether Inductor has less to compile of an inference region block by block, at no cost in
+    fusions.
     """
     # Finding blocks takes a while, and the steps bound the number of copies.
-    if writes or region.kind != "inference" or len(region.program.steps) < MIN_COPIED_STEPS:
-        return INDUCTOR
+    if region.kind != "inference" or len(region.program.steps) < MIN_COPIED_STEPS:
+        return False
     partition = partition_blocks(region.program)
-    compiles_less = (
+    return (
         partition.copied_steps >= MIN_COPIED_STEPS
         and partition.distinct_share <= _MAX_DISTINCT_SHARE
+        and not partition.lost_fusions
     )
-    return REGIONAL if compiles_less and not partition.lost_fusions else INDUCTOR
 
 
 def make_quick_entry(

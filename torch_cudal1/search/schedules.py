@@ -8,7 +8,8 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch_cudal1 import judge
@@ -34,6 +35,7 @@ SCHEDULES_PER_VARIANT = 2
 _MAX_STEPS_BESIDE_KERNELS = 8
 # On a busy machine the benchmark of slow baselines is off by that much.
 _TIE_RATIO = 1.25
+_INDUCTOR_BASES = ("inductor", "regional")
 # Of a call's time. So much launching: a CUDA graph may win by it. So much saved by kernels: they
 # are tried first.
 NOTICEABLE_SHARE = 0.05
@@ -63,7 +65,11 @@ def order_schedules(ranking: judge.BaselineRanking, region: Region) -> list[Sche
     loses to a baseline in a graph, and the budget may not last for more.
     """
     # What failed as a baseline would fail for a candidate too.
-    measured = [name for name in SCHEDULES if name in ranking.medians_us]
+    measured = [
+        name
+        for name in SCHEDULES
+        if name in ranking.medians_us and not _is_slower_twin(name, ranking.medians_us)
+    ]
     fastest_us = min(ranking.medians_us.values(), default=0.0)
     # KernelBench 3/48: a graph that copies half a gigabyte took 4836 us, and 4384 us without it,
     # though launching is 5 % of a call.
@@ -79,6 +85,17 @@ def order_schedules(ranking: judge.BaselineRanking, region: Region) -> list[Sche
         )
 
     return sorted(measured, key=sort_key)
+
+
+def _is_slower_twin(name: Schedule, medians_us: Mapping[str, float]) -> bool:
+    """Whether Inductor was faster the other way, as a whole or block by block: a candidate is tried
+    under one of the two.
+    """
+    if name.base not in _INDUCTOR_BASES:
+        return False
+    twins = [Schedule(base, name.cuda_graph) for base in _INDUCTOR_BASES]
+    # Of equally fast ones the first, as a minimum is.
+    return name != min(twins, key=lambda twin: medians_us.get(twin, math.inf))
 
 
 def _estimate_copy_us(region: Region) -> float:

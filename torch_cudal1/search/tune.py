@@ -287,7 +287,7 @@ def tune_with(
     report_progress = progress or _ignore_progress
     job = _make_job(place, examples)
     report_progress(f"timing the baselines of {region.name or region.key[:12]}", 0.0)
-    ranking = judge.rank_baselines(region, list_baseline_schedules(place), job)
+    ranking = judge.rank_baselines(region, list_baseline_schedules(region, place), job)
     deadline = judge.working_s() + place.settings.budget_s
     schedules = order_schedules(ranking, region)
     strategy = FixedOrder(make_candidates(programs, schedules, origin=origin))
