@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Literal
 
@@ -33,6 +34,32 @@ def test_a_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = summarise(sample_pairs(*calls, CPU, budget_s=2.0))
     assert summary.low == pytest.approx(summary.speedup) == pytest.approx(100.0)
     assert summary.b_us == pytest.approx(500.0)
+
+
+@pytest.mark.parametrize(
+    ("margin", "slowest_us", "pairs"),
+    [
+        (None, 50_000.0, 56),
+        # Twice as fast in every bucket: more pairs would only find out by how much.
+        (1.02, 50_000.0, 28),
+        # The margin lies among the buckets.
+        (1.02, 150_000.0, 56),
+    ],
+)
+def test_half_of_the_pairs_tell_a_plain_difference(
+    margin: float | None, slowest_us: float, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = install_virtual_clock(monkeypatch)
+    # Four calls as fast, four as slow, and so on.
+    calls_us = itertools.cycle([50_000.0] * 4 + [slowest_us] * 4)
+    samples = sample_pairs(
+        lambda: clock.advance(100_000.0),
+        lambda: clock.advance(next(calls_us)),
+        CPU,
+        budget_s=60.0,
+        margin=margin,
+    )
+    assert len(samples) == pairs
 
 
 STEADY, RISING = [1.5] * 30, [0.9 * 1.1**position for position in range(30)]
