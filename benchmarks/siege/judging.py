@@ -76,7 +76,8 @@ def judge_side(
     row |= {"number": number, "is_twin": is_twin}
     row |= {"got_in": not (refused or is_twin), "twin_refused": (refused or broken) and is_twin}
     checks = row.pop("checks")
-    is_kept = row["got_in"] or row["twin_refused"]
+    # What a later profile refuses is no news, and texts are most of a results file.
+    is_kept = (row["got_in"] and row["is_promised"]) or row["twin_refused"]
     return row | ({"text": text, "checks": checks} if is_kept else {})
 
 

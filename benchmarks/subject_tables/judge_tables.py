@@ -28,6 +28,8 @@ def tabulate_judge(results: Path) -> list[str]:
         lines += ["", *_tabulate_same_sources(path.name, load(path))]
     for path in sorted(results.glob("*-float64.json")):
         lines += ["", *_tabulate_float64(path.name, load(path))]
+    for path in sorted(results.glob("*-siege-*.json")):
+        lines += ["", *_tabulate_siege(path.name, load(path))]
     return lines + _tabulate_adversarial(sorted((results / "adversarial").glob("*.jsonl*")))
 
 
@@ -94,6 +96,35 @@ def _tabulate_float64(name: str, document: Mapping[str, Any]) -> list[str]:
                 f"| {sizes} | {1e3 * row['judge_s']:.2f} | {1e3 * row['library_s']:.2f} | {row['difference']:.1e} |"
             )
     return lines
+
+
+def _tabulate_siege(name: str, document: Mapping[str, Any]) -> list[str]:
+    """By kind how many mutants were judged and how many the judge found nothing against, and how
+    honest twins fared.
+    """
+    rows, summary = document["rows"], document["summary"]
+    lines = make_heading(name, document)
+    mutants = [row for row in rows if not row["is_twin"]]
+    if mutants:
+        promised = {row["kind"]: row["is_promised"] for row in mutants}
+        lines += [
+            f"| kind of mutant | refused at `{document['options']['profile']}`, says docs/judge.md | judged | got in |",
+            "|---|---|---|---|",
+        ]
+        for kind in sorted(promised, key=lambda kind: (not promised[kind], kind)):
+            counts = summary["kinds"][kind]
+            answer = "yes" if promised[kind] else "no, at a later profile"
+            lines.append(f"| {kind} | {answer} | {counts['tried']} | {counts['got_in']} |")
+        lines += [
+            "",
+            f"{summary['promised']} mutants of kinds that are refused at this profile, "
+            f"{summary['promised_got_in']} got in.",
+        ]
+    if summary["twins"]:
+        lines += [
+            f"{summary['twins']} judgements of honest twins, {summary['twins_refused']} refused."
+        ]
+    return [*lines, f"A judgement took {summary['median_s']:.1f} s (median)."]
 
 
 def _tabulate_adversarial(paths: Sequence[Path]) -> list[str]:

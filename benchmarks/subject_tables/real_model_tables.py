@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.real_models.__main__ import geometric_mean
+from benchmarks.real_models.columns import COLUMNS
 from benchmarks.real_models.zoo import MODELS
 from benchmarks.report import load
 from benchmarks.subject_tables.table_text import make_heading
@@ -74,6 +75,8 @@ def _tabulate_columns(name: str, document: Mapping[str, Any]) -> list[str]:
     package_columns = [column for column in columns if column in document["summary"]]
     head = ["model", *(f"{column}, ms" for column in columns)]
     head += [f"{column} vs the best" for column in package_columns]
+    searched = [column for column in package_columns if COLUMNS[column].tuned]
+    head += [f"{column} ready after, s" for column in searched]
     lines = make_heading(name, document)
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in document["rows"]:
@@ -83,6 +86,7 @@ def _tabulate_columns(name: str, document: Mapping[str, Any]) -> list[str]:
             f"{speedups[column]['best']:.2f}x" if column in speedups else ""
             for column in package_columns
         ]
+        cells += [_format_seconds(row["columns"][column]) for column in searched]
         lines.append(
             f"| {row['model']} ({row['size']}, {row['precision']}) | {' | '.join(cells)} |"
         )
@@ -97,6 +101,10 @@ def _format_time(column: Mapping[str, Any]) -> str:
     if "us" in column:
         return f"{column['us'] / 1000:.3f}"
     return f"failed: {column.get('failed', 'no time')}".replace("|", "/")
+
+
+def _format_seconds(column: Mapping[str, Any]) -> str:
+    return f"{column['first_call_s']:.0f}" if "first_call_s" in column else ""
 
 
 def _tabulate_blocks(name: str, document: Mapping[str, Any]) -> list[str]:

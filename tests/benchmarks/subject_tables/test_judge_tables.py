@@ -36,6 +36,36 @@ def test_identical_sources_have_median_and_range(tmp_path: Path) -> None:
     assert "| relu | 3, 1 | 1.000 | 0.900, 1.200 | 2.00 |" in tabulate_judge(tmp_path)
 
 
+def test_mutants_are_counted_by_kind_those_that_the_profile_refuses_first(tmp_path: Path) -> None:
+    rows = [
+        {"kind": "autocast", "is_twin": False, "is_promised": False},
+        {"kind": "train mode", "is_twin": False, "is_promised": True},
+        {"kind": "train mode", "is_twin": True, "is_promised": True},
+    ]
+    summary = {
+        "promised": 1,
+        "promised_got_in": 0,
+        "twins": 1,
+        "twins_refused": 0,
+        "median_s": 10.44,
+        "kinds": {
+            "autocast": {"tried": 1, "got_in": 1},
+            "train mode": {"tried": 1, "got_in": 0},
+        },
+    }
+    path = tmp_path / "h200-siege-fast.json"
+    write_document(path, rows)
+    document = json.loads(path.read_text())
+    document |= {"summary": summary, "options": {"profile": "fast"}}
+    path.write_text(json.dumps(document))
+    lines = tabulate_judge(tmp_path)
+    first = lines.index("| train mode | yes | 1 | 0 |")
+    assert lines[first + 1] == "| autocast | no, at a later profile | 1 | 1 |"
+    assert "1 mutants of kinds that are refused at this profile, 0 got in." in lines
+    assert "1 judgements of honest twins, 0 refused." in lines
+    assert "A judgement took 10.4 s (median)." in lines
+
+
 def test_cheats_that_were_missed_or_caught_by_another_check_are_named(tmp_path: Path) -> None:
     rows = [
         make_case("a", "cheat", ["numerics"]),

@@ -55,6 +55,28 @@ def test_a_failed_column_is_shown_with_its_reason_and_counts_as_one(tmp_path: Pa
     assert lines[-2].endswith("a failure counting as 1.0: backend 1.00x.")
 
 
+def test_a_search_has_the_seconds_that_it_took(tmp_path: Path) -> None:
+    tuned = {"us": 1000.0, "first_call_s": 89.8}
+    speedups = {"accelerate-tuned": {"best": 2.0, "torch.compile": 2.0}}
+    document = {
+        **make_document("real_models"),
+        "options": {"columns": ["eager", "accelerate-tuned"]},
+        "summary": {"accelerate-tuned": {"geomean_vs_best": 2.0, "worst": 2.0}},
+        "rows": [
+            {
+                "model": "bert",
+                "size": "small",
+                "precision": "half",
+                "columns": {"eager": {"us": 2000.0}, "accelerate-tuned": tuned},
+                "against": {"best": "eager", "speedups": speedups},
+            }
+        ],
+    }
+    (tmp_path / "cpu-real-x.json").write_text(json.dumps(document))
+    lines = tabulate_real_models(tmp_path)
+    assert "| bert (small, half) | 2.000 | 1.000 | 2.00x | 90 |" in lines
+
+
 BLOCKS = {
     "blocks": [{"occurrences": 11, "steps": 38}],
     "inductor": {"compiled_kernels": 41, "compile_s": 9.27},
