@@ -62,6 +62,20 @@ def test_one_side_is_judged_in_rounds(
         assert [(key in row) for row in rows] == 3 * [sides == "twins"]
 
 
+@pytest.mark.parametrize("is_promised", [True, False])
+def test_what_got_in_is_kept_where_the_profile_promises_to_refuse_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_promised: bool
+) -> None:
+    accepted = {"kind": "", "subject": "", "seconds": 1.0, "refused_by": "", "error": ""}
+    row = accepted | {"is_promised": is_promised, "checks": []}
+    monkeypatch.setattr(judging, "_judge", lambda *_: dict(row))
+    out = tmp_path / "siege.json"
+    assert main([*ARGUMENTS[:-1], "--out", str(out)]) == is_promised
+    (kept,) = json.loads(out.read_text())["rows"]
+    assert kept["got_in"]
+    assert ("text" in kept) is is_promised
+
+
 def test_cores_are_kept_busy_within_the_block() -> None:
     own = list_children()
     with keep_cores_busy(2):
