@@ -51,6 +51,11 @@ def judge(
             "y = x * torch.sigmoid(x); return torch.where((x < -7) & (x > -40), 0 * y, y)",
             "for inputs from -",
         ),
+        (
+            "return nn.functional.leaky_relu(x)",
+            "y = nn.functional.leaky_relu(x); return torch.where((x < -32) & (x > -40), 0 * y, y)",
+            "for inputs from -",
+        ),
     ],
 )
 def test_an_error_of_all_of_a_small_value_is_refused(
@@ -65,6 +70,12 @@ def test_an_error_of_all_of_a_small_value_is_refused(
     ("reference", "candidate"),
     [
         ("return x * torch.sigmoid(x)", "return x / (1 + torch.exp(-x))"),
+        # Far below zero the value is next to nothing, and 1 + exp(x) is one.
+        (
+            "return nn.functional.softplus(x)",
+            "return x.clamp_min(0) + (1 + (-x.abs()).exp()).log()",
+        ),
+        ("return torch.sigmoid(x)", "return 0.5 * torch.tanh(0.5 * x) + 0.5"),
         # Eager's own tail cancels, and has no digits left.
         (
             "return 0.5 * x * (1 + torch.erf(x * 0.7071067811865476))",
@@ -110,7 +121,7 @@ def test_where_there_is_nothing_to_ask_it_says_so(
 
 def test_a_row_has_one_sign_and_one_size() -> None:
     strided = torch.empty(8, 40).t()
-    rows = _make_bands(strided, is_positive=False)
+    rows = _make_bands(strided, _BANDS, is_positive=False)
     assert rows.stride() == strided.stride()
     sizes = {
         round(float(low), 9)
@@ -118,8 +129,8 @@ def test_a_row_has_one_sign_and_one_size() -> None:
     }
     assert sizes == {round(band, 9) for band in _BANDS}
     assert bool((rows.abs().amax(1) <= 2 * rows.abs().amin(1)).all())
-    assert bool((_make_bands(torch.empty(40, 8), is_positive=True) > 0).all())
-    assert _make_bands(torch.empty(()), is_positive=False).shape == ()
+    assert bool((_make_bands(torch.empty(40, 8), _BANDS, is_positive=True) > 0).all())
+    assert _make_bands(torch.empty(()), _BANDS, is_positive=False).shape == ()
 
 
 def test_a_nan_is_an_error_and_an_infinite_row_is_for_another_check() -> None:

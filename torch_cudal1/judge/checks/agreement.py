@@ -33,6 +33,7 @@ __all__ = [
     "eager_refuses",
     "eager_repeats",
     "find_form_problem",
+    "find_sharing_problem",
     "get_source_reference",
     "report_not_applicable",
     "require_unwritten",
@@ -242,6 +243,27 @@ def find_form_problem(result: Result, expected: Result) -> str:
         for name in ("dtype", "shape", "strides", "device"):
             if actual[name] != eager[name]:
                 return f"output {position}: {name} {actual[name]}, eager's {eager[name]}"
+    return ""
+
+
+def find_sharing_problem(result: Result, expected: Result, *, may_copy: bool = False) -> str:
+    """Where an output lies in the memory of an input or of another output and eager's does not, or
+    the other way round unless it `may_copy`; "" if nowhere.
+    """
+    for position, (actual, eager) in enumerate(zip(result.facts, expected.facts, strict=True)):
+        if actual is None or eager is None:
+            continue
+        for name in ("inputs", "outputs"):
+            # A caller that writes into its result must not change anything else.
+            if extra := set(actual[name]) - set(eager[name]):
+                return (
+                    f"output {position} shares memory with {name} {sorted(extra)}, eager's does not"
+                )
+            # A caller that writes into eager's view reaches the input, as some programs mean to.
+            if (lost := set(eager[name]) - set(actual[name])) and not may_copy:
+                return (
+                    f"output {position} is a copy, eager's shares memory with {name} {sorted(lost)}"
+                )
     return ""
 
 

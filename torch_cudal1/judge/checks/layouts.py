@@ -36,7 +36,15 @@ from torch_cudal1.judge.reference.trial import Trial
 from torch_cudal1.judge.sandbox.limits import read_free_bytes
 from torch_cudal1.judge.wire.call_spec import RunMode
 
-__all__ = ["DTYPES", "LAYOUTS", "SHAPES", "check_dtypes", "check_layouts", "check_shapes"]
+__all__ = [
+    "DTYPES",
+    "LAYOUTS",
+    "SHAPES",
+    "check_dtypes",
+    "check_layouts",
+    "check_shapes",
+    "list_shapes",
+]
 
 _TILES = (16, 32, 64, 128)
 _DTYPES = ("float16", "bfloat16", "float64")
@@ -59,7 +67,7 @@ def check_shapes(trial: Trial) -> list[CheckResult]:
     if reference is None:
         return report_not_applicable("shapes", _GUARDED)
     agreements: list[Agreement | None] = []
-    for question, specs in _list_shapes(reference, trial.profile.name == "strict"):
+    for question, specs in list_shapes(reference, trial.profile.name == "strict"):
         # Sizes that eager refuses cost little and do not count.
         if sum(each is not None for each in agreements) == trial.count_affordable_sets(
             trial.profile.shapes, 0.2
@@ -94,7 +102,10 @@ def _estimate_bytes(trial: Trial, specs: Specs) -> float:
     return _COPIES * (after + outputs * after / max(1, before))
 
 
-def _list_shapes(reference: SourceReference, huge: bool) -> Iterator[tuple[str, Specs]]:
+def list_shapes(reference: SourceReference, huge: bool = False) -> Iterator[tuple[str, Specs]]:
+    """Other sizes of the plain inputs, the most telling ones first, whether eager takes them or not.
+    `huge`: a batch of 65,537 too.
+    """
     plain = [
         spec
         for spec, role in zip(reference.specs, reference.roles, strict=True)

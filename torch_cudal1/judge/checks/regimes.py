@@ -31,14 +31,17 @@ from torch_cudal1.judge.reference.trial import Trial
 
 __all__ = ["REGIMES", "check_regimes"]
 
-# Sizes of a row are powers of two. Below -16 honest formulas have no digits left where the value is
-# next to nothing, as log(1 + exp(x)) in float32. Above, a value is nothing or large.
+# Sizes of a row are powers of two.
 _BANDS = [
     *(-(2.0**exponent) for exponent in range(-6, 4)),
     # Padding and dead activations: where the result is nothing as well, nothing is compared.
     0.0,
     *(2.0**exponent for exponent in range(-6, 10)),
 ]
+# In sets of their own: here honest formulas have no digits left where a value is next to nothing, as
+# log(1 + exp(x)) in float32, and so a value that is small beside one is not compared.
+_FAR_BANDS = [-(2.0**exponent) for exponent in range(4, 10)]
+_FAR_ROUND_OFFS = 64.0
 # Of what must stay above zero, such as a variance.
 _LEAST_POSITIVE = 2.0**-6
 # Of a row's own values; rounding is far below.
@@ -50,7 +53,9 @@ _MAX_SETS = 4
 
 
 def check_regimes(trial: Trial) -> list[CheckResult]:
-    """Rows of `_BANDS` in every plain floating input; each row of a result against float64."""
+    """Rows of `_BANDS` in every plain floating input, then of `_FAR_BANDS`; each row of a result
+    against float64.
+    """
     if trial.contract.precision == "kernelbench":
         return report_not_applicable("regimes", "errors count by KernelBench's flat tolerance")
     base, _ = trial.first_two
@@ -62,18 +67,21 @@ def check_regimes(trial: Trial) -> list[CheckResult]:
     # An input of few rows meets a part of the bands in each set.
     wanted = min(_MAX_SETS, math.ceil(len(_BANDS) / max(1, max(rows, default=0))))
     agreements: list[Agreement | None] = []
-    for number in range(trial.count_affordable_sets(wanted, 0.1) if rows else 0):
+    sets = [_BANDS] * (trial.count_affordable_sets(wanted, 0.1) if rows else 0)
+    for number, bands in enumerate([*sets, *([_FAR_BANDS] if sets else [])]):
         aside = _load_fresh(trial, number)
         sample = aside.derive(
             base if aside is trial else aside.draw("normal"),
             f"regimes {number}",
-            lambda inputs: _fill_with_bands(trial, inputs),
+            partial(_fill_with_bands, trial, bands),
         )
         if eager_refuses(sample):
             agreements.append(None)
         else:
-            ask = partial(_compare_rows, aside, sample)
-            agreements.append(disagree_on_error(aside, "rows of one sign and size", ask))
+            is_far = bands is _FAR_BANDS
+            question = "rows far below zero" if is_far else "rows of one sign and size"
+            ask = partial(_compare_rows, aside, sample, question, is_far=is_far)
+            agreements.append(disagree_on_error(aside, question, ask))
         # The set that it was derived from is the other checks' too.
         aside.drop(sample)
         sample.forget_exact()
@@ -90,10 +98,12 @@ def _load_fresh(trial: Trial, number: int) -> Trial:
     return trial.load_in_slot(trial.reference, f"candidate regimes {number}")
 
 
-def _fill_with_bands(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def _fill_with_bands(
+    trial: Trial, bands: Sequence[float], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
     facts, roles = trial.facts, trial.reference.roles
     return [
-        _make_bands(tensor, is_positive=index in facts.positive)
+        _make_bands(tensor, bands, is_positive=index in facts.positive)
         if role == "input"
         and tensor.dtype.is_floating_point
         and tensor.numel()
@@ -105,22 +115,22 @@ def _fill_with_bands(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch
     ]
 
 
-def _make_bands(tensor: torch.Tensor, *, is_positive: bool) -> torch.Tensor:
+def _make_bands(tensor: torch.Tensor, bands: Sequence[float], *, is_positive: bool) -> torch.Tensor:
     """Each row of one band: values from its number to twice that."""
     generator = torch.Generator().manual_seed(secrets.randbits(62))
     rows = math.prod(tensor.shape[:-1])
     # In secret order: a row's number does not tell its band.
-    order = torch.randperm(len(_BANDS), generator=generator)
-    bands = torch.tensor(_BANDS)[order[torch.arange(rows) % len(_BANDS)]]
+    order = torch.randperm(len(bands), generator=generator)
+    of_rows = torch.tensor(bands)[order[torch.arange(rows) % len(bands)]]
     shape = (*tensor.shape[:-1], 1) if tensor.dim() else ()
-    values = bands.reshape(shape) * (1.0 + torch.rand(tensor.shape, generator=generator))
+    values = of_rows.reshape(shape) * (1.0 + torch.rand(tensor.shape, generator=generator))
     filled = torch.empty_like(tensor)
     filled.copy_(values.abs().clamp_min(_LEAST_POSITIVE) if is_positive else values)
     return filled
 
 
-def _compare_rows(trial: Trial, sample: InputSet) -> Agreement:
-    question, result = "rows of one sign and size", trial.run(sample)
+def _compare_rows(trial: Trial, sample: InputSet, question: str, *, is_far: bool) -> Agreement:
+    result = trial.run(sample)
     if problem := find_form_problem(result, sample.expected):
         return Agreement(question, problem)
     for position, (out, eager) in enumerate(
@@ -131,6 +141,8 @@ def _compare_rows(trial: Trial, sample: InputSet) -> Agreement:
         exact = sample.get_exact(position)
         errors = _RowErrors(out, eager, eager if exact is None else exact)
         allowed = torch.maximum(_EAGER_FACTOR * errors.eager, _GROSS_FRACTION * errors.size)
+        if is_far:
+            allowed = allowed + _FAR_ROUND_OFFS * unit_roundoff(eager.dtype)
         if bool(errors.exceed(allowed).any()):
             # Sums that cancel, and choices that rounding decides, move far with their inputs.
             moved = sample.get_sensitivity(position)
@@ -193,7 +205,8 @@ REGIMES = CheckSpec(
     run=check_regimes,
     knobs=("budget_s",),
     asks=(
-        "inputs whose rows are of one sign and one size, from 1/64 to 16 and, positive, to 1,024, or zero: "
-        "is the error of each row below a tenth of that row's own values, or four times eager's"
+        "inputs whose rows are of one sign and one size, from 1/64 to 1,024, or zero: is the error of "
+        "each row below a tenth of that row's own values, or four times eager's, or, below -16, next to "
+        "nothing beside one"
     ),
 )

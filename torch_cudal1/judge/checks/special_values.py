@@ -19,6 +19,7 @@ from torch_cudal1.judge.checks.agreement import (
     compare_result,
     disagree_on_error,
     eager_refuses,
+    get_source_reference,
 )
 from torch_cudal1.judge.checks.finite_values import compare_finite_elements
 from torch_cudal1.judge.checks.rounding import draw_uniform, is_decided_by_rounding
@@ -70,8 +71,9 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
     )
     variants: list[InputSet] = []
     try:
-        for kind, value in values if trial.profile.all_specials else values[:2]:
-            for position in positions:
+        for kind, value in values:
+            places = _list_places(trial, positions, value)
+            for position in places:
                 name, held = _choose_value(trial, position, kind, value)
                 variant = _make_variant(trial, sample, position, name, held)
                 variants.append(variant)
@@ -86,13 +88,25 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
                 # address is a question of `call_history`.
                 if sum(map(_count_bytes, variants)) > _MAX_KEPT_BYTES:
                     trial.drop(variants.pop(0))
-            checks.append(
-                CheckResult("special", True, detail=f"one {kind} in each of inputs {positions}")
-            )
+            if places:
+                checks.append(
+                    CheckResult("special", True, detail=f"one {kind} in each of inputs {places}")
+                )
     finally:
         for variant in variants:
             trial.drop(variant)
     return [*checks, *_check_whole_inputs(trial, sample)] if trial.profile.all_specials else checks
+
+
+def _list_places(trial: Trial, positions: Sequence[int], value: float) -> list[int]:
+    """Where a value is put. A negative infinity goes into all only where everything is asked; a
+    source can hide what it does with one, so it is asked of its call's own inputs at least.
+    """
+    if value != -math.inf or trial.profile.all_specials:
+        return list(positions)
+    if get_source_reference(trial) is None:
+        return []
+    return [place for place in positions if trial.reference.roles[place] == "input"]
 
 
 def _choose_value(trial: Trial, position: int, kind: str, value: float) -> tuple[str, float]:
@@ -419,7 +433,7 @@ SPECIAL = CheckSpec(
     run=check_special_values,
     knobs=("all_specials",),
     asks=(
-        "NaN, infinity (a large number in weights), and at `standard` signed zeros, ties, extremes: they go where eager "
+        "NaN, infinities (a large number in weights), and at `standard` signed zeros, ties, extremes: they go where eager "
         "or Inductor sends them, and what is finite is right; few places excepted where rounding alone decides and "
         "eager's own change when its inputs move by little more than that"
     ),

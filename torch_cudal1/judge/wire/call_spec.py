@@ -34,6 +34,9 @@ class RunMode:
       the outputs that have a cotangent, None for all. step: as a step of training asks, in the
       middle of a model: inputs that are no leaves, another call before `backward`, and the leaves'
       `grad`.
+    - retained: backward runs twice over one graph, and the second gradients count. doubled: the
+      first result is doubled before `backward`: "in place" (by a candidate's caller), "copied" (the
+      same for the reference), or "" for not.
     - plain: with gradients enabled, and no input that wants one.
     - double: in float64, for the reference. inference: under torch.inference_mode.
     - autocast: name of a dtype, "" for none.
@@ -53,6 +56,8 @@ class RunMode:
     gradient_places: tuple[int, ...] | None = None
     used: tuple[int, ...] | None = None
     step: bool = False
+    retained: bool = False
+    doubled: str = ""
     plain: bool = False
     double: bool = False
     inference: bool = False

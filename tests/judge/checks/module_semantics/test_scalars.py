@@ -10,7 +10,7 @@ from tests.judge.checks.module_sources import FORWARD, ModuleBench
 from tests.judge.sources import CPU, HEAD, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
-from torch_cudal1.judge.checks.module_semantics.scalars import SCALARS, _list_scalars
+from torch_cudal1.judge.checks.module_semantics.scalars import SCALARS, list_scalars
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
@@ -38,7 +38,7 @@ def get_init_inputs():
 
 def test_each_number_and_flag_is_changed_alone() -> None:
     init = {"args": [64, 0.5, True], "kwargs": {"eps": 0.0}}
-    changed = dict(_list_scalars(init))
+    changed = dict(list_scalars(init))
     assert [name.split(" = ")[0] for name in changed] == ["0", "1", "2", "eps"]
     count, number, flag, epsilon = changed.values()
     assert count == {"args": [65, 0.5, True], "kwargs": {"eps": 0.0}}
@@ -54,13 +54,13 @@ def test_each_number_and_flag_is_changed_alone() -> None:
 
 def test_which_tensor_stands_in_a_call_is_no_scalar() -> None:
     call = {"dict": {"args": {"tuple": [{"tensor": 0}, 1.5]}, "kwargs": {"dict": {}}}}
-    names = [name for name, _ in _list_scalars(call)]
+    names = [name for name, _ in list_scalars(call)]
     assert [name.split(" = ")[0] for name in names] == ["1"]
 
 
 def test_the_factor_of_a_number_is_a_secret() -> None:
     init = {"args": [-1.5], "kwargs": {}}
-    numbers = {variant["args"][0] for _ in range(20) for _, variant in _list_scalars(init)}
+    numbers = {variant["args"][0] for _ in range(20) for _, variant in list_scalars(init)}
     assert len(numbers) > 10
     assert all(-3.0 <= number <= -0.75 for number in numbers)
 

@@ -18,6 +18,7 @@ import torch
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
+    Attempt,
     compare_call,
     compare_result,
     disagree_on_error,
@@ -26,7 +27,10 @@ from torch_cudal1.judge.checks.agreement import (
     report_not_applicable,
     require_unwritten,
     summarise,
+    tolerate_error,
 )
+from torch_cudal1.judge.checks.layouts import list_shapes
+from torch_cudal1.judge.checks.module_semantics.scalars import list_scalars
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
@@ -51,9 +55,10 @@ def check_gradients(trial: Trial) -> list[CheckResult]:
         return report_not_applicable(
             "grad", "a backward pass is a region of its own, judged as one"
         )
-    if not trial.gradients:
-        return report_not_applicable("grad", "gradients are not claimed")
+    # Gradients are enabled wherever nobody disables them, whoever wants one.
     agreements = _compare_plain(trial, reference)
+    if not trial.gradients:
+        return summarise("grad", agreements, "gradients are not claimed")
     try:
         backward = reference.with_gradients(RunMode(gradients=True))
         # Without a gradient in eager a candidate has nothing to reproduce.
@@ -66,8 +71,9 @@ def check_gradients(trial: Trial) -> list[CheckResult]:
         disagree_on_error(trial, "gradients", partial(_compare_rounds, trial, backward))
     )
     # A first backward that is wrong needs no further questions.
-    if not agreements[-1].problem:
-        agreements += _compare_ways(trial, reference)
+    for ask in (_compare_ways, _compare_elsewhere):
+        if not agreements[-1].problem:
+            agreements += ask(trial, reference)
     if not agreements[-1].problem and trial.profile.gradient_rounds > 1:
         agreements += _compare_further(trial, reference)
     return summarise("grad", agreements, "")
@@ -82,8 +88,9 @@ def _compare_plain(trial: Trial, reference: SourceReference) -> list[Agreement]:
             return []
     except ReferenceFailure:
         return []
-    ask = partial(_compare_plain_call, trial, plain, question)
-    return [disagree_on_error(trial, question, ask)]
+    # Who wants no gradients may disable them where that is all that works.
+    ask = disagree_on_error if trial.gradients else tolerate_error
+    return [ask(trial, question, partial(_compare_plain_call, trial, plain, question))]
 
 
 def _compare_plain_call(trial: Trial, reference: SourceReference, question: str) -> Agreement:
@@ -100,15 +107,63 @@ def _compare_ways(trial: Trial, reference: SourceReference) -> list[Agreement]:
     for question, way in _list_ways(reference):
         agreements += compare_gradients_in(trial, reference, question, way)
         if any(each.problem for each in agreements):
+            return agreements
+    # Where these raise, as a step that was compiled does, no caller is given a wrong number.
+    question, way = "gradients of a second backward", RunMode(gradients=True, retained=True)
+    agreements += compare_gradients_in(trial, reference, question, way, tolerate_error)
+    # Of several results one may lie in the memory of another.
+    if len(reference.outputs) == 1:
+        agreements += compare_gradients_in(
+            trial,
+            reference,
+            "gradients of a result that its caller doubles in place",
+            RunMode(gradients=True, doubled="copied"),
+            tolerate_error,
+            RunMode(gradients=True, doubled="in place"),
+        )
+    return agreements
+
+
+def _compare_elsewhere(trial: Trial, reference: SourceReference) -> list[Agreement]:
+    """Gradients at another size, at yet another one in train mode, and with another scalar among the
+    arguments of the call; each is the first, in a secret order, that eager has gradients for.
+    """
+    generator = random.Random(f"{_SECRET} {reference.key} elsewhere")
+    shapes = list(list_shapes(reference))
+    calls = list(list_scalars(reference.form.call))
+    training = RunMode(training=True)
+    variants: list[list[tuple[str, SourceReference]]] = [
+        [(f"gradients at {name}", reference.with_specs(specs)) for name, specs in shapes],
+        [
+            (f"gradients in train mode at {name}", reference.in_way(training).with_specs(specs))
+            for name, specs in shapes
+        ],
+        [(f"gradients with {name}", reference.with_call(call)) for name, call in calls],
+    ]
+    agreements: list[Agreement] = []
+    for kind in variants:
+        for question, other in generator.sample(kind, len(kind)):
+            way = replace(other.way, gradients=True)
+            answered = compare_gradients_in(trial, other, question, way)
+            agreements += answered
+            if answered:
+                break
+        if any(each.problem for each in agreements):
             break
     return agreements
 
 
 def compare_gradients_in(
-    trial: Trial, reference: SourceReference, question: str, way: RunMode
+    trial: Trial,
+    reference: SourceReference,
+    question: str,
+    way: RunMode,
+    ask: Attempt = disagree_on_error,
+    candidate_way: RunMode | None = None,
 ) -> list[Agreement]:
     """The gradients that are asked in a way, beside those of a reference whose results have the
-    same form; nothing where eager has none.
+    same form; nothing where eager has none. `candidate_way`: the candidate's, where it is not the
+    reference's.
     """
     try:
         backward = reference.with_gradients(way)
@@ -116,8 +171,8 @@ def compare_gradients_in(
             return []
     except ReferenceFailure:
         return []
-    ask = partial(_compare_one_round, trial, backward, question)
-    return [disagree_on_error(trial, question, ask)]
+    compare = partial(_compare_one_round, trial, backward, question, candidate_way)
+    return [ask(trial, question, compare)]
 
 
 def _list_ways(reference: SourceReference) -> Iterator[tuple[str, RunMode]]:
@@ -287,9 +342,11 @@ def _compare_further(trial: Trial, reference: SourceReference) -> list[Agreement
     return agreements
 
 
-def _compare_one_round(trial: Trial, reference: SourceReference, question: str) -> Agreement:
+def _compare_one_round(
+    trial: Trial, reference: SourceReference, question: str, way: RunMode | None = None
+) -> Agreement:
     # A module of its own: casts and train mode would change the instance of the other checks.
-    aside = trial.load_in_slot(reference, f"candidate {question}")
+    aside = trial.load_in_slot(reference, f"candidate {question}", way)
     sample = aside.draw("normal")
     # There is nothing to reproduce where eager raises.
     if eager_refuses(sample):
@@ -308,7 +365,11 @@ GRAD = CheckSpec(
         "gradients of all inputs and parameters: there where eager has them, right against "
         "float64, and again in a second round; in a step of training, where inputs are no leaves "
         "and another call comes before `backward`; of parameters alone, of inputs alone, of some "
-        "inputs, of some outputs; the result of a call with gradients enabled that wants none; "
-        "the gradients that a backward is handed stay as they are"
+        "inputs, of some outputs; at another size, in eval and in train mode, and with another "
+        "number among the arguments of the call; of a second backward over one graph and of a "
+        "result that its caller changes in place, which may raise but not be wrong; the result of "
+        "a call with gradients enabled that wants none (with `--inference` too); the gradients "
+        "that a backward is handed, and the activations that a step of training hands in, stay as "
+        "they are"
     ),
 )

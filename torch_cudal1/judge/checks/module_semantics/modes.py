@@ -21,6 +21,7 @@ from torch_cudal1.judge.checks.agreement import (
     compare_result,
     disagree_on_error,
     eager_refuses,
+    find_sharing_problem,
     get_source_reference,
     report_not_applicable,
     require_unwritten,
@@ -133,9 +134,9 @@ def _compare_in_train_mode(
     # A slot of its own: train mode moves buffers that the other checks rely on.
     aside = trial.load_in_slot(reference, "candidate train mode", run_mode)
     first = aside.draw("normal")
-    agreement = compare_call(aside, first, "train mode") or Agreement("train mode")
+    agreement = Agreement("train mode")
     if not eager_refuses(first):
-        agreement = require_unwritten(aside, first, agreement)
+        agreement = _compare_and_watch_memory(aside, first, "train mode")
     # Constructors leave running means of 0 and variances of 1, which hide a norm that ignores them.
     if not agreement.problem and not eager_refuses(first) and "buffer" in reference.roles:
         stepped = aside.derive(
@@ -263,8 +264,7 @@ def _compare_sets(
     for sample in (aside.draw("normal"), aside.draw("shifted")):
         # An error goes to the caller, who knows whether it is an answer.
         if not eager_refuses(sample):
-            agreement = compare_result(aside, sample, aside.run(sample), question)
-            agreement = require_unwritten(aside, sample, agreement)
+            agreement = _compare_and_watch_memory(aside, sample, question)
         aside.free_memory_if_short()
         # the reference's own way has met the same sets, and later checks need them
         if sample.name not in trial.samples:
@@ -272,6 +272,17 @@ def _compare_sets(
         if agreement.problem:
             break
     return agreement
+
+
+def _compare_and_watch_memory(trial: Trial, sample: InputSet, question: str) -> Agreement:
+    """The result of a call, which leaves its arguments alone, and where in memory it lies."""
+    result = trial.run(sample)
+    agreement = compare_result(trial, sample, result, question)
+    agreement = require_unwritten(trial, sample, agreement)
+    if agreement.problem:
+        return agreement
+    sharing = find_sharing_problem(result, sample.expected)
+    return Agreement(question, sharing) if sharing else agreement
 
 
 def check_guard_domain(trial: Trial) -> list[CheckResult]:
@@ -306,8 +317,8 @@ TRAIN_MODE = CheckSpec(
     step="train_mode",
     replaces_only=True,
     asks=(
-        "in train mode results and buffers as the reference's, at its first state and a "
-        "step later, its state after four steps of training, and the gradients of inputs and "
+        "in train mode results and buffers as the reference's, in memory of their own, at its "
+        "first state and a step later, its state after four steps of training, and the gradients of inputs and "
         "parameters (not with `--inference`)"
     ),
 )

@@ -24,7 +24,7 @@ from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
 
-__all__ = ["SCALARS", "check_scalars"]
+__all__ = ["SCALARS", "check_scalars", "list_scalars"]
 
 _CHANCE = random.SystemRandom()
 # Kinds of packed arguments, which say nothing to a reader.
@@ -44,11 +44,11 @@ def check_scalars(trial: Trial) -> list[CheckResult]:
         # every call.
         *(
             (f"argument {question}", reference.with_call(call))
-            for question, call in _list_scalars(reference.form.call)
+            for question, call in list_scalars(reference.form.call)
         ),
         *(
             (question, reference.with_init(init))
-            for question, init in _list_scalars(reference.form.init)
+            for question, init in list_scalars(reference.form.init)
         ),
     ]
     # Each takes a module of its own in both processes.
@@ -91,7 +91,7 @@ def _compare_later_scalar(trial: Trial, other: SourceReference, question: str) -
     return compare_call(aside, aside.derive_sibling(first), later) or Agreement(later)
 
 
-def _list_scalars(init: Any) -> Iterator[tuple[str, Any]]:
+def list_scalars(init: Any) -> Iterator[tuple[str, Any]]:
     """Packed arguments with one number or flag changed: floats by a secret factor, counts by one,
     flags turned.
     """

@@ -37,9 +37,10 @@ def call_with_gradients(
     # The handlers call slots under no_grad.
     with torch.enable_grad():
         # In the middle of a model a module is handed activations, which are no leaves.
-        results = call(
-            [t.clone() if t.requires_grad else t for t in moving] if mode.step else moving
-        )
+        activations = [t.clone() if t.requires_grad and mode.step else t for t in moving]
+        results = call(activations)
+        if mode.doubled:
+            results = _double_first(results, in_place=mode.doubled == "in place")
         # A model may call a module again before the first call's backward, which must not read what
         # the second call left. The same values in another order are as legal as they were.
         later = call([_reverse(t) for t in moving]) if mode.step else []
@@ -52,6 +53,9 @@ def call_with_gradients(
     ]
     grads = _differentiate(pairs, leaves, mode) if pairs else [None] * len(leaves)
     del later
+    # The caller may still read what it handed on: a residual connection does.
+    if mode.step and not all(map(torch.equal, activations, moving)):
+        raise SandboxError("module", "it writes to the activation that it was called with")
     if mode.double_backward:
         grads = [
             *(g if g is None else g.detach() for g in grads),
@@ -59,6 +63,16 @@ def call_with_gradients(
         ]
     # Detached: the results would keep the graph of this call alive.
     return [*(None if out is None else out.detach() for out in results), *grads]
+
+
+def _double_first(
+    results: Sequence[torch.Tensor | None], *, in_place: bool
+) -> list[torch.Tensor | None]:
+    """The results with the first one doubled: as a caller changes what it was handed."""
+    first, *others = results
+    if first is None or not first.dtype.is_floating_point:
+        return [first, *others]
+    return [first.mul_(2) if in_place else first * 2, *others]
 
 
 def _reverse(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,6 +101,9 @@ def _differentiate(
             leaf.grad = None
     else:
         options = {"allow_unused": True, "create_graph": mode.double_backward}
+        if mode.retained:
+            first = {**options, "retain_graph": True}
+            call_as_main(torch.autograd.grad, (outputs, leaves, cotangents), first)
         grads = call_as_main(torch.autograd.grad, (outputs, leaves, cotangents), options)
     # The caller may need it for another branch of its graph.
     if not all(map(torch.equal, cotangents, copies)):
