@@ -137,6 +137,10 @@ def test_a_reference_whose_process_was_lost_is_read_in_a_new_one(
     [
         ("class Model(:", "SyntaxError"),
         (REFERENCE.replace("return torch.relu(self.linear(x)),", "return 7,"), "no tensor"),
+        (
+            REFERENCE.replace("torch.relu(self.linear(x))", "self.linear(x.relu_())"),
+            "writes to argument 0",
+        ),
     ],
 )
 def test_an_unusable_reference_leaves_no_candidate_process(

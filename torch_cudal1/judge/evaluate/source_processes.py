@@ -143,6 +143,12 @@ def _load_reference(oracle: Child, text: str, device: torch.device) -> RunningRe
         raise ReferenceFailure(
             "running the reference", f"its result holds no tensor: {subject.tree[:200]}"
         )
+    # No candidate can be compared with it: its second call on the same tensors is another question.
+    if written := subject.find_written_inputs():
+        raise ReferenceFailure(
+            "running the reference",
+            f"its forward writes to argument {written[0]}; let it write to a copy",
+        )
     return RunningReference(subject, examples)
 
 

@@ -29,6 +29,7 @@ from torch_cudal1.judge.reference.region_reference import Outputs, ReferenceFail
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child
 from torch_cudal1.judge.wire.call_spec import CallSpec, RunMode, count_tensors
 from torch_cudal1.judge.wire.channel import load_tensors, message_bytes
+from torch_cudal1.judge.wire.tensor_bits import same_bits
 
 __all__ = ["SourceCandidate", "SourceReference", "read_reference"]
 
@@ -219,6 +220,33 @@ class SourceReference:
         finally:
             answered.unlink(missing_ok=True)
         return True
+
+    def find_written_inputs(self) -> list[int]:
+        """Which tensors among the arguments a call of the reference writes to. Raises
+        ReferenceFailure.
+        """
+        # The instance is loaded by asking for the form of the result.
+        inputs, _ = self._make_examples(), self.outputs
+        answered, slot = self.oracle.reserve_file(), self._slot(self.way)
+        plain = [position for position, role in enumerate(self.roles) if role == "input"]
+        self.oracle.put("written", inputs)
+        try:
+            self.oracle.call("run", slot=slot, inputs="written", path=str(answered))
+            answer = self.oracle.call(
+                "reread", name="written", slot=slot, positions=plain, path=str(answered)
+            )
+            current = load_tensors(answer["layout"], answered, self.device)
+        except CandidateFailure as error:
+            raise ReferenceFailure("running the reference", error.found) from error
+        finally:
+            self.oracle.drop(["written"], message_bytes(inputs))
+            answered.unlink(missing_ok=True)
+        before = [inputs[position] for position in plain]
+        return [
+            number
+            for number, (was, now) in enumerate(zip(before, current, strict=True))
+            if not same_bits(was, now)
+        ]
 
     def run_int64_pieces(
         self, inputs: Sequence[torch.Tensor], fields: Mapping[str, Any]
