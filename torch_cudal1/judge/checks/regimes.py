@@ -67,8 +67,10 @@ def check_regimes(trial: Trial) -> list[CheckResult]:
     # An input of few rows meets a part of the bands in each set.
     wanted = min(_MAX_SETS, math.ceil(len(_BANDS) / max(1, max(rows, default=0))))
     agreements: list[Agreement | None] = []
-    sets = [_BANDS] * (trial.count_affordable_sets(wanted, 0.1) if rows else 0)
-    for number, bands in enumerate([*sets, *([_FAR_BANDS] if sets else [])]):
+    count = trial.count_affordable_sets(wanted + 1, 0.1) if rows else 0
+    # The last set is the far one, where there is time for two.
+    sets = [_FAR_BANDS if 0 < number == count - 1 else _BANDS for number in range(count)]
+    for number, bands in enumerate(sets):
         aside = _load_fresh(trial, number)
         sample = aside.derive(
             base if aside is trial else aside.draw("normal"),

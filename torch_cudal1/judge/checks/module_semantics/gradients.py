@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
@@ -43,6 +44,9 @@ __all__ = ["GRAD", "check_gradients", "compare_gradients_in"]
 
 # Unknown to every candidate: by it the halves of inputs are drawn.
 _SECRET = secrets.token_hex(16)
+# Of the inputs, beside the usual ones, at other sizes; below that, any growth.
+_MOST_GROWTH = 1.1
+_SMALL_BYTES = 1 << 24
 
 
 def check_gradients(trial: Trial) -> list[CheckResult]:
@@ -129,7 +133,9 @@ def _compare_elsewhere(trial: Trial, reference: SourceReference) -> list[Agreeme
     arguments of the call; each is the first, in a secret order, that eager has gradients for.
     """
     generator = random.Random(f"{_SECRET} {reference.key} elsewhere")
-    shapes = list(list_shapes(reference))
+    # Gradients take several times the memory of the inputs, so no size is much larger than usual.
+    most_bytes = max(_SMALL_BYTES, _MOST_GROWTH * _count_bytes(reference.specs))
+    shapes = [item for item in list_shapes(reference) if _count_bytes(item[1]) <= most_bytes]
     calls = list(list_scalars(reference.form.call))
     training = RunMode(training=True)
     variants: list[list[tuple[str, SourceReference]]] = [
@@ -151,6 +157,10 @@ def _compare_elsewhere(trial: Trial, reference: SourceReference) -> list[Agreeme
         if any(each.problem for each in agreements):
             break
     return agreements
+
+
+def _count_bytes(specs: Sequence[TensorSpec]) -> int:
+    return sum(spec.size_bytes for spec in specs)
 
 
 def compare_gradients_in(
