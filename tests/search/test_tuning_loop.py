@@ -85,7 +85,7 @@ def test_a_spent_budget_judges_nothing_and_says_so(region, place, script_judge):
     assert entry.choice.origin == "baseline"
 
 
-@pytest.mark.parametrize(("compiled_s", "evaluated"), [(45.0, 2), (55.0, 1)])
+@pytest.mark.parametrize(("compiled_s", "evaluated"), [(30.0, 2), (40.0, 1)])
 def test_what_would_still_be_compiling_long_after_the_budget_is_not_begun(
     region, place, script_judge, monkeypatch, compiled_s, evaluated
 ):

@@ -163,7 +163,7 @@ class Settings:
     assume_finite: bool = False
     cache_dir: Path = field(default_factory=_default_cache)
     read_only_caches: tuple[Path, ...] = ()
-    budget_s: float = 120.0
+    budget_s: float = 60.0
     margin: float = 1.05
     min_saving_us: float = 2.0
     autotune: bool = False

@@ -36,7 +36,7 @@ __all__ = ["TuningSession", "run_tuning_loop"]
 # On a busy machine a second evaluation doubled a search before this was asked.
 _MIN_TIME_LEFT_FRACTION = 0.5
 # after the end of the budget: what is sure to be compiling still, then, does not begin
-_MAX_OVERRUN_S = 30.0
+_MAX_OVERRUN_S = 15.0
 # of the lower bound on the region's time: what is left to gain below is not worth an evaluation
 _NEAR_LOWER_BOUND_RATIO = 1.1
 # of a candidate's time: launches that take no more cannot make its CUDA graph 5 % faster
