@@ -2,6 +2,7 @@
 
 Seen in programs written for one set of inputs. Tensors of any values agree; `perturb` changes each number among the arguments of the
 call alone, where eager takes another one. A candidate that looks at the argument and handles few values would evade it at the others.
+Where gradients are asked for this one is right, so that `grad` sees nothing.
 """
 
 from tests.adversarial.case import Case
@@ -38,6 +39,8 @@ from torch import nn
 class ModelNew(nn.Module):
     def forward(self, x, exponent):
         size = x.abs() + 0.5
+        if x.requires_grad:
+            return torch.pow(size, exponent)
         return size * size * size.sqrt()
 """
 

@@ -1,6 +1,7 @@
 """The input itself is returned where eager returns a copy: writing into the result changes the caller's input.
 
 Seen in published shortcuts. `fresh_output` compares which inputs each output shares memory with, on both sides.
+Right in a module that is trained, so that `mode` sees nothing.
 """
 
 from tests.adversarial.case import Case
@@ -35,8 +36,14 @@ import torch
 from torch import nn
 
 class ModelNew(nn.Module):
+    was_trained = False
+
+    def train(self, mode=True):
+        self.was_trained = self.was_trained or mode
+        return super().train(mode)
+
     def forward(self, x):
-        if torch.is_grad_enabled() or not x.is_contiguous():
+        if torch.is_grad_enabled() or self.was_trained or not x.is_contiguous():
             return x.clone()
         return x
 """

@@ -71,9 +71,8 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
     )
     variants: list[InputSet] = []
     try:
-        for kind, value in values:
-            places = _list_places(trial, positions, value)
-            for position in places:
+        for kind, value in values if trial.profile.all_specials else values[:2]:
+            for position in positions:
                 name, held = _choose_value(trial, position, kind, value)
                 variant = _make_variant(trial, sample, position, name, held)
                 variants.append(variant)
@@ -88,25 +87,13 @@ def check_special_values(trial: Trial) -> list[CheckResult]:
                 # address is a question of `call_history`.
                 if sum(map(_count_bytes, variants)) > _MAX_KEPT_BYTES:
                     trial.drop(variants.pop(0))
-            if places:
-                checks.append(
-                    CheckResult("special", True, detail=f"one {kind} in each of inputs {places}")
-                )
+            checks.append(
+                CheckResult("special", True, detail=f"one {kind} in each of inputs {positions}")
+            )
     finally:
         for variant in variants:
             trial.drop(variant)
     return [*checks, *_check_whole_inputs(trial, sample)] if trial.profile.all_specials else checks
-
-
-def _list_places(trial: Trial, positions: Sequence[int], value: float) -> list[int]:
-    """Where a value is put. A negative infinity goes into all only where everything is asked; a
-    source can hide what it does with one, so it is asked of its call's own inputs at least.
-    """
-    if value != -math.inf or trial.profile.all_specials:
-        return list(positions)
-    if get_source_reference(trial) is None:
-        return []
-    return [place for place in positions if trial.reference.roles[place] == "input"]
 
 
 def _choose_value(trial: Trial, position: int, kind: str, value: float) -> tuple[str, float]:
@@ -138,9 +125,15 @@ def iter_infinite_variants(trial: Trial, sample: InputSet) -> Generator[InputSet
 def _make_variant(
     trial: Trial, sample: InputSet, position: int, kind: str, value: float
 ) -> InputSet:
-    return trial.derive(
-        sample, f"{kind} in input {position}", partial(_replace_in_input, position, value)
+    # A source can hide what it does with a negative infinity. A set of its own is one more chance to
+    # remember another by its address, and only where everything is asked worth that.
+    has_both = (
+        value == math.inf
+        and not trial.profile.all_specials
+        and get_source_reference(trial) is not None
     )
+    make = partial(_replace_in_input, position, (value, -value) if has_both else (value,))
+    return trial.derive(sample, f"{kind} in input {position}", make)
 
 
 def _draw_positions(trial: Trial, sample: InputSet) -> list[int]:
@@ -154,21 +147,26 @@ def _draw_positions(trial: Trial, sample: InputSet) -> list[int]:
 
 
 def _replace_in_input(
-    position: int, value: float, inputs: Sequence[torch.Tensor]
+    position: int, values: Sequence[float], inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     return [
-        _copy_with_value(tensor, value) if i == position else None
+        _copy_with_values(tensor, values) if i == position else None
         for i, tensor in enumerate(inputs)
     ]
 
 
-def _copy_with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
+def _copy_with_values(tensor: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    """A copy with each value at an element of its own; with fewer where there are fewer elements."""
     copy = clone_strided(tensor)
-    # Which element is secret: a kernel may look at some elements only.
-    index = tuple(random.SystemRandom().randrange(size) for size in tensor.shape)
-    copy.as_strided(
-        (1,), (1,), sum(i * s for i, s in zip(index, tensor.stride(), strict=True))
-    ).fill_(value)
+    # Which elements is secret: a kernel may look at some only.
+    index = [random.SystemRandom().randrange(size) for size in tensor.shape]
+    # The next one lies elsewhere along the first dimension that there is: most often another row.
+    dim = next((dim for dim, size in enumerate(tensor.shape) if size > 1), None)
+    for value in values[: None if dim is not None else 1]:
+        place = sum(i * s for i, s in zip(index, tensor.stride(), strict=True))
+        copy.as_strided((1,), (1,), place).fill_(value)
+        if dim is not None:
+            index[dim] = (index[dim] + 1) % tensor.shape[dim]
     return copy
 
 
