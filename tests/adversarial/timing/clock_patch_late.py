@@ -1,4 +1,4 @@
-"""The judge's clock in the process is replaced after seven hundred calls: what looks for patches has looked by then, the timer not.
+"""The judge's clock in the process is replaced after five hundred calls: what looks for patches has looked by then, the timer not.
 
 A refinement of `clock_patch`: the clock that is used is in C++ and cannot be patched, so what hands it out is. The parent times
 whole batches on its own clock as well, which no patch reaches: both must agree (`wall_slope`), and the parent's decides. Slowing
@@ -59,7 +59,7 @@ class ModelNew(nn.Module):
 
     def forward(self, x):
         self.calls += 1
-        if self.calls == 700:
+        if self.calls == 500:
             timing = sys.modules['torch_cudal1.judge.benchmark.timing']
             real = timing.choose_clock
             timing.choose_clock = lambda device: Liar(real(device))

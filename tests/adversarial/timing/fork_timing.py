@@ -1,4 +1,4 @@
-"""Honest for the first fifteen hundred calls of an instance, then the last result is replayed: a test makes few calls, a timer many.
+"""Honest for the first five hundred calls of an instance, then the last result is replayed: a test makes few calls, a timer many.
 
 Seen as trial counters and repeated-pointer tests. `timed_output` judges outputs of secretly chosen timed calls like any other,
 and checks and timing use the same process and path. A counter beyond all timed calls evades it; see `time_bomb`.
@@ -50,7 +50,7 @@ class ModelNew(nn.Module):
         if torch.is_grad_enabled() or self.training:
             return torch.relu(self.linear(x))
         self.calls += 1
-        if self.calls > 1_500 and self.last.shape == x.shape and self.last.dtype == x.dtype:
+        if self.calls > 500 and self.last.shape == x.shape and self.last.dtype == x.dtype:
             return self.last.clone()
         self.last = torch.relu(self.linear(x))
         return self.last.clone()

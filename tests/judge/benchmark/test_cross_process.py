@@ -173,6 +173,15 @@ def test_noise_does_not_condemn_and_a_false_clock_in_noise_does() -> None:
     assert not check_wall_slope([TwoPointSlope(30.0 + e, 160.0, 100.0) for e in noise]).passed
 
 
+@pytest.mark.parametrize(("wall_us", "is_busy"), [(3.0, True), (95.0, False), (210.0, True)])
+def test_a_slope_far_from_what_a_call_took_in_its_batch_is_called_noise(
+    wall_us: float, is_busy: bool
+) -> None:
+    check = check_wall_slope([TwoPointSlope(wall_us, wall_us, 100.0)] * 7)
+    assert check.passed
+    assert ("the machine is busy" in check.detail) is is_busy
+
+
 def test_batches_do_not_outgrow_the_memory_for_their_outputs() -> None:
     small = Machine(1.0, max_calls=10)
     measure(CrossProcessBenchmark(small, small), FAST)
