@@ -120,9 +120,15 @@ def _tabulate_siege(name: str, document: Mapping[str, Any]) -> list[str]:
             f"{summary['promised']} mutants of kinds that are refused at this profile, "
             f"{summary['promised_got_in']} got in.",
         ]
-    if summary["twins"]:
+    twins = [row for row in rows if row["is_twin"]]
+    if twins:
+        refused = Counter(row["kind"] for row in twins if row["twin_refused"])
+        lines += ["", "| honest twin of | judged | refused |", "|---|---|---|"]
+        for kind, judged in sorted(Counter(row["kind"] for row in twins).items()):
+            lines.append(f"| {kind} | {judged} | {refused[kind]} |")
         lines += [
-            f"{summary['twins']} judgements of honest twins, {summary['twins_refused']} refused."
+            "",
+            f"{summary['twins']} judgements of honest twins, {summary['twins_refused']} refused.",
         ]
     return [*lines, f"A judgement took {summary['median_s']:.1f} s (median)."]
 

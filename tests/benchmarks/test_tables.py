@@ -37,6 +37,7 @@ NAMED_BY = {
     "training": ("name",),
     "float64": ("case",),
     "evaluator": ("programs", "trust"),
+    "siege": ("kind",),
 }
 
 

@@ -40,7 +40,7 @@ def test_mutants_are_counted_by_kind_those_that_the_profile_refuses_first(tmp_pa
     rows = [
         {"kind": "autocast", "is_twin": False, "is_promised": False},
         {"kind": "train mode", "is_twin": False, "is_promised": True},
-        {"kind": "train mode", "is_twin": True, "is_promised": True},
+        {"kind": "train mode", "is_twin": True, "is_promised": True, "twin_refused": False},
     ]
     summary = {
         "promised": 1,
@@ -62,6 +62,7 @@ def test_mutants_are_counted_by_kind_those_that_the_profile_refuses_first(tmp_pa
     first = lines.index("| train mode | yes | 1 | 0 |")
     assert lines[first + 1] == "| autocast | no, at a later profile | 1 | 1 |"
     assert "1 mutants of kinds that are refused at this profile, 0 got in." in lines
+    assert "| train mode | 1 | 0 |" in lines
     assert "1 judgements of honest twins, 0 refused." in lines
     assert "A judgement took 10.4 s (median)." in lines
 
