@@ -75,11 +75,10 @@ def check_gradients(trial: Trial) -> list[CheckResult]:
         disagree_on_error(trial, "gradients", partial(_compare_rounds, trial, backward))
     )
     # A first backward that is wrong needs no further questions.
-    for ask in (_compare_ways, _compare_elsewhere):
-        if not agreements[-1].problem:
+    further = [_compare_further] if trial.profile.gradient_rounds > 1 else []
+    for ask in (_compare_ways, _compare_elsewhere, *further):
+        if not any(each.problem for each in agreements):
             agreements += ask(trial, reference)
-    if not agreements[-1].problem and trial.profile.gradient_rounds > 1:
-        agreements += _compare_further(trial, reference)
     return summarise("grad", agreements, "")
 
 
