@@ -204,8 +204,8 @@ def test_on_a_gpu_indices_of_other_shapes_are_looked_at_on_the_host(
         shorter.eager(few)
     assert asked == [RunMode(on_host=True)], "its CUDA context never saw them"
     # Layouts of the examples' own shapes cannot make an index wrong.
-    assert not on_gpu.with_specs(reference.specs).is_resized
-    assert shorter.with_specs(few_specs := shorter.specs).is_resized
+    assert not on_gpu.with_specs(reference.specs).is_unproven
+    assert shorter.with_specs(few_specs := shorter.specs).is_unproven
     assert [spec.shape for spec in few_specs] == [tuple(tensor.shape) for tensor in few]
 
 

@@ -34,6 +34,7 @@ from torch_cudal1.judge.checks.memory import (
 )
 from torch_cudal1.judge.checks.module_semantics import (
     gradients,
+    indices,
     loss_curve,
     masks,
     modes,
@@ -66,6 +67,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     parameters.PERTURB,
     scalars.SCALARS,
     masks.MASKS,
+    indices.INDICES,
     updates.UPDATE_PATH,
     layouts.SHAPES,
     int64_indexing.INT64_INDEXING,

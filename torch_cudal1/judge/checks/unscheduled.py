@@ -59,8 +59,8 @@ TIMING_CHECKS: tuple[CheckName, ...] = (
         module="torch_cudal1.judge.evaluate.confirm",
         failure="unstable",
         asks=(
-            "a speed-up above 3, at `fast` a gain of which the buckets disagree, or at `strict` any, is "
-            "measured again in a fresh process: do they agree"
+            "a speed-up above 3, or at `strict` any, is measured again in a fresh process, and at "
+            "`fast` a gain of which the buckets disagree once more: do they agree"
         ),
     ),
     CheckName(

@@ -86,8 +86,8 @@ class SourceReference:
         default=(), compare=False, repr=False
     )
     trees: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    # Whether the inputs have other shapes than the examples, so that indices may lie beyond them.
-    is_resized: bool = False
+    # Whether shapes or integers are not the examples', so that indices may lie out of range.
+    is_unproven: bool = False
 
     @cached_property
     def key(self) -> str:
@@ -155,8 +155,12 @@ class SourceReference:
     def with_specs(self, specs: Sequence[TensorSpec]) -> SourceReference:
         """The same reference, called with tensors of another form."""
         resized = [spec.shape for spec in specs] != [spec.shape for spec in self.specs]
-        is_resized = self.is_resized or resized
-        return replace(self, specs=tuple(specs), trees={}, is_resized=is_resized)
+        is_unproven = self.is_unproven or resized
+        return replace(self, specs=tuple(specs), trees={}, is_unproven=is_unproven)
+
+    def with_unproven_indices(self) -> SourceReference:
+        """The same reference, called with integers that may index out of range."""
+        return replace(self, is_unproven=True)
 
     def with_init(self, init: Any) -> SourceReference:
         """The reference constructed with other (packed) arguments."""
@@ -359,7 +363,7 @@ class SourceReference:
         """Whether this way could lose the oracle: on a GPU an index out of range is no exception, it
         ends the CUDA context.
         """
-        is_possible = self.is_resized and self.device.type == "cuda" and not way.on_host
+        is_possible = self.is_unproven and self.device.type == "cuda" and not way.on_host
         plain = self.specs[len(self.form.names) :]
         return is_possible and any(spec.dtype.startswith(_INDEX_DTYPES) for spec in plain)
 

@@ -58,11 +58,34 @@ def test_the_mask_of_the_example_is_no_constant(before: str, words: str) -> None
     assert words in check.detail
 
 
-def test_a_mask_that_eager_takes_in_no_other_order_is_not_asked_about() -> None:
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        # What PyTorch's own ways settle differently is the row itself,
+        ("mask = mask | ~mask.any(-1, keepdim=True)", ""),
+        # not what its neighbours yield.
+        (
+            "mask = mask if bool(mask.any(-1).all()) else torch.ones_like(mask)",
+            "mask 1 with a row of False",
+        ),
+        (
+            "mask = mask if int(mask.all(-1).sum()) < 2 else torch.ones_like(mask)",
+            "mask 1 with a row of True",
+        ),
+        ("assert bool(mask.any(-1).all())", "mask 1 with a row of False"),
+    ],
+)
+def test_a_row_of_one_value_leaves_all_others_as_they_are(before: str, words: str) -> None:
+    check = judge(before)
+    assert check.passed == (not words)
+    assert words in check.detail
+
+
+def test_a_mask_that_eager_takes_in_no_other_order_is_not_asked_for_one() -> None:
     # In any other order seven rows have no key.
     check = judge("pass", "torch.eye(16).bool()")
     assert check.passed
-    assert "not applicable" in check.detail
+    assert "order" not in check.detail
 
 
 def test_a_shuffled_mask_has_as_many_elements_and_no_row_of_one_value_that_had_none() -> None:

@@ -129,13 +129,15 @@ def _compare_ways(trial: Trial, reference: SourceReference) -> list[Agreement]:
 
 def _compare_elsewhere(trial: Trial, reference: SourceReference) -> list[Agreement]:
     """Gradients at another size, at yet another one in train mode, and with another scalar among the
-    arguments of the call; each is the first, in a secret order, that eager has gradients for.
+    arguments of the call and of the constructor; each is the first, in a secret order, that eager
+    has gradients for.
     """
     generator = random.Random(f"{_SECRET} {reference.key} elsewhere")
     # Gradients take several times the memory of the inputs, so no size is much larger than usual.
     most_bytes = max(_SMALL_BYTES, _MOST_GROWTH * _count_bytes(reference.specs))
     shapes = [item for item in list_shapes(reference) if _count_bytes(item[1]) <= most_bytes]
     calls = list(list_scalars(reference.form.call))
+    constructors = list(list_scalars(reference.form.init))
     training = RunMode(training=True)
     variants: list[list[tuple[str, SourceReference]]] = [
         [(f"gradients at {name}", reference.with_specs(specs)) for name, specs in shapes],
@@ -144,6 +146,7 @@ def _compare_elsewhere(trial: Trial, reference: SourceReference) -> list[Agreeme
             for name, specs in shapes
         ],
         [(f"gradients with {name}", reference.with_call(call)) for name, call in calls],
+        [(f"gradients with {name}", reference.with_init(init)) for name, init in constructors],
     ]
     agreements: list[Agreement] = []
     for kind in variants:
@@ -375,8 +378,8 @@ GRAD = CheckSpec(
         "float64, and again in a second round; in a step of training, where inputs are no leaves "
         "and another call comes before `backward`; of parameters alone, of inputs alone, of some "
         "inputs, of some outputs; at another size, in eval and in train mode, and with another "
-        "number among the arguments of the call; of a second backward over one graph and of a "
-        "result that its caller changes in place, which may raise but not be wrong; the result of "
+        "number among the arguments of the call or of the constructor; of a second backward over "
+        "one graph and of a result that its caller changes in place, which may raise but not be wrong; the result of "
         "a call with gradients enabled that wants none (with `--inference` too); the gradients "
         "that a backward is handed, and the activations that a step of training hands in, stay as "
         "they are"

@@ -1,0 +1,71 @@
+"""The first and the last entry of what an argument indexes are as in eager."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.judge.sources import CPU, HEAD, source_bench
+from torch_cudal1.core.settings import Settings
+from torch_cudal1.ir.records import CheckResult, Contract
+from torch_cudal1.judge.checks.module_semantics.indices import INDICES
+from torch_cudal1.judge.checks.numerics import NUMERICS
+from torch_cudal1.judge.checks.validate import validate
+from torch_cudal1.judge.reference.source_reference import SourceCandidate
+from torch_cudal1.judge.reference.trial import Trial
+from torch_cudal1.judge.sandbox.child import Child, make_limits
+
+TABLE = """
+class {entry}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(300, 4)
+        self.scale = nn.Parameter(torch.randn(1000))
+
+    def forward(self, words):
+        {before}
+        return self.table(words) * self.scale.sum()
+"""
+INPUTS = """
+def get_inputs():
+    return [{words}]
+
+def get_init_inputs():
+    return []
+"""
+WORDS = "torch.randint(10, 50, (4, 6))"
+
+
+def judge(before: str, words: str = WORDS) -> CheckResult:
+    """What is said of a module that does this before it looks up."""
+    candidate = SourceCandidate(HEAD + TABLE.format(entry="ModelNew", before=before))
+    reference = HEAD + TABLE.format(entry="Model", before="pass") + INPUTS.format(words=words)
+    with (
+        source_bench(reference) as bench,
+        Child(make_limits(Settings(), CPU), Contract()) as child,
+    ):
+        trial = Trial(bench.reference, candidate, Contract(), CPU, child, bench.examples)
+        trial.load("candidate", candidate)
+        return list(validate(trial, checks=(NUMERICS, INDICES)).checks)[-1]
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        # Sizes are tried from above, and eager takes no index of 999.
+        ("words = words.clamp(max=298)", "index 299 in tensor"),
+        ("words = words.clamp(min=1)", "index 0 in tensor"),
+        ("assert int(words.max()) < 299", "index 299 in tensor"),
+        ("words = words.int()", ""),
+    ],
+)
+def test_an_end_of_the_table_that_no_example_names_is_asked_for(before: str, words: str) -> None:
+    check = judge(before)
+    assert (check.name, check.passed) == ("perturb", not words)
+    assert words in check.detail
+
+
+def test_nothing_is_written_into_an_expanded_or_an_empty_tensor() -> None:
+    for words in ("torch.tensor([7]).expand(6)", "torch.zeros(0, dtype=torch.long)"):
+        check = judge("words = words.clamp(max=298)", words)
+        assert check.passed
+        assert "not applicable" in check.detail

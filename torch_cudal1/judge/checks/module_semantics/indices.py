@@ -1,0 +1,100 @@
+"""The check of indices among the arguments of a call: the first and the last entry of what they index
+must be as in eager.
+
+Every other check calls with the integers of the examples, and of a large table these seldom name an
+end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from torch_cudal1.ir.records import CheckResult
+from torch_cudal1.judge.checks.agreement import (
+    Agreement,
+    compare_call,
+    eager_refuses,
+    get_source_reference,
+    report_not_applicable,
+    summarise,
+)
+from torch_cudal1.judge.checks.spec import CheckSpec
+from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.inputs import clone_strided
+from torch_cudal1.judge.reference.trial import Trial
+
+__all__ = ["INDICES", "check_indices"]
+
+# Sizes that are tried as the length of what a tensor indexes.
+_MOST_SIZES = 6
+
+
+def check_indices(trial: Trial) -> list[CheckResult]:
+    """Each integer tensor of the call with a 0, and with the largest index that eager takes, at a
+    secret place.
+    """
+    reference = get_source_reference(trial)
+    if reference is None:
+        return report_not_applicable("perturb", "the indices of a Program keep to its consumers")
+    first, _ = trial.first_two
+    aside = replace(trial, reference=reference.with_unproven_indices())
+    agreements: list[Agreement | None] = []
+    for position, role in enumerate(reference.roles):
+        indices = first.inputs[position]
+        if role != "input" or not _is_index(indices):
+            continue
+        for values in ([0], list(_list_last(first, indices))):
+            agreements.append(_compare_with_index(aside, first, position, values))
+            if (each := agreements[-1]) is not None and each.problem:
+                return summarise("perturb", agreements, "")
+    return summarise("perturb", agreements, "no index that eager takes")
+
+
+def _is_index(tensor: torch.Tensor) -> bool:
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    # An element of an expanded tensor is many elements at once.
+    usable = tensor.numel() > 0 and 0 not in tensor.stride()
+    return is_integer and tensor.dtype != torch.bool and usable
+
+
+def _list_last(sample: InputSet, indices: torch.Tensor) -> Iterator[int]:
+    """What may be the last index, the largest first: one less than a size of any other tensor."""
+    most = torch.iinfo(indices.dtype).max
+    sizes = {size for tensor in sample.inputs if tensor is not indices for size in tensor.shape}
+    for size in sorted(sizes, reverse=True)[:_MOST_SIZES]:
+        if int(indices.max()) < size - 1 <= most:
+            yield size - 1
+
+
+def _compare_with_index(
+    trial: Trial, base: InputSet, position: int, values: Sequence[int]
+) -> Agreement | None:
+    """By the first of the values that eager takes; None where it takes none."""
+    for value in values:
+        question = f"index {value} in tensor {position}"
+
+        def make(inputs: Sequence[torch.Tensor], value: int = value) -> list[torch.Tensor | None]:
+            changed = clone_strided(inputs[position])
+            place = tuple(random.SystemRandom().randrange(size) for size in changed.shape)
+            changed[place] = value
+            return [changed if index == position else None for index in range(len(inputs))]
+
+        variant = trial.derive(base, question, make)
+        try:
+            if not eager_refuses(variant):
+                return compare_call(trial, variant, question)
+        finally:
+            trial.drop(variant)
+    return None
+
+
+INDICES = CheckSpec(
+    name="perturb",
+    run=check_indices,
+    step="indices",
+    asks="each tensor of indices likewise with the first and the last of what it indexes",
+)
