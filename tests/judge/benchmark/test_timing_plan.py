@@ -11,7 +11,7 @@ from torch_cudal1.judge.benchmark.timing_plan import BUCKETS, TIMING_PLANS, Timi
 NUMBERS: list[tuple[TimingProfile, int, float, str, int]] = [
     ("fast", 8, 20e3, "widen", 1),
     ("standard", 25, 100e3, "reject", 1),
-    ("strict", 100, 1e6, "reject", 2),
+    ("strict", 40, 4e5, "reject", 2),
     ("train", 6, 1.5e3, "reject", 1),
     ("cudal1", 10, 10.0, "paper", 1),
 ]

@@ -69,6 +69,11 @@ def test_a_gain_of_which_the_buckets_disagree_is_measured_again_and_the_lower_co
     jump = find_jump(confirmed)
     assert jump is not None
     assert jump.passed
+    # Noise is no matter of processes: where the first one can measure again, no other starts.
+    run_again, repeat = ScriptedRuns(), ScriptedRuns(second, second)
+    repeated = confirm_measurement(first, run_again, None, repeat=repeat)
+    assert (run_again.count, repeat.count) == (0, 1 if second > 1 else 2)
+    assert repeated.measurement.summary.low == confirmed.measurement.summary.low
 
 
 @pytest.mark.parametrize(
@@ -105,10 +110,16 @@ def test_a_jump_is_confirmed_or_refused(
     assert "the same device" in check.detail
 
 
+def test_a_surprise_is_measured_in_another_process_though_the_first_one_could() -> None:
+    run_again, repeat = ScriptedRuns(5.2), ScriptedRuns()
+    confirm_measurement(make_result(5.0), run_again, None, repeat=repeat)
+    assert (run_again.count, repeat.count) == (1, 0)
+
+
 def test_strict_measures_in_two_processes_and_the_lower_counts() -> None:
-    run_again = ScriptedRuns(1.48, profile="strict")
-    result = confirm_measurement(make_result(1.5, "strict"), run_again, None)
-    assert run_again.count == 1
+    run_again, repeat = ScriptedRuns(1.48, profile="strict"), ScriptedRuns()
+    result = confirm_measurement(make_result(1.5, "strict"), run_again, None, repeat=repeat)
+    assert (run_again.count, repeat.count) == (1, 0)
     assert result.measurement.summary.speedup == pytest.approx(1.48, rel=0.01)
 
 

@@ -120,6 +120,25 @@ def test_the_next_process_starts_ahead_and_one_that_died_is_replaced(
     assert find_running(started) == []
 
 
+def test_a_process_that_started_ahead_is_its_takers_and_a_dead_one_nobodys(
+    started: list[StartedChild],
+) -> None:
+    processes = make_processes(ahead=True)
+    open_once(processes)
+    processes.wait_for_next()
+    waiting = started[-1]
+    assert processes.take_next() is waiting
+    assert processes.take_next() is None
+    open_once(processes)
+    processes.wait_for_next()
+    started[-1].changes["drop"] = lambda answer: {"error": "it is gone"}
+    assert processes.take_next() is None
+    assert started[-1].closed
+    processes.close()
+    # Whoever took it closes it.
+    assert find_running(started) == [waiting]
+
+
 def test_a_reference_whose_process_was_lost_is_read_in_a_new_one(
     started: list[StartedChild],
 ) -> None:

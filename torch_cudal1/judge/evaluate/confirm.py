@@ -26,13 +26,15 @@ def confirm_measurement(
     again: Callable[[], BenchmarkResult],
     best: float | None,
     where: str = "the same device",
+    repeat: Callable[[], BenchmarkResult] | None = None,
 ) -> BenchmarkResult:
     """`first`, or the slowest of several measurements where its score is surprising, it shows a gain
     although its buckets disagree, or its plan wants several processes.
 
     Measurements that are more than 10 % apart, and whose intervals do not overlap, fail `jump`,
-    unless a third agrees with one of them. `again` measures in a fresh process, at `where`; `best`:
-    see `is_surprising`.
+    unless a third agrees with one of them. `again` measures in a fresh process, at `where`; `repeat`
+    in the first one's, which is enough where only other work is in question; `best`: see
+    `is_surprising`.
     """
     quoted = score_measurement(first.measurement.summary, first.measurement.plan)
     # A first measurement that is unstable or has a failed check is refused whatever others say.
@@ -41,8 +43,11 @@ def confirm_measurement(
     summary, plan = first.measurement.summary, first.measurement.plan
     # Beside other work one measurement called a candidate faster that takes longer.
     is_noisy_gain = plan.profile == "fast" and summary.low > 1 and not summary.steady
-    is_doubtful = is_noisy_gain or is_surprising(quoted, best)
-    more = max(plan.processes - 1, int(is_doubtful))
+    is_surprise = is_surprising(quoted, best)
+    more = max(plan.processes - 1, int(is_noisy_gain or is_surprise))
+    # A new process takes seconds to start, and what it would show is no matter of noise.
+    if repeat is not None and plan.processes == 1 and not is_surprise:
+        again = repeat
     takes = [first, *(again() for _ in range(more))]
     # One measurement can be disturbed by other work, two alike are not: a third decides.
     if more and not _has_agreeing_pair(takes):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from secrets import randbits
 from types import TracebackType
@@ -170,8 +170,8 @@ class SourceEvaluator:
     """Evaluates candidates one after the other, each in a process of its own. Use it as a context
     manager.
 
-    `ahead`: start the next candidate's process while this one's is judged (never while it is
-    timed); for many candidates. `fork_server`: forks all processes, which then share one address
+    `ahead`: start the next process while a candidate is judged (never while it is timed): for many
+    candidates, and always where two processes time each. `fork_server`: forks all processes, which then share one address
     layout: for candidates of which nothing is stored.
     """
 
@@ -190,7 +190,7 @@ class SourceEvaluator:
             config.contract,
             config.device,
             trust=config.trust,
-            ahead=ahead,
+            ahead=ahead or TIMING_PLANS[config.profile].processes > 1,
             fork_server=fork_server,
         )
 
@@ -299,6 +299,7 @@ class SourceEvaluator:
                 lambda: self._time_in_new_process(trial, baselines),
                 # There is no best score of a task here to compare with.
                 None,
+                repeat=lambda: self._time_candidate(trial, baselines),
             )
         except CandidateFailure as error:
             failed = CheckResult(error.detector, False, detail=f"{error.stage}: {error.found}")
@@ -377,7 +378,8 @@ class SourceEvaluator:
         """The same with the candidate in a process that has run nothing else. Raises
         CandidateFailure.
         """
-        with trial.open_in_new_process() as other:
+        started = self._processes.take_next()
+        with started or nullcontext(), trial.open_in_new_process(started) as other:
             return self._time_candidate(other, baselines)
 
 

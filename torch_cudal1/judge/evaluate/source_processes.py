@@ -74,6 +74,14 @@ class SourceProcesses:
         if self._next is not None:
             wait([self._next])
 
+    def take_next(self) -> Child | None:
+        """The process that was started ahead, which is the caller's to close from now on; None where
+        there is none.
+        """
+        starting, self._next = self._next, None
+        # The system may have killed it for memory while it waited.
+        return starting.result() if starting and _is_responsive(starting.result()) else None
+
     @contextmanager
     def open(
         self, text: str, step: Callable[[str], AbstractContextManager[None]]
