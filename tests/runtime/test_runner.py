@@ -12,9 +12,15 @@ from torch._inductor.utils import run_and_get_code
 
 from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, compute_mixed_steps
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
+from torch_cudal1.ir.schedule import Schedule
+from torch_cudal1.runtime import runner as runner_module
+from torch_cudal1.runtime import split_last_kernel
+from torch_cudal1.runtime.executor import prepare
 from torch_cudal1.runtime.operator import register, run_operator
 from torch_cudal1.runtime.runner import build_runner
+from torch_cudal1.runtime.split_last_kernel import SplitRunner
 
 CPU = torch.device("cpu")
 
@@ -26,6 +32,54 @@ def test_schedules_agree_with_eager(schedule):
         joined, top, absent = build_runner(MIXED_STEPS, schedule, CPU)([x, y])
     torch.testing.assert_close((joined, top), compute_mixed_steps(x, y), rtol=1e-6, atol=1e-6)
     assert absent is None
+
+
+# relu(x) @ x
+PRODUCT = Program(
+    (SPEC,),
+    (
+        Aten("aten.relu.default", (Value(0),), (), (1,)),
+        Aten("aten.mm.default", (Value(1), Value(0)), (), (2,)),
+    ),
+    (2,),
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "options", "min_bytes", "is_split"),
+    [
+        ("inductor", {}, 1, True),
+        ("regional", {}, 1, True),
+        ("inductor", {"max_autotune": False}, 1, True),
+        # Inductor's own kernels for a product may be faster,
+        ("max-autotune", {}, 1, False),
+        ("inductor", {"max_autotune_gemm": True}, 1, False),
+        # and a small result costs nothing to copy.
+        ("inductor", {}, 1 << 20, False),
+    ],
+)
+def test_on_a_gpu_a_product_that_yields_much_is_no_part_of_what_is_compiled(
+    base: str,
+    options: dict[str, bool],
+    min_bytes: int,
+    is_split: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[Program] = []
+
+    def compile_steps(program: Program, *_: object) -> Runner:
+        compiled.append(program)
+        return prepare(program, CPU)
+
+    monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", min_bytes)
+    monkeypatch.setattr(runner_module, "_compile", compile_steps)
+    monkeypatch.setattr(runner_module, "prepare", lambda program, _: prepare(program, CPU))
+    gpu = torch.device("cuda", 0)
+    run = runner_module._compile_in_parts(PRODUCT, Schedule.parse(base), gpu, options)
+    assert isinstance(run, SplitRunner) == is_split
+    assert [len(program.steps) for program in compiled] == [1 if is_split else 2]
+    x = torch.randn(6, 6)
+    assert torch.equal(run([x])[0], torch.relu(x) @ x)
 
 
 def test_the_operator_passes_opcheck():

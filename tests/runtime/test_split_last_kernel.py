@@ -5,7 +5,7 @@ results that nothing else writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from torch_cudal1.runtime import split_last_kernel
 from torch_cudal1.runtime.cuda_graph import GraphCapture, GraphedRunner, _copy_if_in_graph
 from torch_cudal1.runtime.executor import prepare
 from torch_cudal1.runtime.runner import build_runner
-from torch_cudal1.runtime.split_last_kernel import split_last_step
+from torch_cudal1.runtime.split_last_kernel import SplitRunner, split_last_step
 
 
 def program_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Program:
@@ -107,6 +107,27 @@ def test_small_results_are_copied_by_the_graph(monkeypatch: pytest.MonkeyPatch) 
     for min_bytes, is_split in ((64 * 64 * 4, True), (64 * 64 * 4 + 1, False)):
         monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", min_bytes)
         assert (split_last_step(program) is not None) == is_split
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "is_split"),
+    [
+        (lambda x, w: torch.relu(x * 2) @ w, (X, (X[1], 6)), True),
+        (lambda x, w: (torch.relu(x * 2) @ w).view(-1), (X, (X[1], 6)), True),
+        (lambda x, w: torch.exp(torch.relu(x * 2) @ w), (X, (X[1], 6)), False),
+        (lambda x: torch.exp(torch.relu(x)), (X,), False),
+    ],
+)
+def test_before_a_compiled_part_only_what_is_fused_with_nothing_is_split_off(
+    function: Callable[..., torch.Tensor], shapes: Sequence[tuple[int, ...]], is_split: bool
+) -> None:
+    program = program_of(function, *draw(*shapes))
+    two = split_last_step(program, is_fused=True)
+    assert (two is not None) == is_split
+    if two is not None:
+        run = SplitRunner(prepare(two.first, CPU), prepare(two.last, CPU))
+        inputs = draw_inputs(program, CPU, 2)
+        assert_same(run(inputs), prepare(program, CPU)(inputs), inputs)
 
 
 def test_an_operator_that_may_hand_its_operand_on_is_no_last_step() -> None:
@@ -284,8 +305,9 @@ def test_a_last_step_in_python_has_its_graph_replayed_by_python(graph_runner: An
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(params=["eager+graph", "inductor+graph", "regional+graph"])
 def on_gpu(
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Any, list[torch.Tensor], Callable[..., torch.Tensor]]:
     """A graph with 8 MiB of results, its weights, and the function."""
@@ -293,12 +315,11 @@ def on_gpu(
     torch.manual_seed(0)
     weights = [torch.randn(4096, 64, device="cuda"), torch.randn(4096, device="cuda")]
     program = program_of(layers, torch.randn(512, 64, device="cuda"), *weights)
-    assert split_last_step(program) is not None
-    return (
-        build_runner(program, "eager+graph", torch.device("cuda", 0), static=(1, 2)),
-        weights,
-        layers,
-    )
+    assert split_last_step(program, is_fused=True) is not None
+    run = build_runner(program, request.param, torch.device("cuda", 0), static=(1, 2))
+    assert isinstance(run, GraphedRunner)
+    assert run._last is not None
+    return run, weights, layers
 
 
 @pytest.mark.gpu

@@ -33,7 +33,7 @@ from torch_cudal1.runtime.index_checks import cpu_index_checks
 from torch_cudal1.runtime.operator import register, run_operator
 from torch_cudal1.runtime.random_graph import RandomGraph, refuse_host_numbers
 from torch_cudal1.runtime.regional import compile_by_blocks
-from torch_cudal1.runtime.split_last_kernel import split_last_step
+from torch_cudal1.runtime.split_last_kernel import SplitRunner, split_last_step
 
 __all__ = ["build_runner", "to_fx"]
 
@@ -42,6 +42,8 @@ _AUTOTUNE = {
     "max_autotune": True,
     "coordinate_descent_tuning": True,
 }
+# Options of Inductor under which a matrix product is no library's.
+_TUNES_PRODUCTS = ("max_autotune", "max_autotune_gemm")
 # Inductor's cache keys hold $CXX, which compiles nothing where every tensor is on a GPU. A fixed
 # value lets a process find what another compiled under other variables (benchmarks/LOG.md).
 _NO_CXX = {"cpp.cxx": (None, "g++")}
@@ -69,22 +71,25 @@ def build_runner(
     schedule = Schedule.parse(schedule)
     if schedule.cuda_graph:
         _refuse_graph(program, schedule, device)
-    if schedule.compiles:
-        runner = compiled or _compile(program, schedule, device, options or {})
+    if compiled is not None:
+        runner = compiled
+    elif schedule.compiles:
+        runner = _compile_in_parts(program, schedule, device, options or {})
     elif (
         schedule.cuda_graph
         and not is_random_program(program)
         and (parts := split_last_step(program)) is not None
     ):
-        last = prepare(parts.last, device)
-        return GraphedRunner(prepare(parts.first, device), frozenset(static), device, last=last)
+        runner = SplitRunner(prepare(parts.first, device), prepare(parts.last, device))
     else:
         runner = prepare(program, device)
     if not schedule.cuda_graph:
         return runner
-    return (RandomGraph if is_random_program(program) else GraphedRunner)(
-        runner, frozenset(static), device
-    )
+    if is_random_program(program):
+        return RandomGraph(runner, frozenset(static), device)
+    if isinstance(runner, SplitRunner):
+        return GraphedRunner(runner.first, frozenset(static), device, last=runner.last)
+    return GraphedRunner(runner, frozenset(static), device)
 
 
 def _refuse_graph(program: Program, schedule: Schedule, device: torch.device) -> None:
@@ -99,6 +104,24 @@ def _refuse_graph(program: Program, schedule: Schedule, device: torch.device) ->
         raise NotLowerableError(
             "an input is on the CPU, and a CUDA graph would keep the value that it had at capture"
         )
+
+
+def _compile_in_parts(
+    program: Program, schedule: Schedule, device: torch.device, options: Mapping[str, Any]
+) -> Runner:
+    """The Program through Inductor, with a last step of its own where a graph around it would have
+    large results to copy.
+    """
+    # Autotuning chooses among kernels of its own for a product.
+    is_tuned = schedule.base == "max-autotune" or any(options.get(name) for name in _TUNES_PRODUCTS)
+    # The same with and without a graph, since a graph is made around what was compiled without.
+    if device.type != "cuda" or is_random_program(program) or is_tuned:
+        return _compile(program, schedule, device, options)
+    parts = split_last_step(program, is_fused=True)
+    if parts is None:
+        return _compile(program, schedule, device, options)
+    first = _compile(parts.first, schedule, device, options)
+    return SplitRunner(first, prepare(parts.last, device))
 
 
 def _compile(

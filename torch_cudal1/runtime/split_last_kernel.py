@@ -2,8 +2,8 @@
 after a CUDA graph of the others.
 
 A graph writes where it was captured, so its results are copied out: for 64 MiB that takes 15 us on
-an H200. A last step that runs after the graph writes to fresh memory itself, and the host launches
-it while the graph still runs.
+an H200, for the logits of a language model 0.1 ms and more. A last step that runs after the graph
+writes to fresh memory itself, and the host launches it while the graph still runs.
 """
 
 from __future__ import annotations
@@ -11,15 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from torch_cudal1.ir.aliasing import ValueOrigins, makes_fresh_memory, may_return_operand
-from torch_cudal1.ir.program import Alloc, Launch, Program, renumber_steps
+from torch_cudal1.ir.interpreter import Runner
+from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, renumber_steps
 from torch_cudal1.ir.value_specs import value_specs
 
-__all__ = ["MIN_SPLIT_BYTES", "SplitProgram", "split_last_step"]
+__all__ = ["MIN_SPLIT_BYTES", "SplitProgram", "SplitRunner", "split_last_step"]
 
 # Of a result. Up to this size its copy is a small kernel inside the graph (most_by_kernel in
 # csrc/captured.h).
 MIN_SPLIT_BYTES = 4 << 20
+# What Inductor calls as it is: nothing before such a step is fused into it.
+_LIBRARY_CALLS = (
+    "aten.mm.default",
+    "aten.addmm.default",
+    "aten.bmm.default",
+    "aten.baddbmm.default",
+    "aten.convolution.default",
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +46,30 @@ class SplitProgram:
     last: Program
 
 
-def split_last_step(program: Program) -> SplitProgram | None:
+@dataclass(frozen=True)
+class SplitRunner:
+    """The parts of a Program as callables, and a callable of both: a graph is captured of the first
+    alone.
+    """
+
+    first: Runner
+    last: Runner
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """What the Program yields."""
+        # A first part yields tensors only, never None.
+        return self.last([*self.first(inputs), *inputs])  # type: ignore[list-item]
+
+
+def split_last_step(program: Program, *, is_fused: bool = False) -> SplitProgram | None:
     """The Program in two parts. None unless its last step, with views of its results, yields all
     outputs, and one of them has MIN_SPLIT_BYTES or more.
+
+    `is_fused`: the first part will be compiled; None then where the last step could be fused into
+    it.
     """
     cut = _find_cut(program)
-    if cut is None:
+    if cut is None or (is_fused and not _stands_alone(program.steps[cut])):
         return None
     steps, makers = program.steps, ValueOrigins(program)
     last_positions = sorted({*_find_views_for(program, cut, makers), *range(cut, len(steps))})
@@ -66,6 +95,11 @@ def split_last_step(program: Program) -> SplitProgram | None:
     # `_find_cut` refuses a Program with an absent output, so none is lost here.
     results = tuple(new_numbers[out] for out in program.outputs if out is not None)
     return SplitProgram(first, Program(inputs, body, results, program.constants, program.payloads))
+
+
+def _stands_alone(step: Step) -> bool:
+    """Whether Inductor fuses the step with no other: a nested Program, or what a library computes."""
+    return isinstance(step, Call) or (isinstance(step, Aten) and step.target in _LIBRARY_CALLS)
 
 
 def _find_cut(program: Program) -> int | None:
