@@ -30,12 +30,10 @@ def tabulate_real_models(results: Path) -> list[str]:
 
 
 def summarise_real_models(results: Path) -> list[str]:
-    """One line for each model in half precision with one item, untuned: the newest measurement."""
-    newest: dict[str, Mapping[str, Any]] = {}
-    for document in sorted(map(load, results.glob("h200-real-*.json")), key=_read_date):
-        if document["kind"] == "real_models":
-            rows = document["rows"]
-            newest |= {row["model"]: row for row in rows if _is_small_half(row)}
+    """One line for each model in half precision with one item, untuned: the newest measurement. Then
+    what large batches are in all.
+    """
+    newest = _find_newest(results, "small")
     if not newest:
         return []
     head = [
@@ -58,16 +56,42 @@ def summarise_real_models(results: Path) -> list[str]:
     ]
     lines.append(f"| geometric mean | | | | {' | '.join(means)} |")
     missing = [name for name in MODELS if name not in newest]
-    return [*lines, "", *([f"Not measured yet: {', '.join(missing)}.", ""] if missing else [])]
+    lines += ["", *([f"Not measured yet: {', '.join(missing)}.", ""] if missing else [])]
+    return [*lines, *_summarise_large(_find_newest(results, "large"))]
+
+
+def _summarise_large(newest: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    if not newest:
+        return []
+    parts = []
+    for name in _UNTUNED:
+        speedups = {
+            model: row["against"]["speedups"][name]["best"] for model, row in newest.items()
+        }
+        least = min(speedups, key=lambda model: speedups[model])
+        mean = geometric_mean(list(speedups.values()))
+        parts.append(f"{name} {mean:.2f}x (the least: {least}, {speedups[least]:.2f}x)")
+    count = f"{len(newest)} of {len(MODELS)} models"
+    return [f"With large batches ({count}), of the fastest of these: {', '.join(parts)}.", ""]
+
+
+def _find_newest(results: Path, size: str) -> dict[str, Mapping[str, Any]]:
+    """The newest row of each model of one size in half precision."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for document in sorted(map(load, results.glob("h200-real-*.json")), key=_read_date):
+        if document["kind"] == "real_models":
+            rows = document["rows"]
+            newest |= {row["model"]: row for row in rows if _is_in_half(row, size)}
+    return newest
 
 
 def _read_date(document: Mapping[str, Any]) -> str:
     return str(document["created"])
 
 
-def _is_small_half(row: Mapping[str, Any]) -> bool:
+def _is_in_half(row: Mapping[str, Any], size: str) -> bool:
     is_measured = set(_UNTUNED) <= set(row["against"].get("speedups", {}))
-    return is_measured and (row["size"], row["precision"]) == ("small", "half")
+    return is_measured and (row["size"], row["precision"]) == (size, "half")
 
 
 def _tabulate_columns(name: str, document: Mapping[str, Any]) -> list[str]:

@@ -173,4 +173,8 @@ def test_the_summary_has_the_newest_row_of_each_model_and_failures_count(tmp_pat
     assert f"| vit | {baselines} | 2.000 | 2.00x | failed: no | 1.00x |" in lines
     assert "| geometric mean | | | | | 2.83x | | 1.00x |" in lines
     # What has no row is named.
-    assert lines[-2].startswith("Not measured yet: bert-base, ")
+    assert [line for line in lines if line.startswith("Not measured yet: bert-base, ")]
+    assert lines[-2].startswith("With large batches (1 of ")
+    assert lines[-2].endswith(
+        "accelerate 8.00x (the least: vit, 8.00x), backend 1.00x (the least: vit, 1.00x)."
+    )
