@@ -15,7 +15,7 @@ from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.ir.cost import estimate_launch_us
 from torch_cudal1.runtime.executor import prepare
-from torch_cudal1.search.tune import choose
+from torch_cudal1.search.tune import _limit_candidates_s, choose
 
 
 class Diagonal(nn.Module):
@@ -73,6 +73,16 @@ def test_a_second_process_starts_before_a_surprise_and_after_the_baselines_were_
     )
     choose(capture_region(module, *inputs), place)
     assert events == ["begin", "benchmark", *(["begin"] if surprises else [])]
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "baselines_s", "expected_s"),
+    [(5.0, 20.0, 5.0), (30.0, 100.0, 30.0), (60.0, 20.0, 40.0), (60.0, 45.0, 30.0)],
+)
+def test_a_long_budget_holds_the_baselines_and_a_short_one_is_for_candidates(
+    budget_s: float, baselines_s: float, expected_s: float
+) -> None:
+    assert _limit_candidates_s(budget_s, baselines_s) == expected_s
 
 
 def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_reasons(

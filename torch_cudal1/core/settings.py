@@ -113,8 +113,8 @@ class Settings:
     - precision, assume_finite: the precision contract.
     - cache_dir: the one writable cache. read_only_caches: further folders that are only read, in
       order.
-    - budget_s: seconds of search per region once its baselines have been timed; waiting for another
-      process to release the GPU does not count.
+    - budget_s: seconds of search per region, of which 30 begin in any case when its baselines have
+      been timed; waiting for another process to release the GPU does not count.
     - margin, min_saving_us: a swap needs this lower bound of the speed-up and this saving per call.
     - autotune: let Inductor's max-autotune join the baselines (slow to compile). It joins by itself
       from budget_s = 600 on.

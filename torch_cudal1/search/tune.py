@@ -52,6 +52,9 @@ __all__ = [
     "tune_with",
 ]
 
+# Seconds of a budget that are for candidates, whatever the baselines took.
+_LEAST_CANDIDATES_S = 30.0
+
 # the step that is running, and the fraction of the work done if that is known
 Progress: TypeAlias = Callable[[str, float | None], None]
 
@@ -247,8 +250,7 @@ def tune(
         # started while the candidate is validated: the baselines are timed without company
         judge.prestart_worker(region, job)
     ranked_s = judge.working_s()
-    # The budget is for candidates. The baselines are needed in any case.
-    deadline = ranked_s + place.settings.budget_s
+    deadline = ranked_s + _limit_candidates_s(place.settings.budget_s, ranked_s - started_s)
     strategy = StagedSearch(space, ranking, deadline, known)
     entry = run_tuning_loop(
         TuningSession(region, place, strategy, ranking, job, deadline, report_progress, bound_us)
@@ -261,6 +263,13 @@ def tune(
         candidates=judge.working_s() - ranked_s,
     )
     return entry
+
+
+def _limit_candidates_s(budget_s: float, baselines_s: float) -> float:
+    """Seconds for candidates of a budget, of which timing the baselines took some."""
+    # A user waits for both. The baselines are needed in any case, and a short budget is for
+    # candidates.
+    return max(min(budget_s, _LEAST_CANDIDATES_S), budget_s - baselines_s)
 
 
 @judge.pool_scope()
