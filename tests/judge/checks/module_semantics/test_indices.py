@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from tests.judge.sources import CPU, HEAD, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
-from torch_cudal1.judge.checks.module_semantics.indices import INDICES
+from torch_cudal1.judge.checks.module_semantics.indices import check_indices
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
@@ -35,8 +38,8 @@ def get_init_inputs():
 WORDS = "torch.randint(10, 50, (4, 6))"
 
 
-def judge(before: str, words: str = WORDS) -> CheckResult:
-    """What is said of a module that does this before it looks up."""
+def judge(before: str, words: str = WORDS, flops: int = 0, device: str = "cpu") -> CheckResult:
+    """What is said of a module that does this before it looks up. `flops` of a call, and where."""
     candidate = SourceCandidate(HEAD + TABLE.format(entry="ModelNew", before=before))
     reference = HEAD + TABLE.format(entry="Model", before="pass") + INPUTS.format(words=words)
     with (
@@ -45,7 +48,11 @@ def judge(before: str, words: str = WORDS) -> CheckResult:
     ):
         trial = Trial(bench.reference, candidate, Contract(), CPU, child, bench.examples)
         trial.load("candidate", candidate)
-        return list(validate(trial, checks=(NUMERICS, INDICES)).checks)[-1]
+        numerics = validate(trial, checks=(NUMERICS,)).checks
+        assert all(check.passed for check in numerics)
+        heavy = replace(bench.reference, flops=flops)
+        (check,) = check_indices(replace(trial, reference=heavy, device=torch.device(device)))
+        return check
 
 
 @pytest.mark.parametrize(
@@ -69,3 +76,11 @@ def test_nothing_is_written_into_an_expanded_or_an_empty_tensor() -> None:
         check = judge("words = words.clamp(max=298)", words)
         assert check.passed
         assert "not applicable" in check.detail
+
+
+def test_a_host_is_not_asked_to_try_what_takes_it_long() -> None:
+    cheat = "words = words.clamp(max=298)"
+    assert not judge(cheat, flops=10**12).passed
+    check = judge(cheat, flops=10**12, device="cuda")
+    assert check.passed
+    assert "too long" in check.detail

@@ -31,6 +31,8 @@ __all__ = ["INDICES", "check_indices"]
 
 # Sizes that are tried as the length of what a tensor indexes.
 _MOST_SIZES = 6
+# Of a call that the host tries first, since a GPU ends the process for an index out of range.
+_MOST_HOST_FLOPS = 2e11
 
 
 def check_indices(trial: Trial) -> list[CheckResult]:
@@ -40,6 +42,8 @@ def check_indices(trial: Trial) -> list[CheckResult]:
     reference = get_source_reference(trial)
     if reference is None:
         return report_not_applicable("perturb", "the indices of a Program keep to its consumers")
+    if trial.device.type != "cpu" and reference.flops > _MOST_HOST_FLOPS:
+        return report_not_applicable("perturb", "the host takes too long to try an index")
     first, _ = trial.first_two
     aside = replace(trial, reference=reference.with_unproven_indices())
     agreements: list[Agreement | None] = []
