@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from torch_cudal1.judge.checks.layouts import (
     DTYPES,
     LAYOUTS,
     SHAPES,
+    _draw_larger,
     _expand_strides,
     _list_sizes,
     _make_channels_last_strides,
@@ -20,9 +23,18 @@ from torch_cudal1.judge.checks.layouts import (
 
 
 def test_sizes_go_around_a_tile_and_none_is_the_examples_own() -> None:
-    assert _list_sizes(64, huge=False) == [65, 1, 61, 32, 63, 0, 128]
-    assert _list_sizes(65_537, huge=True).count(65_537) == 0
-    assert _list_sizes(8, huge=True)[-1] == 65_537
+    assert _list_sizes(64, 150, huge=False) == [65, 1, 150, 61, 32, 63, 0]
+    assert _list_sizes(65_537, 150_000, huge=True).count(65_537) == 0
+    assert _list_sizes(8, 20, huge=True)[-1] == 65_537
+
+
+def test_a_larger_size_is_no_fixed_multiple() -> None:
+    chance = random.Random(3)
+    drawn = {_draw_larger(100, chance) for _ in range(50)}
+    assert min(drawn) >= 200
+    assert max(drawn) <= 300
+    assert len(drawn) > 20
+    assert {_draw_larger(1, chance) for _ in range(50)} == {2, 3}
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (2, 4, 6), (2, 3, 4, 5)])
@@ -53,6 +65,12 @@ MODULES: dict[str, ModuleCase] = {
             "before": "first = self.__dict__.setdefault('first', len(x))",
             "result": "self.plain(x, y) if len(x) == first else 0 * x",
         },
+        "fast",
+        (SHAPES,),
+        "shapes",
+    ),
+    "room for somewhat more than the examples": (
+        {"result": "torch.cat([self.plain(x, y)[:15], 0 * x[15:]])"},
         "fast",
         (SHAPES,),
         "shapes",
@@ -151,7 +169,7 @@ def test_a_size_for_which_there_is_no_memory_is_left_out_and_told(
     (check,) = module_bench.run_checks(make_module(), "strict", (SHAPES,))[-1:]
     assert check.passed
     assert "batch 9, batch 1, " in check.detail
-    assert "batch 16 left out, as it may take 0.0 GiB" in check.detail
+    assert "batch 15 left out, as it may take 0.0 GiB" in check.detail
     monkeypatch.setattr(layouts, "read_free_bytes", lambda device: 0)
     (check,) = module_bench.run_checks(make_module(), "fast", (SHAPES,))[-1:]
     assert "left out" not in check.detail

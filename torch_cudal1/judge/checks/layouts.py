@@ -7,6 +7,8 @@ its shapes, strides and types are part of its region, and everything else reache
 
 from __future__ import annotations
 
+import random
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,6 +48,8 @@ __all__ = [
     "list_shapes",
 ]
 
+# Unknown to every candidate: by it sizes are drawn, the same for all candidates of a reference.
+_SECRET = secrets.token_hex(16)
 _TILES = (16, 32, 64, 128)
 _DTYPES = ("float16", "bfloat16", "float64")
 # small forms have few elements, so both errors are estimates; coarser arithmetic is off by a
@@ -113,22 +117,32 @@ def list_shapes(reference: SourceReference, huge: bool = False) -> Iterator[tupl
     ]
     if not plain:
         return
+    chance = random.Random(f"{_SECRET} {reference.key}")
     batch = plain[0].shape[0]
-    sizes_of_dimension = [(0, batch, _list_sizes(batch, huge))]
+    batch_sizes = _list_sizes(batch, _draw_larger(batch, chance), huge)
+    sizes_of_dimension = []
     for dim in range(1, max(len(spec.shape) for spec in plain)):
         old = next(spec.shape[dim] for spec in plain if len(spec.shape) > dim)
         # One more leaves a tail behind the last whole tile, one less makes the last tile short.
-        sizes = [size for size in (old + 1, old - 1, max(1, old // 2)) if size > 0]
-        sizes_of_dimension.append((dim, old, sizes))
-    # In turn: there are sizes enough of a batch to leave no room for any other dimension.
-    for turn in range(max(len(sizes) for _, _, sizes in sizes_of_dimension)):
+        sizes = [old + 1, _draw_larger(old, chance), old - 1, max(1, old // 2)]
+        sizes_of_dimension.append((dim, old, [size for size in sizes if size not in (0, old)]))
+    # Which of several dimensions a profile has no time for is secret.
+    chance.shuffle(sizes_of_dimension)
+    # In turn, and two of a batch, which nearly every module takes in any size.
+    for turn in range(max([len(batch_sizes), *(len(sizes) for _, _, sizes in sizes_of_dimension)])):
+        for size in batch_sizes[2 * turn : 2 * turn + 2]:
+            yield f"batch {size}", _resize(reference, 0, batch, size)
         for dim, old, sizes in sizes_of_dimension:
             for size in sizes[turn : turn + 1]:
-                name = f"dimension {dim} of {size}" if dim else f"batch {size}"
-                yield name, _resize(reference, dim, old, size)
+                yield f"dimension {dim} of {size}", _resize(reference, dim, old, size)
 
 
-def _list_sizes(batch: int, huge: bool) -> list[int]:
+def _draw_larger(size: int, chance: random.Random) -> int:
+    """From twice to three times as many: room for somewhat more than the examples is no answer."""
+    return 2 * size + chance.randrange(size + 1)
+
+
+def _list_sizes(batch: int, larger: int, huge: bool) -> list[int]:
     """In the order in which they are most telling. The first is no multiple of any tile; 65,537
     passes the limit of a grid.
     """
@@ -137,13 +151,13 @@ def _list_sizes(batch: int, huge: bool) -> list[int]:
         # No multiple of any tile, so every kernel has a tail.
         batch + 1,
         1,
+        larger,
         # A prime has no divisor that a kernel could use for its blocks.
         _prime_below(batch),
         max(1, batch // 2),
         tile + 1,
         tile - 1,
         0,
-        2 * batch,
     ]
     # A grid has at most 65,535 blocks in its second and third dimension.
     return [size for size in dict.fromkeys([*sizes, *([65_537] if huge else [])]) if size != batch]
@@ -430,7 +444,10 @@ SHAPES = CheckSpec(
     run=check_shapes,
     knobs=("shapes", "budget_s"),
     replaces_only=True,
-    asks="other sizes of each dimension in turn, as many as the profile has time for: one more, one, primes, half, around a tile, none",
+    asks=(
+        "other sizes of each dimension in turn, as many as the profile has time for: one more, one, "
+        "two to three times as many, primes, half, around a tile, none"
+    ),
 )
 LAYOUTS = CheckSpec(
     name="layouts",
