@@ -130,8 +130,7 @@ def read_stored_origin(folder: Path) -> str:
 @pytest.fixture(params=["accelerate", "backend"])
 def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """On a CPU the backend has no CUDA graph that replays blocks; here it goes on without."""
-    monkeypatch.setattr(quick_decision, "_BY_BLOCKS", REGIONAL)
-    monkeypatch.setattr(quick_decision.QuickDecision, "_has_blocks", lambda _: True)
+    monkeypatch.setattr(quick_decision.QuickDecision, "_find_program_schedule", lambda _: REGIONAL)
     return str(request.param)
 
 

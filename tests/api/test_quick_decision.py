@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,20 +16,22 @@ from torch import nn
 from tests.api.scripted_trial import make_summary
 from tests.api.test_quick_tier_gpu import Deep
 from tests.ir.stacks import ROWS, WIDTH
+from tests.runtime.test_runner import PRODUCT
 from torch_cudal1.api.graphs import open_decisions, quick_decision
 from torch_cudal1.api.signatures.recalled_capture import CaptureRecord
 from torch_cudal1.core import telemetry
-from torch_cudal1.ir.schedule import REGIONAL
+from torch_cudal1.ir.schedule import INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
+from torch_cudal1.runtime import split_last_kernel
 
 pytestmark = pytest.mark.usefixtures("dynamo")
 X = torch.randn(ROWS, WIDTH)
+FIND_SCHEDULE = quick_decision.QuickDecision._find_program_schedule
 
 
 @pytest.fixture(autouse=True)
 def compile_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a GPU, but for the CUDA graph around the blocks."""
-    monkeypatch.setattr(quick_decision, "_BY_BLOCKS", REGIONAL)
-    monkeypatch.setattr(quick_decision.QuickDecision, "_has_blocks", lambda _: True)
+    monkeypatch.setattr(quick_decision.QuickDecision, "_find_program_schedule", lambda _: REGIONAL)
     monkeypatch.setattr("torch_cudal1.search.quick.MIN_COPIED_STEPS", 10)
     with torch.no_grad():
         yield
@@ -123,3 +126,33 @@ def test_a_record_of_another_graph_changes_no_answer(
     monkeypatch.setattr(CaptureRecord, "recall", recall_wrongly)
     events = run_in_new_process(module, tmp_path)
     assert all(event.facts["wrong"] for event in events if event.what == "recalled")
+
+
+@pytest.mark.parametrize(
+    ("schedules", "min_bytes", "changes", "expected"),
+    [
+        ([REGIONAL, Schedule("regional", True)], 1 << 20, {}, Schedule("regional", True)),
+        ([INDUCTOR, INDUCTOR_GRAPH], 1, {}, INDUCTOR_GRAPH),
+        # A small result costs nothing to copy: Dynamo's own graph is compiled.
+        ([INDUCTOR, INDUCTOR_GRAPH], 1 << 20, {}, None),
+        ([INDUCTOR], 1, {}, None),
+        ([INDUCTOR, INDUCTOR_GRAPH], 1, {"options": {"max_autotune": True}}, None),
+        ([INDUCTOR, INDUCTOR_GRAPH], 1, {"can_be_graphed": lambda: False}, None),
+    ],
+)
+def test_a_program_is_compiled_where_blocks_repeat_or_results_are_large(
+    schedules: list[Schedule],
+    min_bytes: int,
+    changes: dict[str, Any],
+    expected: Schedule | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quick_decision, "list_quick_schedules", lambda *_: schedules)
+    monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", min_bytes)
+    settings = {"options": {}, "can_be_graphed": lambda: True, "context": None, **changes}
+    graphs: Any = [SimpleNamespace(region=SimpleNamespace(program=PRODUCT))]
+    traced: Any = SimpleNamespace(direct=True, is_pure=True)
+    request: Any = SimpleNamespace(**settings)
+    record: Any = None
+    decision = quick_decision.QuickDecision(request, traced, graphs, record)
+    assert FIND_SCHEDULE(decision) == expected

@@ -2,6 +2,7 @@
 the record that spares the next process the measurement.
 
     blocks repeat    Inductor block by block in a CUDA graph, eager, or what is decided for the blocks
+    large results    Inductor in a CUDA graph that does not copy them (`runtime.split_last_kernel`), or eager
     else             Inductor, the same in a CUDA graph, or eager
 
 Nothing is searched for. A training step runs Inductor, which the user of torch.compile asked for.
@@ -33,7 +34,8 @@ from torch_cudal1.graph.module_call import shares_written_memory
 from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.records import QUICK
-from torch_cudal1.ir.schedule import EAGER, REGIONAL, Schedule
+from torch_cudal1.ir.schedule import EAGER, INDUCTOR_GRAPH, REGIONAL, Schedule
+from torch_cudal1.runtime.split_last_kernel import split_last_step
 from torch_cudal1.search.quick import list_quick_schedules
 from torch_cudal1.search.tune import Choice
 
@@ -75,27 +77,34 @@ class QuickDecision:
 
     def decide(self) -> DecidedGraph:
         """Measure, store, and say what runs."""
-        return (self._decide_by_blocks() if self._has_blocks() else None) or self._decide_whole()
+        schedule = self._find_program_schedule()
+        decided = None if schedule is None else self._decide_program(schedule)
+        return decided or self._decide_whole()
 
-    def _has_blocks(self) -> bool:
-        """Whether the graph's blocks repeat often enough, and a CUDA graph may replay them."""
+    def _find_program_schedule(self) -> Schedule | None:
+        """The schedule under which the traced Program is better off than Dynamo's graph, where a CUDA
+        graph may replay it; None where it is not.
+        """
         request, traced = self.request, self.traced
         # The user's own options may say how Inductor compiles the whole.
         if request.options or not traced.direct or not traced.is_pure:
-            return False
+            return None
         regions = [item.region for item in self.graphs]
-        return (
-            request.can_be_graphed()
-            and not is_random_program(regions[0].program)
-            and REGIONAL in list_quick_schedules(regions, request.context)
-        )
+        program = regions[0].program
+        if not request.can_be_graphed() or is_random_program(program):
+            return None
+        schedules = list_quick_schedules(regions, request.context)
+        if REGIONAL in schedules:
+            return _BY_BLOCKS
+        has_large_results = split_last_step(program, is_fused=True) is not None
+        return INDUCTOR_GRAPH if INDUCTOR_GRAPH in schedules and has_large_results else None
 
-    def _decide_by_blocks(self) -> DecidedGraph | None:
-        """None where the blocks cannot be compiled or replayed."""
+    def _decide_program(self, schedule: Schedule) -> DecidedGraph | None:
+        """None where the Program cannot be compiled or replayed."""
         request, regions = self.request, [item.region for item in self.graphs]
         attention = choose_graph_attention(regions, request.context, writes=False)
         choices_of_name = {
-            str(_BY_BLOCKS): make_quick_choices(regions, _BY_BLOCKS, attention),
+            str(schedule): make_quick_choices(regions, schedule, attention),
             str(EAGER): make_quick_choices(regions, EAGER),
         }
         composed = choose_decided_blocks(regions, request.context, writes=False)
@@ -113,7 +122,7 @@ class QuickDecision:
                 raise
             failed = describe_failure(error)
             telemetry.record(
-                "judge", "quick", regions[0].key, contender=str(_BY_BLOCKS), failed=failed
+                "judge", "quick", regions[0].key, contender=str(schedule), failed=failed
             )
             return None
         is_kept = self._is_kept(decision)
