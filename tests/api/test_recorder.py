@@ -327,7 +327,8 @@ def test_counts_are_written_while_a_process_runs_and_again_only_when_they_double
         for _ in range(8):
             module(x)
         deadline = time.monotonic() + 300
-        while not file.exists() and time.monotonic() < deadline:
+        # The file is there before its first line.
+        while not (file.exists() and counts(file)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert sum(counts(file).values()) >= 1  # before it ended
         for _ in range(200):
