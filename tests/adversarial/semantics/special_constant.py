@@ -6,9 +6,7 @@ values, and the module must follow. A guard on the scalar would make it honest.
 
 from tests.adversarial.case import Case
 
-CASE = Case(
-    27, "special_constant", "semantics", expected="perturb", status="open", seen=("L1",), alone=True
-)
+CASE = Case(27, "special_constant", "semantics", expected="perturb", status="open", seen=("L1",))
 
 REFERENCE = """
 import torch

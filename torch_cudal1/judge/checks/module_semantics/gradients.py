@@ -135,7 +135,12 @@ def _compare_elsewhere(trial: Trial, reference: SourceReference) -> list[Agreeme
     generator = random.Random(f"{_SECRET} {reference.key} elsewhere")
     # Gradients take several times the memory of the inputs, so no size is much larger than usual.
     most_bytes = max(_SMALL_BYTES, _MOST_GROWTH * _count_bytes(reference.specs))
-    shapes = [item for item in list_shapes(reference) if _count_bytes(item[1]) <= most_bytes]
+    shapes = [
+        (name, specs)
+        for name, specs in list_shapes(reference)
+        # Of nothing the gradient is nothing, whoever computes it.
+        if _count_bytes(specs) <= most_bytes and all(spec.numel for spec in specs)
+    ]
     calls = list(list_scalars(reference.form.call))
     constructors = list(list_scalars(reference.form.init))
     training = RunMode(training=True)
