@@ -69,14 +69,15 @@ _ERROR_CHARS = 2000
 class CandidateFailure(SandboxError):
     """The child refused, failed or died while serving a request. It costs the candidate only.
 
-    `detector`: the check that noticed it.
+    `detector`: the check that noticed it. `is_late`: the child was ended for want of time, which
+    says nothing of what it was asked.
     """
 
-    def __init__(self, stage: str, reason: str, detector: str) -> None:
+    def __init__(self, stage: str, reason: str, detector: str, is_late: bool = False) -> None:
         super().__init__(stage, reason)
-        self.detector = detector
+        self.detector, self.is_late = detector, is_late
         # Unpickling calls the class with `args`, and pools send failures between processes.
-        self.args = (stage, reason, detector)
+        self.args = (stage, reason, detector, is_late)
 
 
 class Child:
@@ -264,7 +265,9 @@ class Child:
                 if deadline == self.given_up_at
                 else "no answer within its deadline"
             )
-            raise CandidateFailure(verb, f"{reason}; killed{tail}", "resource") from None
+            raise CandidateFailure(
+                verb, f"{reason}; killed{tail}", "resource", is_late=True
+            ) from None
         except EOFError:
             # The exit status says more than the end of the stream.
             raise self._explain_death(verb) from None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.judge.sources import SourceBench, SourceCase
-from torch_cudal1.judge.checks.memory.redzones import GUARD_BAND, GUARD_PAGE
+from torch_cudal1.judge.checks.memory.redzones import GUARD_BAND, GUARD_PAGE, _run_at_edge
 from torch_cudal1.judge.checks.memory.uninitialised_memory import POISON
+from torch_cudal1.judge.sandbox.child import CandidateFailure
 
 BESIDE = (
     # elsewhere anything may lie there, NaN too
@@ -95,3 +100,23 @@ def test_a_source_that_reaches_beyond_its_tensors_is_refused_and_its_twin_passes
     bench: SourceBench, name: str
 ) -> None:
     bench.assert_verdict(SOURCES[name])
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_candidate_whose_time_is_up_at_an_edge_has_not_gone_beyond_it(is_late: bool) -> None:
+    error = CandidateFailure("run", "killed", "resource", is_late=is_late)
+    # As a pool sends it from one process to another.
+    assert copy.copy(error).is_late == is_late
+
+    def fail(*_: object) -> None:
+        raise error
+
+    trial: Any = SimpleNamespace(call_slot=fail, child=SimpleNamespace(usable=True))
+    sample: Any = None
+    if is_late:
+        with pytest.raises(CandidateFailure):
+            _run_at_edge(trial, sample, "end", "candidate", read_only=False)
+    else:
+        check = _run_at_edge(trial, sample, "end", "candidate", read_only=False)
+        assert check is not None
+        assert (check.name, check.passed) == ("guard_page", False)

@@ -232,11 +232,14 @@ def _run_at_edge(
     trial: Trial, sample: InputSet, side: Side, slot: str, *, read_only: bool
 ) -> CheckResult | None:
     """Call the candidate on inputs at the edge: a check that ends the question, None if the result
-    is right.
+    is right. Raises CandidateFailure where it ran out of time.
     """
     try:
         outputs = trial.call_slot(slot, _EDGE_SET).outputs
     except CandidateFailure as error:
+        # A candidate whose time was up here was once told that it goes beyond its tensors.
+        if error.is_late:
+            raise
         # the judge places a Program's Allocs itself; a source could say anything
         # A driver without memory for an edge was once taken for a stray access of the candidate.
         if slot == SLOT and OUT_OF_MEMORY in error.found:
