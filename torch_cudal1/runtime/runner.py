@@ -115,9 +115,8 @@ def _compile_in_parts(
     # Autotuning chooses among kernels of its own for a product.
     is_tuned = schedule.base == "max-autotune" or any(options.get(name) for name in _TUNES_PRODUCTS)
     # The same with and without a graph, since a graph is made around what was compiled without.
-    if device.type != "cuda" or is_random_program(program) or is_tuned:
-        return _compile(program, schedule, device, options)
-    parts = split_last_step(program, is_fused=True)
+    can_be_split = device.type == "cuda" and not is_random_program(program) and not is_tuned
+    parts = split_last_step(program, is_fused=True) if can_be_split else None
     if parts is None:
         return _compile(program, schedule, device, options)
     first = _compile(parts.first, schedule, device, options)

@@ -2,8 +2,8 @@
 after a CUDA graph of the others.
 
 A graph writes where it was captured, so its results are copied out: for 64 MiB that takes 15 us on
-an H200, for the logits of a language model 0.1 ms and more. A last step that runs after the graph
-writes to fresh memory itself, and the host launches it while the graph still runs.
+an H200, and the logits of a language model may be 300. A last step that runs after the graph writes
+to fresh memory itself, and the host launches it while the graph still runs.
 """
 
 from __future__ import annotations
