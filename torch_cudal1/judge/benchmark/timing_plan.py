@@ -79,8 +79,8 @@ class TimingPlan:
         return _MAX_WINDOW_ROUNDS // BUCKETS
 
 
-# `strict`: samples of 10 ms as more of them would be, of which 280 tell a percent; a request to either
-# side takes as long again, so 700 of them took 100 s of two processes (benchmarks/LOG.md).
+# `strict`: 280 pairs of 10 ms a sample; the requests for a pair take as long again, so that 700 pairs
+# took 100 s (benchmarks/LOG.md, 2026-11-30).
 # `train`: runs of 0.25 ms keep a candidate below 0.1 s of GPU time. `cudal1`: 10 runs a block as in
 # the released evaluator, unless the window says more; a caller shortens the window with
 # `dataclasses.replace` and labels what it quotes.

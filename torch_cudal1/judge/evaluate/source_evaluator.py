@@ -171,8 +171,8 @@ class SourceEvaluator:
     manager.
 
     `ahead`: start the next process while a candidate is judged (never while it is timed): for many
-    candidates, and always where two processes time each. `fork_server`: forks all processes, which then share one address
-    layout: for candidates of which nothing is stored.
+    candidates, and always where two processes time each. `fork_server`: forks all processes, which
+    then share one address layout: for candidates of which nothing is stored.
     """
 
     def __init__(
