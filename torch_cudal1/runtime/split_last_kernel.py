@@ -8,14 +8,23 @@ to fresh memory itself, and the host launches it while the graph still runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from torch_cudal1.ir.aliasing import ValueOrigins, makes_fresh_memory, may_return_operand
 from torch_cudal1.ir.interpreter import Runner
-from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, Step, renumber_steps
+from torch_cudal1.ir.program import (
+    Alloc,
+    Aten,
+    Call,
+    Launch,
+    Program,
+    Step,
+    TensorSpec,
+    renumber_steps,
+)
 from torch_cudal1.ir.value_specs import value_specs
 
 __all__ = ["MIN_SPLIT_BYTES", "SplitProgram", "SplitRunner", "split_last_step"]
@@ -31,6 +40,8 @@ _LIBRARY_CALLS = (
     "aten.baddbmm.default",
     "aten.convolution.default",
 )
+# Inductor pads a product's operands to a multiple of it where that is faster (`pad_mm`).
+_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,10 @@ def split_last_step(program: Program, *, is_fused: bool = False) -> SplitProgram
     it.
     """
     cut = _find_cut(program)
-    if cut is None or (is_fused and not _stands_alone(program.steps[cut])):
+    if cut is None:
+        return None
+    specs = value_specs(program)
+    if is_fused and not _stands_alone(program.steps[cut], specs):
         return None
     steps, makers = program.steps, ValueOrigins(program)
     last_positions = sorted({*_find_views_for(program, cut, makers), *range(cut, len(steps))})
@@ -84,7 +98,6 @@ def split_last_step(program: Program, *, is_fused: bool = False) -> SplitProgram
     if not read:
         # It reads nothing that was computed, so no steps are left for a graph to hold.
         return None
-    specs = value_specs(program)
     if max(specs[out].size_bytes for out in program.outputs if out is not None) < MIN_SPLIT_BYTES:
         return None
     # Both parts keep all inputs and constants: a last step may read them too.
@@ -97,9 +110,20 @@ def split_last_step(program: Program, *, is_fused: bool = False) -> SplitProgram
     return SplitProgram(first, Program(inputs, body, results, program.constants, program.payloads))
 
 
-def _stands_alone(step: Step) -> bool:
-    """Whether Inductor fuses the step with no other: a nested Program, or what a library computes."""
-    return isinstance(step, Call) or (isinstance(step, Aten) and step.target in _LIBRARY_CALLS)
+def _stands_alone(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
+    """Whether Inductor leaves the step as it is and fuses it with no other: a nested Program, or
+    what a library computes of operands that it does not pad.
+    """
+    if isinstance(step, Call):
+        return True
+    if not isinstance(step, Aten) or step.target not in _LIBRARY_CALLS:
+        return False
+    # Logits of GPT-2's 50,257 words took 1.9 times as long unpadded (benchmarks/LOG.md, 2026-11-30).
+    # The weight is the last operand of a product; a convolution's are never padded.
+    weight = specs[step.reads[-1]]
+    return "convolution" in step.target or all(
+        size * weight.torch_dtype.itemsize % _ALIGNMENT_BYTES == 0 for size in weight.shape[-2:]
+    )
 
 
 def _find_cut(program: Program) -> int | None:
