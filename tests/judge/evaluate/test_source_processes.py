@@ -44,6 +44,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[StartedChil
     children: list[StartedChild] = []
 
     def start(limits: Limits, contract: Contract, *, fork_server: Any) -> StartedChild:
+        # It would work while the calls of its side are timed, and stop for those of the other.
+        assert not limits.has_compile_pool
         children.append(StartedChild(tmp_path, limits.trust, fork_server))
         return children[-1]
 

@@ -8,6 +8,7 @@ import contextlib
 import os
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import Candidate, Contract, Rejected
 from torch_cudal1.judge import BaselineRanking, EvaluationConfig, evaluate_candidate
+from torch_cudal1.judge.benchmark.same_core import find_descendants
 from torch_cudal1.judge.sandbox import child as child_module
 from torch_cudal1.judge.sandbox.child import CandidateFailure, Child, Limits
+from torch_cudal1.judge.sandbox.limits import make_limits
 
 CPU = torch.device("cpu")
 REGION = linear_relu()
@@ -159,6 +162,21 @@ def test_the_child_sees_a_clean_environment_and_closed_files(
     assert answer["environment"]["TRITON_CACHE_DIR"] == "/kept"
     assert answer["environment"]["TMPDIR"].startswith(("/dev/shm", "/tmp"))
     assert not any("secret" in name for name in answer["files"])
+
+
+@pytest.mark.parametrize("has_compile_pool", [True, False])
+def test_a_child_that_is_timed_beside_another_compiles_in_its_own_process(
+    has_compile_pool: bool, misbehaving_worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    misbehaving_worker(
+        "from torch._inductor import async_compile; async_compile.maybe_warm_pool(); return {'done': True}"
+    )
+    limits = make_limits(Settings(), CPU, has_compile_pool=has_compile_pool)
+    with Child(replace(limits, deadline_s=300.0), Contract()) as child:
+        before = find_descendants(child.pid)
+        assert child.call("run")["done"]
+        assert (len(find_descendants(child.pid)) > len(before)) == has_compile_pool
 
 
 def test_a_child_that_cannot_start_is_no_failure_of_the_candidate(

@@ -130,7 +130,7 @@ class SourceProcesses:
     def _start(self, trust: Trust) -> Future[Child]:
         return self._pool.submit(
             Child,
-            make_limits(self._settings, self._device, trust=trust),
+            make_limits(self._settings, self._device, trust=trust, has_compile_pool=False),
             self._contract,
             fork_server=self._fork_server,
         )

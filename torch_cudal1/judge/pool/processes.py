@@ -62,7 +62,7 @@ class Processes:
         """Start a process; the future raises SandboxError where that fails."""
         config = self._config
         limits = replace(
-            make_limits(config.settings, config.device, trust=trust),
+            make_limits(config.settings, config.device, trust=trust, has_compile_pool=False),
             threads=torch.get_num_threads(),
         )
         if self._fork_server is None and config.forked:

@@ -374,7 +374,10 @@ class Child:
     def _start(self) -> None:
         limits = self.limits
         variables = make_environment(
-            self.scratch, own=limits.trust == "own", visible_gpu=limits.visible_gpu
+            self.scratch,
+            own=limits.trust == "own",
+            visible_gpu=limits.visible_gpu,
+            has_compile_pool=limits.has_compile_pool,
         )
         plan = plan_launch(
             limits, self.confinement.level, self.scratch, variables, watched=bool(self._under)

@@ -89,9 +89,12 @@ _TOOLS = (
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def make_environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str, str]:
+def make_environment(
+    scratch: Path, *, own: bool, visible_gpu: bool, has_compile_pool: bool = True
+) -> dict[str, str]:
     """The child's environment variables: those that builds and libraries need, none that could hold
-    a secret. The caches of foreign code are in the scratch folder.
+    a secret. The caches of foreign code are in the scratch folder, and like a child without
+    `has_compile_pool` it compiles in its own process.
     """
     # A light module, but only judging needs it.
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -113,6 +116,11 @@ def make_environment(scratch: Path, *, own: bool, visible_gpu: bool) -> dict[str
             "TRITON_CACHE_DIR": f"{scratch}/triton",
         }
         variables |= {"TRITON_HOME": str(scratch), "CUDA_CACHE_PATH": f"{scratch}/nv"}
+    if not own or not has_compile_pool:
+        # The pool of an Inductor baseline imported torch for ten seconds on the core of the calls that
+        # were timed, and only while it was the baseline's turn: a copy of it was 2.06 times as fast
+        # (benchmarks/LOG.md, 2026-11-30).
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if not visible_gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     paths = [str(_PACKAGE.parent), *_list_python_paths(own=own)]

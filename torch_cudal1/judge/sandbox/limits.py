@@ -36,6 +36,8 @@ class Limits:
       a trusted signer; "foreign" for all other code.
     - phase: "build": the child may start compilers. "run": it may start only threads.
     - unsafe: foreign code may run below level 2.
+    - has_compile_pool: Inductor may start processes that compile. False for a process that is timed
+      in turn with another.
     """
 
     device: torch.device
@@ -48,6 +50,7 @@ class Limits:
     phase: Phase = "build"
     unsafe: bool = False
     gpu_fraction: float = 1.0
+    has_compile_pool: bool = True
 
     @property
     def gpu(self) -> bool:
@@ -62,8 +65,9 @@ def make_limits(
     visible_gpu: bool = True,
     trust: Trust = "own",
     phase: Phase = "build",
+    has_compile_pool: bool = True,
 ) -> Limits:
-    """The limits that follow from the settings."""
+    """The limits that follow from the settings. Foreign code never has a pool of compile processes."""
     own = trust == "own"
     memory = int(settings.memory_limit_gib * 2**30)
     if not memory and not own:
@@ -81,6 +85,7 @@ def make_limits(
         phase,
         settings.unsafe_sandbox,
         1.0 if own else _FOREIGN_GPU_FRACTION,
+        own and has_compile_pool,
     )
 
 
