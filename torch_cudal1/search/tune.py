@@ -218,19 +218,21 @@ def tune(
     the whole step, which is measured end to end. A deep inference region without known candidates
     is decided by its blocks.
     """
-    # they import every kernel template and rewrite: a start on a warm cache needs none of them
-    from torch_cudal1.search.baselines import rank_schedules
+    # A start on a warm cache needs none of this.
     from torch_cudal1.search.by_blocks import COMPOSED_ORIGIN, find_blocks_to_tune, tune_by_blocks
-    from torch_cudal1.search.lower_bound import lower_bound_us
-    from torch_cudal1.search.space import build_search_space
-    from torch_cudal1.search.strategy import StagedSearch
-    from torch_cudal1.search.tuning_loop import TuningSession, run_tuning_loop
 
     telemetry.count("regions_tuned")
     # A whole that was composed of blocks is composed anew: their entries say what is known.
     is_unknown = all(candidate.origin == COMPOSED_ORIGIN for candidate in known)
     if is_unknown and (blocks := find_blocks_to_tune(region)) is not None:
         return tune_by_blocks(region, place, blocks, functools.partial(choose, progress=progress))
+    # They import every kernel template and rewrite: a model of known blocks needs none of them.
+    from torch_cudal1.search.baselines import rank_schedules
+    from torch_cudal1.search.lower_bound import lower_bound_us
+    from torch_cudal1.search.space import build_search_space
+    from torch_cudal1.search.strategy import StagedSearch
+    from torch_cudal1.search.tuning_loop import TuningSession, run_tuning_loop
+
     started_s, report_progress = judge.working_s(), progress or _ignore_progress
     job = _make_job(place, examples)
     store_kernel = functools.partial(store_checked_kernel, place)
