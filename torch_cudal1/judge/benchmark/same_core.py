@@ -3,9 +3,9 @@ both of them.
 
 Launching a GPU's kernels of microseconds takes longer than they do, and what a launch costs depends
 on the core: its clock, its sibling, who else is there. Sides in two processes have two cores for as
-long as a race lasts, and beside other work one kernel was 1.5 times as fast as itself. They never
-run at once, so they can share one. Which one changes from bucket to bucket: what a core is like is
-noise then, which intervals show.
+long as a benchmark lasts, and beside other work one kernel was 1.5 times as fast as itself. They
+never run at once, so they can share one. Which one changes from bucket to bucket: what a core is
+like is noise then, which intervals show.
 
 It measures nothing. Where the system does not let it, cores stay as they are, and `shared` says so.
 """

@@ -88,7 +88,7 @@ def rank_source_baselines(
         names.append(INDUCTOR_GRAPH)
     names = [name for name in names if name not in (lost or {})]
     set_names = [
-        _put_inputs(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
+        _put_inputs(reference.oracle, f"inputs {reference.key[:16]} {index}", tensors)
         for index, tensors in enumerate(sets)
     ]
     failures = dict(lost or {})
@@ -130,7 +130,7 @@ def load_eager_baseline(
 ) -> Baselines:
     """Load eager alone, ready to be timed. Raises ReferenceFailure."""
     set_names = [
-        _put_inputs(reference.oracle, f"race {reference.key[:16]} {index}", tensors)
+        _put_inputs(reference.oracle, f"inputs {reference.key[:16]} {index}", tensors)
         for index, tensors in enumerate(sets)
     ]
     try:

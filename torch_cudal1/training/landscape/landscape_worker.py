@@ -69,7 +69,7 @@ def prepare(session: Session, request: Request) -> dict[str, Any]:
     # prepared one.
     _prepared.candidate = None
     model_class = import_source(request["candidate"], session.scratch).ModelNew
-    # Triton compiles without a launch here: a first call that compiled ran beside races of the
+    # Triton compiles without a launch here: a first call that compiled ran beside benchmarks of the
     # judge and disturbed them.
     if device.type == "cuda" and has_kernels(request["candidate"]):
         module = model_class().to(device).eval()

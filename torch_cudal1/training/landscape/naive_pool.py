@@ -99,8 +99,8 @@ class NaivePool:
         """
         child = self._get_child()
         try:
-            # Outside the gate: drawing inputs and compiling took 0.6 s, in which races of the judge
-            # had to wait when this was one request.
+            # Outside the gate: drawing inputs and compiling took 0.6 s, in which benchmarks of the
+            # judge had to wait when this was one request.
             child.call("ready", reference=task.reference, candidate=program.source)
             # For the measurement only: benchmarks of the judge wait until it is over.
             with self._hold_gpu():
