@@ -2,7 +2,8 @@
 # One GPU and 16 cores, nothing else on it: models of transformers and timm as `benchmarks.real_models` measures them.
 # Arguments, separated by commas: what, then models.
 #   columns,swin-tiny,convnext-tiny   150 s a batch of as many models as 15 processes take; every batch is kept when it ends. WAYS: the
-#                                     columns (eager,torch.compile,reduce-overhead,accelerate,accelerate-tuned); SIZE, PRECISION
+#                                     columns (eager,torch.compile,reduce-overhead,accelerate,accelerate-tuned); SIZE, PRECISION; PROFILE=1:
+#                                     the kernels of each column too, and the floor of each model
 #   starts,bert-base                  90 s a model: cold side by side, then two warm starts of each way alone
 #   depth                             230 s: a Llama of 7-billion width with 2 and 32 layers, then another with the same blocks
 # A process takes 10 to 30 s to its first line there. REAL_S: seconds at most for all of it (500).
@@ -20,7 +21,7 @@ common=(--device "$device" --out "$OUT/h200-$name.json")
 case $what in
 columns)
     command=(benchmarks.real_models "${common[@]}" --columns "${WAYS:-eager,torch.compile,reduce-overhead,accelerate,accelerate-tuned}"
-        --workers "${WORKERS:-15}" --limit-s "${BATCH_S:-180}" --size "${SIZE:-small}" --precision "${PRECISION:-half}")
+        --workers "${WORKERS:-15}" --limit-s "${BATCH_S:-180}" --size "${SIZE:-small}" --precision "${PRECISION:-half}" ${PROFILE:+--profile})
     ;;
 starts)
     command=(benchmarks.real_models.start "${common[@]}" --columns "${WAYS:-torch.compile,accelerate,backend}" --runs "${RUNS:-2}"

@@ -1,9 +1,10 @@
 """Times real models under every column: `python -m benchmarks.real_models --out real-models.json`.
 
-Each column of each model is prepared in a process of its own, several side by side. When all columns
-of a batch of models are prepared, nothing else runs, and each is timed alone, in turns with the
-other columns of its model. With `--gpus` models are spread over the GPUs of a machine, all columns
-of one on the same. A column that fails, or is not ready in time, counts as eager: 1.0.
+Each column of each model is prepared in a process of its own, several side by side. When all
+columns of a batch of models are prepared, nothing else runs, and each is timed alone, in turns with
+the other columns of its model; with `--profile` then its kernels are listed. With `--gpus` models
+are spread over the GPUs of a machine, all columns of one on the same. A column that fails, or is
+not ready in time, counts as eager: 1.0.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.bench_models import comma_list_of
 from benchmarks.real_models.column_run import (
     ColumnRun,
     await_preparation,
+    describe,
     end,
     sample,
     start_column,
@@ -78,6 +80,11 @@ def _measure_batch(
             for _ in range(ROUNDS):
                 for run in contenders:
                     sample(run)
+            if args.profile:
+                for run in contenders:
+                    describe(run, "profile")
+                    if run.column == "eager":
+                        describe(run, "floor")
     finally:
         for run in runs:
             end(run)
@@ -181,6 +188,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="processes at once")
     add("--gpus", type=int, default=1, help="how many the models are spread over")
+    add(
+        "--profile", action="store_true", help="kernels of each column, and the floor of each model"
+    )
     add("--compile-threads", type=int, default=2, help="of Inductor, in each process")
     add("--limit-s", type=float, default=240.0, help="for the preparation of one batch")
     return parser

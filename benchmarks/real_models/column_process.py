@@ -1,7 +1,9 @@
 """The process of one column of one model: builds it, prepares it, then samples its time on demand.
 
-It answers on its standard output with one JSON object a line: first how the preparation went, then,
-for each line `sample SECONDS` on its standard input, the microseconds of calls. Any other line ends it.
+It answers on its standard output with one JSON object a line: first how the preparation went, then
+what a line on its standard input asks for. `sample SECONDS`: the microseconds of calls; `profile`:
+the GPU's kernels of a call; `floor`: what the own forward has to do, and the least time for it. Any
+other line ends it.
 """
 
 from __future__ import annotations
@@ -11,17 +13,27 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.real_models.columns import COLUMNS, describe_runs
+from benchmarks.real_models.floors import count_model_work, find_floor_us, measure_rates
+from benchmarks.real_models.kernel_shares import list_kernel_shares
 from benchmarks.real_models.zoo import build_model
 
-__all__ = ["PreparedColumn", "main", "relative_difference", "sample_calls"]
+__all__ = [
+    "PreparedColumn",
+    "describe_floor",
+    "main",
+    "profile_column",
+    "relative_difference",
+    "sample_calls",
+]
 
 # Calls after the first, until everything that compiles or captures later has done so.
 WARM_CALLS = 6
@@ -30,10 +42,15 @@ MIN_SAMPLES = 5
 
 @dataclass(frozen=True)
 class PreparedColumn:
-    """`call` makes one call; `put_back`, off the clock, undoes what it changed in a cache's position."""
+    """`call` makes one call; `put_back`, off the clock, undoes what it changed in a cache's position.
+    `module`: the own one, with its arguments.
+    """
 
     call: Callable[[], Any]
     put_back: Callable[[], None]
+    module: nn.Module
+    positional: Sequence[Any]
+    named: Mapping[str, Any]
 
 
 def main() -> None:
@@ -51,9 +68,14 @@ def main() -> None:
     _answer(answers, facts)
     for line in sys.stdin:
         word, _, seconds = line.strip().partition(" ")
-        if word != "sample":
+        if word == "sample":
+            _answer(answers, {"us": sample_calls(column, device, float(seconds))})
+        elif word == "profile":
+            _answer(answers, profile_column(column, device))
+        elif word == "floor":
+            _answer(answers, describe_floor(column, device))
+        else:
             return
-        _answer(answers, {"us": sample_calls(column, device, float(seconds))})
 
 
 def _prepare(
@@ -84,7 +106,10 @@ def _prepare(
         "difference": max(difference, later),
         "runs": describe_runs(target),
     }
-    return PreparedColumn(lambda: target(*positional, **named), put_back), facts
+    column = PreparedColumn(
+        lambda: target(*positional, **named), put_back, module, positional, named
+    )
+    return column, facts
 
 
 def _import_all() -> None:
@@ -130,6 +155,25 @@ def sample_calls(column: PreparedColumn, device: torch.device, seconds: float) -
         _synchronize(device)
         samples.append(1e6 * (time.perf_counter() - begin))
     return samples
+
+
+def profile_column(column: PreparedColumn, device: torch.device) -> dict[str, Any]:
+    """The GPU's kernels of its calls, see `list_kernel_shares`."""
+
+    def call() -> None:
+        column.put_back()
+        column.call()
+
+    return {"profile": list_kernel_shares(call, device)}
+
+
+def describe_floor(column: PreparedColumn, device: torch.device) -> dict[str, Any]:
+    """The work of the own forward, the device's rates in its dtype, and the floor in microseconds."""
+    work = count_model_work(column.module, column.positional, column.named)
+    column.put_back()
+    dtype = next((p.dtype for p in column.module.parameters()), torch.float32)
+    rates = measure_rates(device, dtype)
+    return {"floor": {"us": find_floor_us(work, rates), **asdict(work), **asdict(rates)}}
 
 
 def relative_difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> float:

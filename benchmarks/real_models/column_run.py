@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ColumnRun", "await_preparation", "end", "sample", "start_column"]
+__all__ = ["ColumnRun", "await_preparation", "describe", "end", "sample", "start_column"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 # Seconds that one column is sampled in a round.
@@ -104,19 +104,32 @@ def _read_answer(run: ColumnRun) -> dict[str, Any]:
 
 def sample(run: ColumnRun) -> None:
     """One round of its samples. A column that fails or hangs has no more."""
-    assert run.process.stdin is not None
-    assert run.process.stdout is not None
     if not run.is_ready:
         return
-    run.process.stdin.write(f"sample {SAMPLE_S}\n")
-    run.process.stdin.flush()
-    with selectors.DefaultSelector() as selector:
-        selector.register(run.process.stdout, selectors.EVENT_READ)
-        answer = _read_answer(run) if selector.select(ANSWER_LIMIT_S) else {"failed": "hangs"}
+    answer = _ask(run, f"sample {SAMPLE_S}")
     if "us" in answer:
         run.rounds.append(answer["us"])
     else:
         run.facts = answer
+
+
+def describe(run: ColumnRun, question: str) -> None:
+    """Add what the process answers to "profile" or "floor" to the column's facts. Samples are taken
+    before: a column that fails here keeps its time.
+    """
+    if run.is_ready:
+        answer = _ask(run, question)
+        run.facts |= {question: answer.get(question, answer)}
+
+
+def _ask(run: ColumnRun, line: str) -> dict[str, Any]:
+    assert run.process.stdin is not None
+    assert run.process.stdout is not None
+    run.process.stdin.write(f"{line}\n")
+    run.process.stdin.flush()
+    with selectors.DefaultSelector() as selector:
+        selector.register(run.process.stdout, selectors.EVENT_READ)
+        return _read_answer(run) if selector.select(ANSWER_LIMIT_S) else {"failed": "hangs"}
 
 
 def end(run: ColumnRun) -> None:

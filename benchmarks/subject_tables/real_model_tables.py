@@ -4,7 +4,7 @@ of PyTorch's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,11 @@ def _tabulate_columns(name: str, document: Mapping[str, Any]) -> list[str]:
     head += [f"{column} vs the best" for column in package_columns]
     searched = [column for column in package_columns if COLUMNS[column].tuned]
     head += [f"{column} ready after, s" for column in searched]
+    has_floors = any(_find_floor_us(row) for row in document["rows"])
+    head += [
+        "floor, ms",
+        *(f"{column}: share of the floor" for column in package_columns),
+    ] * has_floors
     lines = make_heading(name, document)
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in document["rows"]:
@@ -111,6 +116,7 @@ def _tabulate_columns(name: str, document: Mapping[str, Any]) -> list[str]:
             for column in package_columns
         ]
         cells += [_format_seconds(row["columns"][column]) for column in searched]
+        cells += _format_shares(row, package_columns) if has_floors else []
         lines.append(
             f"| {row['model']} ({row['size']}, {row['precision']}) | {' | '.join(cells)} |"
         )
@@ -129,6 +135,19 @@ def _format_time(column: Mapping[str, Any]) -> str:
 
 def _format_seconds(column: Mapping[str, Any]) -> str:
     return f"{column['first_call_s']:.0f}" if "first_call_s" in column else ""
+
+
+def _find_floor_us(row: Mapping[str, Any]) -> float:
+    """Of a model whose floor was measured; 0.0 else."""
+    return float(row["columns"].get("eager", {}).get("floor", {}).get("us", 0.0))
+
+
+def _format_shares(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    floor_us = _find_floor_us(row)
+    if not floor_us:
+        return [""] * (1 + len(columns))
+    times = [row["columns"][column].get("us") for column in columns]
+    return [f"{floor_us / 1000:.3f}", *(f"{floor_us / us:.0%}" if us else "" for us in times)]
 
 
 def _tabulate_blocks(name: str, document: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,8 @@ import torch
 from benchmarks.real_models.column_process import (
     MIN_SAMPLES,
     PreparedColumn,
+    describe_floor,
+    profile_column,
     relative_difference,
     sample_calls,
 )
@@ -33,8 +35,26 @@ def test_the_largest_difference_of_all_outputs_counts(outputs, expected, differe
 
 def test_what_a_call_moved_is_put_back_before_each_sample() -> None:
     steps: list[str] = []
-    column = PreparedColumn(lambda: steps.append("call"), lambda: steps.append("put back"))
+    module = torch.nn.Identity()
+    column = PreparedColumn(
+        lambda: steps.append("call"), lambda: steps.append("put back"), module, (), {}
+    )
     samples = sample_calls(column, CPU, 0.0)
     assert len(samples) == MIN_SAMPLES
     assert steps == ["put back", "call"] * MIN_SAMPLES
     assert all(us > 0 for us in samples)
+
+
+def test_a_floor_is_asked_of_the_own_forward_in_its_dtype() -> None:
+    steps: list[str] = []
+    module = torch.nn.Linear(8, 4).to(torch.bfloat16)
+    inputs = (torch.randn(2, 8, dtype=torch.bfloat16),)
+    column = PreparedColumn(
+        lambda: module(*inputs), lambda: steps.append("put back"), module, inputs, {}
+    )
+    floor = describe_floor(column, CPU)["floor"]
+    assert floor["flops"] == 2 * 2 * 8 * 4
+    assert floor["us"] > 0
+    assert floor["bytes_per_s"] > 0
+    assert steps == ["put back"]
+    assert profile_column(column, CPU) == {"profile": {"busy_us": 0, "kernels": [], "other_us": 0}}

@@ -48,11 +48,14 @@ def test_columns_are_prepared_in_processes_and_timed_in_turn(tmp_path: Path) -> 
     out = tmp_path / "real.json"
     arguments = ["--models", "volume-encoder", "--columns", "eager,reduce-overhead"]
     options = ["--precision", "fp32", "--device", "cpu", "--workers", "2", "--limit-s", "200"]
+    options += ["--profile"]
     assert main(["--out", str(out), *arguments, *options]) == 0
     document = json.loads(out.read_text())
     (row,) = document["rows"]
     assert row["columns"]["eager"]["us"] > 0
     assert row["columns"]["eager"]["difference"] == 0.0
+    assert row["columns"]["eager"]["floor"]["us"] > 0
+    assert row["columns"]["reduce-overhead"]["profile"]["kernels"] == []
     assert row["against"]["best"] in ("eager", "reduce-overhead")
     assert document["command"].startswith("python -m benchmarks.real_models")
 

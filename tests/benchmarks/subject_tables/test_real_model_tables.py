@@ -178,3 +178,29 @@ def test_the_summary_has_the_newest_row_of_each_model_and_failures_count(tmp_pat
     assert lines[-2].endswith(
         "accelerate 8.00x (the least: vit, 8.00x), backend 1.00x (the least: vit, 1.00x)."
     )
+
+
+def test_a_model_with_a_floor_says_which_share_of_it_is_reached(tmp_path: Path) -> None:
+    measured = {"eager": {"us": 2000.0, "floor": {"us": 250.0}}, "accelerate": {"us": 500.0}}
+    unmeasured = {"eager": {"us": 2000.0}, "accelerate": {"failed": "no"}}
+    document = {
+        **make_document("real_models"),
+        "options": {"columns": ["eager", "accelerate"]},
+        "summary": {"accelerate": {"geomean_vs_best": 2.0, "worst": 1.0}},
+        "rows": [
+            {
+                "model": model,
+                "size": "small",
+                "precision": "half",
+                "columns": columns,
+                "against": {},
+            }
+            for model, columns in (("bert", measured), ("gpt2", unmeasured))
+        ],
+    }
+    (tmp_path / "cpu-real-x.json").write_text(json.dumps(document))
+    lines = tabulate_real_models(tmp_path)
+    assert "| bert (small, half) | 2.000 | 0.500 |  | 0.250 | 50% |" in lines
+    assert "| gpt2 (small, half) | 2.000 | failed: no |  |  |  |" in lines
+    (head,) = [line for line in lines if line.startswith("| model")]
+    assert head.endswith("| accelerate vs the best | floor, ms | accelerate: share of the floor |")
