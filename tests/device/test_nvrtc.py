@@ -34,7 +34,7 @@ def clear_library_cache() -> Iterator[None]:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_source_becomes_machine_code_of_the_architecture(sm):
     built = compile_cuda(SCALE, f"sm_{sm}")
     assert isinstance(built, CompiledCuda), built

@@ -88,7 +88,7 @@ def test_scores_that_are_not_rounded_make_it_more_exact_than_eager(facts: Facts,
         "decays, ragged",
     ],
 )
-@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:
     reference = program_of(*CASES[name])
     built = build(reference, propose(reference, sm, most=8)[-1], sm)

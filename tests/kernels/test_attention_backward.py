@@ -63,7 +63,7 @@ def test_gradients_match_float64(facts: Facts, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["causal", "heads of 128", "flash, fp16, shared keys, causal", "bias, fp16"]
 )
-@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_it_compiles_for_each_architecture(sm: int, name: str) -> None:
     reference = CASES[name].program()
     built = build(reference, propose(reference, sm)[0], sm)

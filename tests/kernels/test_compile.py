@@ -94,7 +94,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
         (X, W),
     ),
 }
-SMS = (80, 86, 89, 90, 100)
+SMS = (80, 86, 89, 90, 100, 120)
 
 
 def launches(program: Program) -> list[Launch]:

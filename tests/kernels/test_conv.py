@@ -301,7 +301,7 @@ def test_depthwise_convolutions_match_float64(name: str, tmp_path: Path) -> None
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_depthwise_convolutions_become_machine_code(sm: int) -> None:
     program = trace_program(
         lambda x, w: torch.sigmoid(F.conv2d(x, w, groups=8)),

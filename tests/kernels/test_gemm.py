@@ -133,7 +133,7 @@ def test_a_product_of_huge_tensors_is_addressed_with_64_bits() -> None:
     assert "to(tl.int64)" not in lower(product_program(), schedule).kernels[0].text
 
 
-@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_a_product_compiles_for_each_architecture(sm: int) -> None:
     program = product_program(lambda c, a, b: F.gelu(torch.addmm(c, a, b)), BIAS, A, B)
     schedule = GemmSchedule("bf16x6", 64, 64, 32, 4, 2)

@@ -119,7 +119,7 @@ def test_a_scan_is_not_shared_by_several_ctas() -> None:
         lower(program, make_cooperative_proposal(program))
 
 
-@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100])
+@pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_cta_groups_compile_for_every_target(sm: int) -> None:
     program = trace_program(softmax, (torch.empty(4, 40000),))
     for proposal in propose(program, sm):
