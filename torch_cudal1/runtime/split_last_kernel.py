@@ -118,7 +118,7 @@ def _stands_alone(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
         return True
     if not isinstance(step, Aten) or step.target not in _LIBRARY_CALLS:
         return False
-    # Logits of GPT-2's 50,257 words took 1.9 times as long unpadded (benchmarks/LOG.md, 2026-11-30).
+    # GPT-2 took 1.9 times as long, its 50,257 logits unpadded (benchmarks/LOG.md, 2026-11-30).
     # The weight is the last operand of a product; a convolution's are never padded.
     weight = specs[step.reads[-1]]
     return "convolution" in step.target or all(

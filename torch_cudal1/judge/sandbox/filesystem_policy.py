@@ -117,9 +117,9 @@ def make_environment(
         }
         variables |= {"TRITON_HOME": str(scratch), "CUDA_CACHE_PATH": f"{scratch}/nv"}
     if not own or not has_compile_pool:
-        # The pool of an Inductor baseline imported torch for ten seconds on the core of the calls that
-        # were timed, and only while it was the baseline's turn: a copy of it was 2.06 times as fast
-        # (benchmarks/LOG.md, 2026-11-30).
+        # An Inductor baseline's pool imported torch for ten seconds on the core of the timed calls,
+        # and only in the baseline's turns: a copy of it was 2.06 times as fast. Nor does an untrusted
+        # process's pool find the GPU (benchmarks/LOG.md, 2026-11-30; docs/judge.md).
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     if not visible_gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ""

@@ -67,7 +67,7 @@ def make_limits(
     phase: Phase = "build",
     has_compile_pool: bool = True,
 ) -> Limits:
-    """The limits that follow from the settings. Foreign code never has a pool of compile processes."""
+    """The limits that follow from the settings. Foreign code never has a compile pool."""
     own = trust == "own"
     memory = int(settings.memory_limit_gib * 2**30)
     if not memory and not own:
