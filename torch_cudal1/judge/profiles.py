@@ -43,6 +43,9 @@ UPDATE_WAYS = (
     "fused",
     "swap",
     "inference",
+    "functional",
+    "deepcopy",
+    "channels_last",
 )  # the hardest first
 LAYOUTS = ("transposed", "channels_last", "step 2", "offset 1", "expanded", "same tensor twice")
 

@@ -171,6 +171,7 @@ def _read_state(session: Session, request: Request) -> Answer:
 def _update(session: Session, request: Request) -> Answer:
     """Set the present instance to the parameters and buffers of a set, by one of `_UPDATES`."""
     runner = _find_module_runner(session, request)
+    _restore_parameters(runner)
     state = runner.state()
     values = session.sets[request["name"]][: len(state)]
     _UPDATES[request["way"]](runner, state, values)
@@ -390,6 +391,43 @@ def _swap_parameters(
         setattr(runner.instance.get_submodule(path), last, value)
 
 
+def _substitute(
+    runner: ModuleRunner, state: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> None:
+    """Put plain tensors in the place of the parameters, as `torch.func.functional_call` does for a
+    call; buffers likewise.
+    """
+    for name, old, new in zip(runner.names, state, values, strict=True):
+        path, _, last = name.rpartition(".")
+        part = runner.instance.get_submodule(path)
+        registered: Any = part._parameters if last in part._parameters else part._buffers
+        registered[last] = _copy(new).requires_grad_(old.requires_grad)
+
+
+def _restore_parameters(runner: ModuleRunner) -> None:
+    """Make parameters again of plain tensors that `_substitute` left, for the next update."""
+    for part in runner.instance.modules():
+        parameters: dict[str, Any] = part._parameters
+        for name, tensor in list(parameters.items()):
+            if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+                parameters[name] = torch.nn.Parameter(tensor.detach(), tensor.requires_grad)
+
+
+def _write_to_copy(
+    runner: ModuleRunner, _: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> None:
+    """A deep copy of the module takes its place and gets the values; the original keeps its own."""
+    runner.replace(copy.deepcopy(runner.instance))
+    for tensor, new in zip(runner.state(), values, strict=True):
+        tensor.data.copy_(new)
+
+
+def _lay_out_channels_last(old: torch.Tensor, new: torch.Tensor) -> None:
+    # As `module.to(memory_format=torch.channels_last)` does with the weights of convolutions.
+    memory_format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(new.dim())
+    old.data = _copy(new) if memory_format is None else new.clone(memory_format=memory_format)
+
+
 _UPDATES: dict[
     str, Callable[[ModuleRunner, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 ] = {
@@ -405,6 +443,9 @@ _UPDATES: dict[
     "fused": _step_sgd(fused=True),
     "swap": _swap_parameters,
     "inference": _copy_in_inference_mode,
+    "functional": _substitute,
+    "deepcopy": _write_to_copy,
+    "channels_last": _write_each(_lay_out_channels_last),
 }
 
 
