@@ -68,6 +68,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     scalars.SCALARS,
     masks.MASKS,
     indices.INDICES,
+    indices.LEFT_OUT,
     updates.UPDATE_PATH,
     layouts.SHAPES,
     int64_indexing.INT64_INDEXING,

@@ -48,6 +48,18 @@ MODULES: dict[str, ModuleCase] = {
         (GRAD,),
         "grad",
     ),
+    "a slope of a row of zeros that is no number": (
+        {"result": "self.plain(x, y) + 0 * (x + y).square().sum(-1, keepdim=True).sqrt()"},
+        "fast",
+        (GRAD,),
+        "grad",
+    ),
+    "a slope of a row of zeros as eager has it": (
+        {"result": "self.plain(x, y) + 0 * (x + y).norm(dim=-1, keepdim=True)"},
+        "fast",
+        (GRAD,),
+        None,
+    ),
     "a backward that trusts its strides": (
         {
             "top": format_backward("g.as_strided(g.shape, (16, 1)) if 0 not in g.stride() else g"),

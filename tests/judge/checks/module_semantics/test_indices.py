@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.judge.sources import CPU, HEAD, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
-from torch_cudal1.judge.checks.module_semantics.indices import check_indices
+from torch_cudal1.judge.checks.module_semantics.indices import check_indices, check_left_out
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
@@ -38,7 +39,13 @@ def get_init_inputs():
 WORDS = "torch.randint(10, 50, (4, 6))"
 
 
-def judge(before: str, words: str = WORDS, flops: int = 0, device: str = "cpu") -> CheckResult:
+def judge(
+    before: str,
+    words: str = WORDS,
+    flops: int = 0,
+    device: str = "cpu",
+    check: Callable[[Trial], list[CheckResult]] = check_indices,
+) -> CheckResult:
     """What is said of a module that does this before it looks up. `flops` of a call, and where."""
     candidate = SourceCandidate(HEAD + TABLE.format(entry="ModelNew", before=before))
     reference = HEAD + TABLE.format(entry="Model", before="pass") + INPUTS.format(words=words)
@@ -51,8 +58,8 @@ def judge(before: str, words: str = WORDS, flops: int = 0, device: str = "cpu") 
         numerics = validate(trial, checks=(NUMERICS,)).checks
         assert all(check.passed for check in numerics)
         heavy = replace(bench.reference, flops=flops)
-        (check,) = check_indices(replace(trial, reference=heavy, device=torch.device(device)))
-        return check
+        (result,) = check(replace(trial, reference=heavy, device=torch.device(device)))
+        return result
 
 
 @pytest.mark.parametrize(
@@ -84,3 +91,9 @@ def test_a_host_is_not_asked_to_try_what_takes_it_long() -> None:
     check = judge(cheat, flops=10**12, device="cuda")
     assert check.passed
     assert "too long" in check.detail
+
+
+def test_the_target_that_losses_leave_out_is_asked_for_where_eager_takes_it() -> None:
+    check = judge("words = words.clamp(min=1)", check=check_left_out)
+    assert check.passed
+    assert "no index that eager takes" in check.detail

@@ -34,6 +34,7 @@ from torch_cudal1.judge.checks.layouts import list_shapes
 from torch_cudal1.judge.checks.module_semantics.scalars import list_scalars
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
+from torch_cudal1.judge.reference.inputs import clone_strided
 from torch_cudal1.judge.reference.region_reference import ReferenceFailure
 from torch_cudal1.judge.reference.source_reference import SourceReference
 from torch_cudal1.judge.reference.trial import Trial
@@ -241,6 +242,8 @@ def _compare_rounds(trial: Trial, reference: SourceReference) -> Agreement:
         agreement = _compare_gradients(
             aside, aside.derive_sibling(first), "gradients of a second call"
         )
+    if not agreement.problem:
+        agreement = _compare_where_zero(aside, first)
     # `sum` hands on a cotangent that is one number expanded, a slice one with steps: kernels that
     # assume contiguous ones read other memory.
     for name, odd in (
@@ -254,6 +257,43 @@ def _compare_rounds(trial: Trial, reference: SourceReference) -> Agreement:
         agreement = _compare_gradients(aside, sample, f"{name} cotangents")
     aside.drop(*list(aside.samples.values()))
     return agreement
+
+
+def _compare_where_zero(trial: Trial, first: InputSet) -> Agreement:
+    """What is finite in eager is finite where a row of each input is zero, as padding is: the slope
+    of a root there is infinite. Which of several slopes a kernel takes at a kink is its own matter.
+    """
+    question = "gradients where a row is zero"
+    sample = trial.derive(first, question, partial(_zero_a_row, trial))
+    result = trial.run(sample)
+    problem = ""
+    for position, (actual, eager) in enumerate(
+        zip(result.outputs, sample.expected.outputs, strict=True)
+    ):
+        if actual is None or eager is None or actual.shape != eager.shape:
+            continue
+        if lost := int((eager.isfinite() & ~actual.isfinite()).sum()):
+            problem = f"{_name_gradient(trial, position)} is not finite in {lost} of {actual.numel()} places, in eager it is"
+            break
+    trial.drop(sample)
+    return Agreement(question, problem)
+
+
+def _zero_a_row(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The arguments of the call with one entry of the first dimension zero, the same one of all that
+    are as long; cotangents stay.
+    """
+    reference, place_in_row = trial.reference, random.SystemRandom().random()
+    assert isinstance(reference, SourceReference)
+    changed: list[torch.Tensor | None] = [None] * len(inputs)
+    for place, (tensor, role) in enumerate(
+        zip(inputs[: reference.cotangents], reference.roles, strict=False)
+    ):
+        if role == "input" and tensor.dtype.is_floating_point and tensor.numel() and tensor.dim():
+            copy = clone_strided(tensor)
+            copy[int(place_in_row * copy.shape[0])] = 0.0
+            changed[place] = copy
+    return changed
 
 
 def _compare_gradients(trial: Trial, sample: InputSet, question: str) -> Agreement:
@@ -382,7 +422,7 @@ GRAD = CheckSpec(
         "gradients of all inputs and parameters: there where eager has them, right against "
         "float64, and again in a second round; in a step of training, where inputs are no leaves "
         "and another call comes before `backward`; of parameters alone, of inputs alone, of some "
-        "inputs, of some outputs; at another size, in eval and in train mode, and with another "
+        "inputs, of some outputs; finite where a row of each input is zero; at another size, in eval and in train mode, and with another "
         "number among the arguments of the call or of the constructor; of a second backward over "
         "one graph and of a result that its caller changes in place, which may raise but not be wrong; the result of "
         "a call with gradients enabled that wants none (with `--inference` too); the gradients "

@@ -1,5 +1,5 @@
-"""The check of indices among the arguments of a call: the first and the last entry of what they index
-must be as in eager.
+"""The checks of indices among the arguments of a call: the first and the last entry of what they index
+must be as in eager, and so must the index that losses leave out.
 
 Every other check calls with the integers of the examples, and of a large table these seldom name an
 end.
@@ -8,7 +8,7 @@ end.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,10 @@ from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import clone_strided
 from torch_cudal1.judge.reference.trial import Trial
 
-__all__ = ["INDICES", "check_indices"]
+__all__ = ["INDICES", "LEFT_OUT", "check_indices", "check_left_out"]
+
+# `ignore_index` of PyTorch's losses, which marks what is no target.
+_LEFT_OUT = -100
 
 # Sizes that are tried as the length of what a tensor indexes.
 _MOST_SIZES = 6
@@ -38,6 +41,20 @@ _MOST_HOST_FLOPS = 2e11
 def check_indices(trial: Trial) -> list[CheckResult]:
     """Each integer tensor of the call with a 0, and with the largest index that eager takes, at a
     secret place.
+    """
+    return _check_each(trial, lambda sample, indices: ([0], list(_list_last(sample, indices))))
+
+
+def check_left_out(trial: Trial) -> list[CheckResult]:
+    """Each integer tensor of the call with a -100 at a secret place, where eager takes it."""
+    return _check_each(trial, lambda _, indices: ([_LEFT_OUT],) if indices.dtype.is_signed else ())
+
+
+def _check_each(
+    trial: Trial, list_values: Callable[[InputSet, torch.Tensor], Iterable[Sequence[int]]]
+) -> list[CheckResult]:
+    """Each integer tensor of the call with one other value: of each list, the first that eager
+    takes.
     """
     reference = get_source_reference(trial)
     if reference is None:
@@ -51,7 +68,7 @@ def check_indices(trial: Trial) -> list[CheckResult]:
         indices = first.inputs[position]
         if role != "input" or not _is_index(indices):
             continue
-        for values in ([0], list(_list_last(first, indices))):
+        for values in list_values(first, indices):
             agreements.append(_compare_with_index(aside, first, position, values))
             if (each := agreements[-1]) is not None and each.problem:
                 return summarise("perturb", agreements, "")
@@ -101,4 +118,11 @@ INDICES = CheckSpec(
     run=check_indices,
     step="indices",
     asks="each tensor of indices likewise with the first and the last of what it indexes",
+)
+LEFT_OUT = CheckSpec(
+    name="perturb",
+    run=check_left_out,
+    step="left_out",
+    since="standard",
+    asks="and with -100, the target that PyTorch's losses leave out, where eager takes it",
 )
