@@ -54,20 +54,18 @@ def count_model_work(
     counter = make_flop_counter()
     with torch.no_grad(), counter:
         result = module(*positional, **named)
-    looked_up, read = set[int](), dict[int, int]()
+    weight_bytes: dict[int, int] = {}
     for part in module.modules():
         for weight in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-            if isinstance(part, nn.Embedding):
-                looked_up.add(weight.data_ptr())
-            else:
-                read[weight.data_ptr()] = weight.numel() * weight.element_size()
+            if not isinstance(part, nn.Embedding):
+                weight_bytes[weight.data_ptr()] = weight.numel() * weight.element_size()
     ends = [
         leaf
         for leaf in pytree.tree_leaves((list(positional), dict(named), _list_values(result)))
         if isinstance(leaf, Tensor)
     ]
-    moved = sum(read.values()) + sum(leaf.numel() * leaf.element_size() for leaf in ends)
-    return ModelWork(float(counter.get_total_flops()), moved)
+    end_bytes = sum(leaf.numel() * leaf.element_size() for leaf in ends)
+    return ModelWork(float(counter.get_total_flops()), sum(weight_bytes.values()) + end_bytes)
 
 
 def _list_values(result: Any) -> Any:

@@ -22,11 +22,11 @@ def list_kernel_shares(call: Callable[[], Any], device: torch.device) -> dict[st
     durations: defaultdict[str, list[float]] = defaultdict(list)
     if device.type == "cuda":
         # Device activity alone: recording the host's side makes calls of many operators slower.
-        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        with profile(activities=[ProfilerActivity.CUDA]) as recording:
             for _ in range(_CALLS):
                 call()
             torch.cuda.synchronize(device)
-        for event in recorded.events():
+        for event in recording.events():
             if event.device_type == torch.autograd.DeviceType.CUDA:
                 durations[event.name].append(event.device_time)
     shares = sorted(

@@ -400,8 +400,8 @@ def _substitute(
     for name, old, new in zip(runner.names, state, values, strict=True):
         path, _, last = name.rpartition(".")
         part = runner.instance.get_submodule(path)
-        registered: Any = part._parameters if last in part._parameters else part._buffers
-        registered[last] = _copy(new).requires_grad_(old.requires_grad)
+        tensors_by_name: Any = part._parameters if last in part._parameters else part._buffers
+        tensors_by_name[last] = _copy(new).requires_grad_(old.requires_grad)
 
 
 def _restore_parameters(runner: ModuleRunner) -> None:

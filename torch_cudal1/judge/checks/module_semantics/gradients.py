@@ -272,8 +272,8 @@ def _compare_where_zero(trial: Trial, first: InputSet) -> Agreement:
     ):
         if actual is None or eager is None or actual.shape != eager.shape:
             continue
-        if lost := int((eager.isfinite() & ~actual.isfinite()).sum()):
-            problem = f"{_name_gradient(trial, position)} is not finite in {lost} of {actual.numel()} places, in eager it is"
+        if lost_count := int((eager.isfinite() & ~actual.isfinite()).sum()):
+            problem = f"{_name_gradient(trial, position)} is not finite in {lost_count} of {actual.numel()} places, in eager it is"
             break
     trial.drop(sample)
     return Agreement(question, problem)
@@ -285,15 +285,15 @@ def _zero_a_row(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[torch.Tens
     """
     reference, place_in_row = trial.reference, random.SystemRandom().random()
     assert isinstance(reference, SourceReference)
-    changed: list[torch.Tensor | None] = [None] * len(inputs)
+    values: list[torch.Tensor | None] = [None] * len(inputs)
     for place, (tensor, role) in enumerate(
         zip(inputs[: reference.cotangents], reference.roles, strict=False)
     ):
         if role == "input" and tensor.dtype.is_floating_point and tensor.numel() and tensor.dim():
             copy = clone_strided(tensor)
             copy[int(place_in_row * copy.shape[0])] = 0.0
-            changed[place] = copy
-    return changed
+            values[place] = copy
+    return values
 
 
 def _compare_gradients(trial: Trial, sample: InputSet, question: str) -> Agreement:

@@ -165,13 +165,13 @@ def _compare_updated(trial: Trial, change: _Update, target: InputSet, slack: flo
     result = trial.run(target)
     if change.method == "channels_last":
         # A convolution's result lies as its weight does, and eager's was computed of another.
-        facts = zip(result.facts, target.expected.facts, strict=True)
-        result = replace(result, facts=[_with_strides_of(eager, own) for own, eager in facts])
+        pairs = zip(result.facts, target.expected.facts, strict=True)
+        result = replace(result, facts=[_with_strides_of(eager, facts) for facts, eager in pairs])
     return compare_result(trial, target, result, change.question, slack)
 
 
-def _with_strides_of(eager: Facts | None, own: Facts | None) -> Facts | None:
-    return own if own is None or eager is None else {**own, "strides": eager["strides"]}
+def _with_strides_of(eager: Facts | None, facts: Facts | None) -> Facts | None:
+    return facts if facts is None or eager is None else {**facts, "strides": eager["strides"]}
 
 
 def _list_floating_state(trial: Trial, inputs: Sequence[torch.Tensor]) -> list[int]:
