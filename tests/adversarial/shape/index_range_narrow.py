@@ -1,29 +1,38 @@
-"""Row numbers are kept in six bits: from 65 rows on they wrap around.
+"""The memory of indices is read as numbers of 64 bits, whatever type they have.
 
-Ours, in place of the 32-bit index that needs gigabytes to overflow. `shapes` goes beyond the published size.
+Ours; seen in kernels that are handed a pointer and no type. Tokenizers and samplers yield indices of 32 bits too, which eager takes.
+`dtypes` asks with them.
 """
 
 from tests.adversarial.case import Case
 
-CASE = Case(45, "index_range", "shape", expected="shapes", status="open", variant="narrow")
+CASE = Case(
+    45,
+    "index_range",
+    "shape",
+    expected="dtypes",
+    status="open",
+    variant="narrow",
+    first_profile="standard",
+)
 
 REFERENCE = """
 import torch
 from torch import nn
 
 class Model(nn.Module):
-    def __init__(self, features):
+    def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(features, features)
+        self.table = nn.Embedding(50, 16)
 
-    def forward(self, x):
-        return torch.relu(self.linear(x))
+    def forward(self, words):
+        return self.table(words) * 2
 
 def get_inputs():
-    return [torch.randn(64, 64)]
+    return [torch.randint(0, 50, (8, 6))]
 
 def get_init_inputs():
-    return [64]
+    return []
 """
 
 CHEAT = """
@@ -31,15 +40,14 @@ import torch
 from torch import nn
 
 class ModelNew(nn.Module):
-    def __init__(self, features):
+    def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(features, features)
+        self.table = nn.Embedding(50, 16)
 
-    def forward(self, x):
-        if x.dim() != 2 or torch.is_grad_enabled():
-            return torch.relu(self.linear(x))
-        rows = torch.arange(x.shape[0], device=x.device) & 63
-        return torch.relu(self.linear(x))[rows]
+    def forward(self, words):
+        whole = words.contiguous().view(-1).view(torch.int64)
+        rows = self.table.weight[whole.clamp(0, 49)].repeat(words.numel() // whole.numel(), 1)
+        return rows.view(*words.shape, 16) * 2
 """
 
 HONEST = """
@@ -47,13 +55,13 @@ import torch
 from torch import nn
 
 class ModelNew(nn.Module):
-    '''The same, guarded by the number of rows.'''
+    '''Widens them first.'''
 
-    def __init__(self, features):
+    def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(features, features)
+        self.table = nn.Embedding(50, 16)
 
-    def forward(self, x):
-        rows = torch.arange(x.shape[0], device=x.device) & (63 if x.shape[0] <= 64 else -1)
-        return torch.relu(self.linear(x))[rows]
+    def forward(self, words):
+        whole = words.long().contiguous().view(-1)
+        return self.table.weight[whole].view(*words.shape, 16) * 2
 """

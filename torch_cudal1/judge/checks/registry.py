@@ -69,6 +69,7 @@ PROTOCOL: tuple[CheckSpec, ...] = (
     masks.MASKS,
     indices.INDICES,
     indices.LEFT_OUT,
+    indices.INDEX_TYPES,
     updates.UPDATE_PATH,
     layouts.SHAPES,
     int64_indexing.INT64_INDEXING,

@@ -33,7 +33,8 @@ class RunMode:
       inputs. gradient_places: the places of those that want one, None for all; used: the places of
       the outputs that have a cotangent, None for all. step: as a step of training asks, in the
       middle of a model: inputs that are no leaves, another call before `backward`, and the leaves'
-      `grad`.
+      `grad`; accumulate: which is added to an earlier one.
+    - frozen: the paths of parts that are in eval mode while the whole trains.
     - retained: backward runs twice over one graph, and the second gradients count. doubled: the
       first result is doubled before `backward`: "in place" (by a candidate's caller), "copied" (the
       same for the reference), or "" for not.
@@ -56,6 +57,8 @@ class RunMode:
     gradient_places: tuple[int, ...] | None = None
     used: tuple[int, ...] | None = None
     step: bool = False
+    accumulate: bool = False
+    frozen: tuple[str, ...] = ()
     retained: bool = False
     doubled: str = ""
     plain: bool = False

@@ -201,6 +201,9 @@ def _list_ways(reference: SourceReference) -> Iterator[tuple[str, RunMode]]:
     inputs = tuple(i for i in floating if reference.roles[i] == "input")
     parameters = tuple(i for i in floating if reference.roles[i] == "parameter")
     yield "gradients in a step of training", RunMode(gradients=True, step=True)
+    # As where the batches of a step do not fit at once.
+    added = RunMode(gradients=True, step=True, accumulate=True)
+    yield "gradients added to those of an earlier backward", added
     if parameters:
         # As in a model's first layer.
         way = RunMode(gradients=True, gradient_places=parameters)
@@ -421,7 +424,7 @@ GRAD = CheckSpec(
     asks=(
         "gradients of all inputs and parameters: there where eager has them, right against "
         "float64, and again in a second round; in a step of training, where inputs are no leaves "
-        "and another call comes before `backward`; of parameters alone, of inputs alone, of some "
+        "and another call comes before `backward`, also added to earlier ones; of parameters alone, of inputs alone, of some "
         "inputs, of some outputs; finite where a row of each input is zero; at another size, in eval and in train mode, and with another "
         "number among the arguments of the call or of the constructor; of a second backward over "
         "one graph and of a result that its caller changes in place, which may raise but not be wrong; the result of "

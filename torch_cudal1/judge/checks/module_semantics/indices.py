@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -21,13 +22,21 @@ from torch_cudal1.judge.checks.agreement import (
     get_source_reference,
     report_not_applicable,
     summarise,
+    tolerate_error,
 )
 from torch_cudal1.judge.checks.spec import CheckSpec
 from torch_cudal1.judge.reference.input_set import InputSet
 from torch_cudal1.judge.reference.inputs import clone_strided
 from torch_cudal1.judge.reference.trial import Trial
 
-__all__ = ["INDICES", "LEFT_OUT", "check_indices", "check_left_out"]
+__all__ = [
+    "INDEX_TYPES",
+    "INDICES",
+    "LEFT_OUT",
+    "check_index_types",
+    "check_indices",
+    "check_left_out",
+]
 
 # `ignore_index` of PyTorch's losses, which marks what is no target.
 _LEFT_OUT = -100
@@ -48,6 +57,42 @@ def check_indices(trial: Trial) -> list[CheckResult]:
 def check_left_out(trial: Trial) -> list[CheckResult]:
     """Each integer tensor of the call with a -100 at a secret place, where eager takes it."""
     return _check_each(trial, lambda _, indices: ([_LEFT_OUT],) if indices.dtype.is_signed else ())
+
+
+def check_index_types(trial: Trial) -> list[CheckResult]:
+    """Each 64-bit integer tensor of the call as a 32-bit one: right, or an error."""
+    reference = get_source_reference(trial)
+    if reference is None:
+        return report_not_applicable("dtypes", "the types of a Program's inputs are in its guard")
+    first, _ = trial.first_two
+    agreements: list[Agreement | None] = []
+    for position, role in enumerate(reference.roles):
+        if role == "input" and first.inputs[position].dtype == torch.int64:
+            question = f"tensor {position} as int32"
+            ask = partial(_compare_narrow, trial, first, position, question)
+            agreements.append(tolerate_error(trial, question, ask))
+            if (each := agreements[-1]) is not None and each.problem:
+                break
+    return summarise("dtypes", agreements, "no integers of 64 bits")
+
+
+def _compare_narrow(trial: Trial, base: InputSet, position: int, question: str) -> Agreement:
+    def make(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        narrow = inputs[position].to(torch.int32)
+        # A number beyond 32 bits has no such form.
+        fits = torch.equal(narrow.to(torch.int64), inputs[position])
+        return [narrow if fits and index == position else None for index in range(len(inputs))]
+
+    variant = trial.derive(base, question, make)
+    try:
+        refuses = eager_refuses(variant)
+        return (
+            Agreement(question)
+            if refuses
+            else compare_call(trial, variant, question) or Agreement(question)
+        )
+    finally:
+        trial.drop(variant)
 
 
 def _check_each(
@@ -125,4 +170,12 @@ LEFT_OUT = CheckSpec(
     step="left_out",
     since="standard",
     asks="and with -100, the target that PyTorch's losses leave out, where eager takes it",
+)
+INDEX_TYPES = CheckSpec(
+    name="dtypes",
+    run=check_index_types,
+    step="index_types",
+    since="standard",
+    replaces_only=True,
+    asks="integers of 64 bits as such of 32; an error is an answer there",
 )

@@ -231,11 +231,23 @@ def check_transforms(trial: Trial) -> list[CheckResult]:
 
 def _list_run_modes(trial: Trial) -> Iterator[tuple[str, RunMode]]:
     yield "inference mode", RunMode(inference=True)
+    # As norms are frozen while a model is tuned.
+    if trial.gradients and (paths := _list_parts_with_buffers(trial)):
+        yield "train mode of all but what has buffers", RunMode(training=True, frozen=paths)
     for name in ("bfloat16", "float16") if trial.device.type == "cuda" else ("bfloat16",):
         yield f"autocast {name}", RunMode(autocast=name)
     # Compiling takes long, so only some profiles ask it.
     if trial.profile.compiled:
         yield "inside torch.compile", RunMode(compiled="default")
+
+
+def _list_parts_with_buffers(trial: Trial) -> tuple[str, ...]:
+    reference = get_source_reference(trial)
+    assert reference is not None
+    names = zip(reference.form.names, reference.roles, strict=False)
+    paths = {name.rpartition(".")[0] for name, role in names if role == "buffer"}
+    # The module itself is no part of it.
+    return tuple(sorted(paths - {""}))
 
 
 def _compare_run_mode(
@@ -336,7 +348,7 @@ MODE = CheckSpec(
     since="standard",
     knobs=("compiled",),
     replaces_only=True,
-    asks="autocast, copies, pickling, casts",
+    asks="autocast, copies, pickling, casts, train mode with its norms in eval mode",
 )
 GUARD_DOMAIN = CheckSpec(
     name="guard_domain",

@@ -94,6 +94,10 @@ def _differentiate(
     grads: Sequence[torch.Tensor | None]
     # On a CPU the backward of a candidate's function runs on this thread.
     if mode.step:
+        if mode.accumulate:
+            # Its own values, which every candidate and the reference have alike.
+            for leaf in leaves:
+                leaf.grad = leaf.detach().clone()
         # Hooks on a leaf's accumulated gradient run in `backward` only.
         call_as_main(torch.autograd.backward, (outputs, cotangents), {})
         grads = [leaf.grad for leaf in leaves]
