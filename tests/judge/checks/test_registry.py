@@ -69,6 +69,7 @@ def test_profiles_grow_and_a_candidate_for_inference_is_asked_less() -> None:
     assert set(fast) < set(standard) < set(strict) == set(PROTOCOL)
     inference = select_checks(PROFILES["strict"], drop_in=False)
     assert [check.label for check in strict if check not in inference] == [
+        "index_types",
         "shapes",
         "vast_shapes",
         "layouts",
