@@ -58,7 +58,7 @@ class RunMode:
     used: tuple[int, ...] | None = None
     step: bool = False
     accumulate: bool = False
-    frozen: tuple[str, ...] = ()
+    frozen: tuple[str, ...] | None = None
     retained: bool = False
     doubled: str = ""
     plain: bool = False

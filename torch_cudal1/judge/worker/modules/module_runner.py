@@ -216,7 +216,7 @@ class ModuleRunner:
                 f"{self._spec.entry} made a {type(instance).__name__}, expected a torch.nn.Module",
             )
         instance = instance.to(self._device).train(self._mode.training)
-        for path in self._mode.frozen:
+        for path in self._mode.frozen or ():
             instance.get_submodule(path).eval()
         return instance.double() if self._mode.double else instance
 
