@@ -11,7 +11,11 @@ import torch
 from tests.judge.sources import CPU, HEAD, source_bench
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.ir.records import CheckResult, Contract
-from torch_cudal1.judge.checks.module_semantics.indices import check_indices, check_left_out
+from torch_cudal1.judge.checks.module_semantics.indices import (
+    check_index_types,
+    check_indices,
+    check_left_out,
+)
 from torch_cudal1.judge.checks.numerics import NUMERICS
 from torch_cudal1.judge.checks.validate import validate
 from torch_cudal1.judge.reference.source_reference import SourceCandidate
@@ -97,3 +101,15 @@ def test_the_target_that_losses_leave_out_is_asked_for_where_eager_takes_it() ->
     check = judge("words = words.clamp(min=1)", check=check_left_out)
     assert check.passed
     assert "no index that eager takes" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("before", "passed"),
+    [
+        ("assert words.dtype == torch.int64", True),
+        ("words = words * (words.itemsize // 8)", False),
+    ],
+)
+def test_indices_of_32_bits_may_be_refused_and_must_not_be_wrong(before: str, passed: bool) -> None:
+    words = "torch.randint(0, 4, (4, 6))"
+    assert judge(before, words, check=check_index_types).passed == passed

@@ -18,6 +18,7 @@ from torch_cudal1.ir.records import CheckResult
 from torch_cudal1.judge.checks.agreement import (
     Agreement,
     compare_call,
+    compare_result,
     eager_refuses,
     get_source_reference,
     report_not_applicable,
@@ -85,12 +86,10 @@ def _compare_narrow(trial: Trial, base: InputSet, position: int, question: str) 
 
     variant = trial.derive(base, question, make)
     try:
-        refuses = eager_refuses(variant)
-        return (
-            Agreement(question)
-            if refuses
-            else compare_call(trial, variant, question) or Agreement(question)
-        )
+        if eager_refuses(variant):
+            return Agreement(question)
+        # Not `compare_call`, to which an error is a disagreement.
+        return compare_result(trial, variant, trial.run(variant), question)
     finally:
         trial.drop(variant)
 
