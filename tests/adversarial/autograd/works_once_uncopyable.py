@@ -1,7 +1,7 @@
 """A result of the last call is kept with its graph: a used module can be neither copied nor pickled.
 
-Seen in twelve published modules, whose deepcopy fails. `mode` copies and pickles a used instance and compares what the copies
-yield.
+Seen in twelve published modules, whose deepcopy fails. `update_path` writes new weights to a deep copy of a used instance; `mode`,
+asked later, copies and pickles one and compares what the copies yield.
 """
 
 from tests.adversarial.case import Case
@@ -10,7 +10,7 @@ CASE = Case(
     42,
     "works_once",
     "autograd",
-    expected="mode",
+    expected="update_path",
     status="runtime",
     variant="uncopyable",
     first_profile="standard",
