@@ -19,8 +19,8 @@ import pytest
 __all__ = ["TABLE", "mark_matrix_cases", "read_table"]
 
 TABLE = Path(__file__).with_name("matrix.txt")
-SECONDS_PER_FUNCTION = 1.5
-MIN_SECONDS = 3.0  # a test function that takes less altogether stays whole
+SECONDS_PER_FUNCTION = 1.2
+MIN_SECONDS = 2.5  # a test function that takes less altogether stays whole
 WHOLE_SUITE = 5_000  # cases: of fewer, a part was asked for, and a line may well match nothing
 
 
