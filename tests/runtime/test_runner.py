@@ -14,7 +14,7 @@ from tests.runtime.executors import MIXED_STEPS, SPEC, TANH, compute_mixed_steps
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
-from torch_cudal1.ir.schedule import Schedule
+from torch_cudal1.ir.schedule import REGIONAL, Schedule
 from torch_cudal1.runtime import runner as runner_module
 from torch_cudal1.runtime import split_last_kernel
 from torch_cudal1.runtime.executor import prepare
@@ -34,15 +34,16 @@ def test_schedules_agree_with_eager(schedule):
     assert absent is None
 
 
-# relu(x) @ x
-PRODUCT = Program(
-    (TensorSpec("float32", (8, 8), (8, 1), "cpu"),),
-    (
-        Aten("aten.relu.default", (Value(0),), (), (1,)),
-        Aten("aten.mm.default", (Value(1), Value(0)), (), (2,)),
-    ),
-    (2,),
-)
+def make_product(size: int) -> Program:
+    """relu(x) @ x"""
+    return Program(
+        (TensorSpec("float32", (size, size), (size, 1), "cpu"),),
+        (
+            Aten("aten.relu.default", (Value(0),), (), (1,)),
+            Aten("aten.mm.default", (Value(1), Value(0)), (), (2,)),
+        ),
+        (2,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,10 +76,33 @@ def test_on_a_gpu_a_product_that_yields_much_is_no_part_of_what_is_compiled(
     monkeypatch.setattr(runner_module, "_compile", compile_steps)
     monkeypatch.setattr(runner_module, "prepare", lambda program, _: prepare(program, CPU))
     gpu = torch.device("cuda", 0)
-    run = runner_module._compile_in_parts(PRODUCT, Schedule.parse(base), gpu, options)
+    run = runner_module._compile_in_parts(make_product(8), Schedule.parse(base), gpu, options)
     assert isinstance(run, SplitRunner) == is_split
     assert [len(program.steps) for program in compiled] == [1 if is_split else 2]
     x = torch.randn(8, 8)
+    assert torch.equal(run([x])[0], torch.relu(x) @ x)
+
+
+def test_a_last_product_whose_operands_may_be_padded_is_compiled_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inductor pads it, which PyTorch's own call does not."""
+    compiled: list[tuple[Program, Schedule]] = []
+
+    def compile_steps(program: Program, schedule: Schedule, *_: object) -> Runner:
+        compiled.append((program, schedule))
+        return prepare(program, CPU)
+
+    monkeypatch.setattr(split_last_kernel, "MIN_SPLIT_BYTES", 1)
+    monkeypatch.setattr(runner_module, "_compile", compile_steps)
+    gpu = torch.device("cuda", 0)
+    run = runner_module._compile_in_parts(make_product(7), REGIONAL, gpu, {})
+    assert isinstance(run, SplitRunner)
+    assert [(len(program.steps), str(schedule)) for program, schedule in compiled] == [
+        (1, "regional"),
+        (1, "inductor"),
+    ]
+    x = torch.randn(7, 7)
     assert torch.equal(run([x])[0], torch.relu(x) @ x)
 
 

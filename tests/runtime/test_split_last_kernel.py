@@ -110,24 +110,34 @@ def test_small_results_are_copied_by_the_graph(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("function", "shapes", "is_split"),
+    ("function", "shapes", "is_split", "may_be_padded"),
     [
-        (lambda x, w: torch.relu(x * 2) @ w, (X, (X[1], 8)), True),
-        (lambda x, w: (torch.relu(x * 2) @ w).view(-1), (X, (X[1], 8)), True),
-        (lambda x, w: torch.exp(torch.relu(x * 2) @ w), (X, (X[1], 8)), False),
-        # Inductor may pad it to 16 bytes a row.
-        (lambda x, w: torch.relu(x * 2) @ w, (X, (X[1], 6)), False),
-        (lambda x, w: torch.addmm(w, torch.relu(x), x.t()), (X, (3, 3)), False),
-        (lambda x: torch.exp(torch.relu(x)), (X,), False),
+        (lambda x, w: torch.relu(x * 2) @ w, (X, (X[1], 8)), True, False),
+        (lambda x, w: (torch.relu(x * 2) @ w).view(-1), (X, (X[1], 8)), True, False),
+        (lambda x, w: torch.exp(torch.relu(x * 2) @ w), (X, (X[1], 8)), False, False),
+        # Its rows are no multiples of 16 bytes.
+        (lambda x, w: torch.relu(x * 2) @ w, (X, (X[1], 6)), True, True),
+        (lambda x, w: torch.addmm(w, torch.relu(x), x.t()), (X, (3, 3)), True, True),
+        (
+            lambda x, w: torch.conv2d(torch.relu(x), w),
+            ((1, 2, 5, 5), (3, 2, 3, 3)),
+            True,
+            False,
+        ),
+        (lambda x: torch.exp(torch.relu(x)), (X,), False, False),
     ],
 )
 def test_before_a_compiled_part_only_what_is_fused_with_nothing_is_split_off(
-    function: Callable[..., torch.Tensor], shapes: Sequence[tuple[int, ...]], is_split: bool
+    function: Callable[..., torch.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    is_split: bool,
+    may_be_padded: bool,
 ) -> None:
     program = program_of(function, *draw(*shapes))
     two = split_last_step(program, is_fused=True)
     assert (two is not None) == is_split
     if two is not None:
+        assert two.may_be_padded == may_be_padded
         run = SplitRunner(prepare(two.first, CPU), prepare(two.last, CPU))
         inputs = draw_inputs(program, CPU, 2)
         assert_same(run(inputs), prepare(program, CPU)(inputs), inputs)
@@ -374,3 +384,24 @@ def test_a_user_s_capture_gets_both_parts(on_gpu: Any) -> None:
         x.normal_()
         graph.replay()
         assert torch.equal(static, function(x, *weights))
+
+
+@pytest.mark.gpu
+@gpu
+def test_a_product_that_inductor_pads_is_compiled_and_runs_after_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()  # the true MIN_SPLIT_BYTES
+    weights = [torch.randn(4095, 64, device="cuda"), torch.randn(4095, device="cuda")]
+    program = program_of(layers, torch.randn(512, 64, device="cuda"), *weights)
+    run = build_runner(program, "inductor+graph", torch.device("cuda", 0), static=(1, 2))
+    assert isinstance(run, GraphedRunner)
+    with torch.inference_mode():
+        inputs = [torch.randn(512, 64, device="cuda") for _ in range(20)]
+        results = [run([x, *weights])[0] for x in inputs]
+        for x, result in zip(inputs, results, strict=True):
+            assert result is not None
+            expected = layers(x, *weights)
+            assert result.stride() == expected.stride()
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    assert run.interpreted == "its last step runs in Python"

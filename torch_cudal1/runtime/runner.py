@@ -24,7 +24,7 @@ from torch_cudal1.ir.aten import overload
 from torch_cudal1.ir.check import check_program, is_random_program
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Alloc, Aten, Call, Launch, Program, TensorSpec, Value
-from torch_cudal1.ir.schedule import Schedule
+from torch_cudal1.ir.schedule import INDUCTOR, Schedule
 from torch_cudal1.ir.value_specs import value_specs
 from torch_cudal1.runtime.cuda_graph import GraphedRunner
 from torch_cudal1.runtime.executor import prepare
@@ -120,7 +120,10 @@ def _compile_in_parts(
     if parts is None:
         return _compile(program, schedule, device, options)
     first = _compile(parts.first, schedule, device, options)
-    return SplitRunner(first, prepare(parts.last, device))
+    if not parts.may_be_padded:
+        return SplitRunner(first, prepare(parts.last, device))
+    # One step has no blocks to compile one by one.
+    return SplitRunner(first, _compile(parts.last, INDUCTOR, device, options))
 
 
 def _compile(

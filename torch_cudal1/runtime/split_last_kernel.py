@@ -32,14 +32,9 @@ __all__ = ["MIN_SPLIT_BYTES", "SplitProgram", "SplitRunner", "split_last_step"]
 # Of a result. Up to this size its copy is a small kernel inside the graph (most_by_kernel in
 # csrc/captured.h).
 MIN_SPLIT_BYTES = 4 << 20
-# What Inductor calls as it is: nothing before such a step is fused into it.
-_LIBRARY_CALLS = (
-    "aten.mm.default",
-    "aten.addmm.default",
-    "aten.bmm.default",
-    "aten.baddbmm.default",
-    "aten.convolution.default",
-)
+_PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
+# What Inductor leaves to a library: nothing before such a step is fused into it.
+_LIBRARY_CALLS = (*_PRODUCTS, "aten.convolution.default")
 # Inductor pads a product's operands to a multiple of it where that is faster (`pad_mm`).
 _ALIGNMENT_BYTES = 16
 
@@ -50,11 +45,13 @@ class SplitProgram:
 
     `first` has the Program's inputs and yields the values that `last` reads of it. `last` takes
     these values, then the inputs, and yields the Program's outputs, all of them in memory that it
-    made itself.
+    made itself. `may_be_padded`: `last` is a product whose operands Inductor may pad, so where it
+    compiles `first` it should compile `last` too, by itself.
     """
 
     first: Program
     last: Program
+    may_be_padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def split_last_step(program: Program, *, is_fused: bool = False) -> SplitProgram
     if cut is None:
         return None
     specs = value_specs(program)
-    if is_fused and not _stands_alone(program.steps[cut], specs):
+    if is_fused and not _stands_alone(program.steps[cut]):
         return None
     steps, makers = program.steps, ValueOrigins(program)
     last_positions = sorted({*_find_views_for(program, cut, makers), *range(cut, len(steps))})
@@ -102,27 +99,33 @@ def split_last_step(program: Program, *, is_fused: bool = False) -> SplitProgram
         return None
     # Both parts keep all inputs and constants: a last step may read them too.
     first = Program(program.inputs, steps[:cut], tuple(read), program.constants, program.payloads)
+    may_be_padded = _may_be_padded(steps[cut], specs)
     numbers = {index: place for place, index in enumerate((*read, *range(outside)))}
     body, new_numbers = renumber_steps((steps[position] for position in last_positions), numbers)
     inputs = (*(specs[index] for index in read), *program.inputs)
     # `_find_cut` refuses a Program with an absent output, so none is lost here.
     results = tuple(new_numbers[out] for out in program.outputs if out is not None)
-    return SplitProgram(first, Program(inputs, body, results, program.constants, program.payloads))
+    last = Program(inputs, body, results, program.constants, program.payloads)
+    return SplitProgram(first, last, may_be_padded)
 
 
-def _stands_alone(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
-    """Whether Inductor leaves the step as it is and fuses it with no other: a nested Program, or
-    what a library computes of operands that it does not pad.
+def _stands_alone(step: Step) -> bool:
+    """Whether Inductor fuses the step with no other: a nested Program, or what a library
+    computes.
     """
-    if isinstance(step, Call):
-        return True
-    if not isinstance(step, Aten) or step.target not in _LIBRARY_CALLS:
+    return isinstance(step, Call) or (isinstance(step, Aten) and step.target in _LIBRARY_CALLS)
+
+
+def _may_be_padded(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
+    """Whether Inductor may pad the operands of the step: GPT-2 took 1.9 times as long with its
+    50,257 logits unpadded (benchmarks/LOG.md, 2026-11-30).
+    """
+    if not isinstance(step, Aten) or step.target not in _PRODUCTS:
         return False
-    # GPT-2 took 1.9 times as long, its 50,257 logits unpadded (benchmarks/LOG.md, 2026-11-30).
-    # The weight is the last operand of a product; a convolution's are never padded.
+    # The last operand of a product is its weight.
     weight = specs[step.reads[-1]]
-    return "convolution" in step.target or all(
-        size * weight.torch_dtype.itemsize % _ALIGNMENT_BYTES == 0 for size in weight.shape[-2:]
+    return any(
+        size * weight.torch_dtype.itemsize % _ALIGNMENT_BYTES for size in weight.shape[-2:]
     )
 
 
