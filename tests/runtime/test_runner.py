@@ -46,6 +46,9 @@ def make_product(size: int) -> Program:
     )
 
 
+PRODUCT = make_product(8)
+
+
 @pytest.mark.parametrize(
     ("base", "options", "min_bytes", "is_split"),
     [
@@ -76,7 +79,7 @@ def test_on_a_gpu_a_product_that_yields_much_is_no_part_of_what_is_compiled(
     monkeypatch.setattr(runner_module, "_compile", compile_steps)
     monkeypatch.setattr(runner_module, "prepare", lambda program, _: prepare(program, CPU))
     gpu = torch.device("cuda", 0)
-    run = runner_module._compile_in_parts(make_product(8), Schedule.parse(base), gpu, options)
+    run = runner_module._compile_in_parts(PRODUCT, Schedule.parse(base), gpu, options)
     assert isinstance(run, SplitRunner) == is_split
     assert [len(program.steps) for program in compiled] == [1 if is_split else 2]
     x = torch.randn(8, 8)
