@@ -102,13 +102,15 @@ def test_a_large_set_comes_and_goes_at_once(
 def test_a_request_that_is_due_and_fails_is_named_and_nothing_after_it_is_served(
     child: Child,
 ) -> None:
+    child.put("present", INPUTS)
+    _run(child, "present")
     child.put("fifth", INPUTS, base="no such set")
-    child.queue_request("drop", names=["fourth"])
+    child.queue_request("drop", names=["present"])
     with pytest.raises(CandidateFailure) as error_info:
-        _run(child, "fourth")
+        _run(child, "present")
     assert (error_info.value.detector, "no such set" in error_info.value.found) == ("put", True)
     assert child.usable
-    _run(child, "fourth")  # was not dropped, and nothing is due any more
+    _run(child, "present")  # was not dropped, and nothing is due any more
 
 
 def test_a_set_takes_missing_tensors_from_its_base(session: Session) -> None:
