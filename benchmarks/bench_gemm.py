@@ -1,5 +1,5 @@
-"""Matrix products: every method and schedule against cuBLAS in fp32 and in TF32, TFLOP/s and error
-against float64.
+"""Matrix products: every method and schedule against cuBLAS in fp32 and in TF32, of half types also
+against Inductor's code for the product and what follows it; TFLOP/s and error against float64.
 
     python -m benchmarks.bench_gemm [--budget-s 240] [--processes 16] [--per-case 8] [--only NAME] [--out gemm.json]
 
@@ -47,6 +47,8 @@ _MAX_METHOD_FAILURES = (
 )
 _MAX_FINALISTS = 3
 _BASELINES = ("cublas fp32", "cublas tf32")
+# TF32 does not apply to half types. Inductor leaves the product to cuBLAS, and fuses what follows.
+_HALF_BASELINES = ("cublas", "inductor")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class GemmCandidate:
 def list_candidates(
     cases: Sequence[GemmCase], sm: int, per_case: int, methods: Sequence[str]
 ) -> list[GemmCandidate]:
-    """The candidates of each case: all packed ones and the most promising others; only those of
+    """The candidates of each case: all in CUDA C++ and the most promising others; only those of
     `methods`, if any are given.
     """
     from torch_cudal1.kernels import propose
@@ -85,13 +87,18 @@ def list_candidates(
             for p in propose(case.program(), sm, ("matmul",), most=100)
             if not methods or p.config["method"] in methods
         ]
-        tiled = [p for p in proposals if not str(p.config["method"]).startswith("packed")]
-        packed = [p for p in proposals if str(p.config["method"]).startswith("packed")]
+        all_kept = [p for p in proposals if _is_cuda(p.config)]
+        others = [p for p in proposals if not _is_cuda(p.config)]
         candidates += [
             GemmCandidate(case, dict(p.config))
-            for p in (*packed, *_limit_per_method(tiled, per_case))
+            for p in (*all_kept, *_limit_per_method(others, per_case))
         ]
     return candidates
+
+
+def _is_cuda(config: Mapping[str, Any]) -> bool:
+    """Whether the method's kernels are CUDA C++ of ours."""
+    return str(config["method"]).startswith(("packed", "wgmma"))
 
 
 def _limit_per_method(proposals: Sequence[Any], count: int) -> list[Any]:
@@ -139,6 +146,9 @@ class GemmMeasurer:
         baselines.
         """
         self.case, self.inputs = case, case.inputs(str(self.device))
+        # Dynamo would stop compiling one function for more than a few cases.
+        torch._dynamo.reset()
+        self.compiled = torch.compile(case.run, dynamic=False)
         rows = [
             t.narrow(t.dim() - 2, 0, min(_CHECKED_ROWS, t.shape[-2])) if i == 0 else t
             for i, t in enumerate(self.inputs)
@@ -154,15 +164,15 @@ class GemmMeasurer:
         return result[0] if case.batch else result
 
     def baselines(self) -> tuple[str, ...]:
-        """The names of the baselines: TF32 does not apply to half types."""
-        return _BASELINES if self.case.dtype == "float32" else _BASELINES[:1]
+        """The names of the baselines."""
+        return _BASELINES if self.case.dtype == "float32" else _HALF_BASELINES
 
     def baseline(self, name: str) -> torch.Tensor:
-        """cuBLAS through PyTorch. Setting the TF32 switch costs a microsecond of host time in both
-        baselines.
+        """cuBLAS through PyTorch, or Inductor. Setting the TF32 switch costs a microsecond of host
+        time in both baselines.
         """
         torch.backends.cuda.matmul.allow_tf32 = name.endswith("tf32")
-        return self.case.run(self.inputs)
+        return (self.compiled if name == "inductor" else self.case.run)(self.inputs)
 
     def row(self, name: str, run: Any, **more: Any) -> dict[str, Any]:
         """A row: errors, then device time."""
@@ -317,12 +327,9 @@ def _pick_finalists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     names: set[str] = set()
     for loose in (False, True):
         of_class = [row for row in rows if (row["rms"] > 1e-5) == loose and row["wrong"] == 0]
-        names |= {
-            row["name"]
-            for row in sorted(of_class, key=lambda row: row["device_us"])[
-                : 1 if loose else _MAX_FINALISTS - 1
-            ]
-        }
+        # All rows are of a half type, or those of TF32 are beside fp32's.
+        count = 1 if loose and len(of_class) < len(rows) else _MAX_FINALISTS - 1
+        names |= {row["name"] for row in sorted(of_class, key=lambda row: row["device_us"])[:count]}
     return names
 
 
@@ -425,7 +432,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument(
-        "--per-case", type=int, default=8, help="candidates of a case beside the packed ones"
+        "--per-case", type=int, default=8, help="candidates of a case beside those in CUDA C++"
     )
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
     parser.add_argument(

@@ -18,7 +18,8 @@ __all__ = ["CASES", "GemmCase"]
 @dataclass(frozen=True)
 class GemmCase:
     """C (batch, m, n) = A B. `layout`: "n" or "t" for A and for B (t: its memory is the
-    transpose's). `tail`: "" or "bias+gelu".
+    transpose's). `tail`: what follows the product, some of "bias", "gelu" and "residual" in this
+    order, with "+" between them.
     """
 
     name: str
@@ -38,41 +39,52 @@ class GemmCase:
         return 2.0 * max(1, self.batch) * self.m * self.n * self.k
 
     def specs(self, device: str) -> tuple[TensorSpec, ...]:
-        """A, B, and the bias if there is one."""
+        """A, B, and what the tail reads: a bias, a residual."""
         lead = (self.batch,) if self.batch else ()
         specs = [
             _make_matrix_spec(self.dtype, lead, rows, columns, side == "t", device)
             for rows, columns, side in self._sides()
         ]
-        return tuple(
-            [*specs, TensorSpec(self.dtype, (self.n,), (1,), device)] if self.tail else specs
-        )
+        if "bias" in self._tail:
+            specs.append(TensorSpec(self.dtype, (self.n,), (1,), device))
+        if "residual" in self._tail:
+            specs.append(_make_matrix_spec(self.dtype, lead, self.m, self.n, False, device))
+        return tuple(specs)
+
+    @property
+    def _tail(self) -> tuple[str, ...]:
+        return tuple(self.tail.split("+")) if self.tail else ()
 
     def _sides(self) -> tuple[tuple[int, int, str], ...]:
         return (self.m, self.k, self.layout[0]), (self.k, self.n, self.layout[1])
 
     def program(self, device: str = "cuda") -> Program:
         """The ATen steps."""
-        specs = self.specs(device)
-        if not self.tail:
-            step = Aten(
-                "aten.bmm.default" if self.batch else "aten.mm.default",
-                (Value(0), Value(1)),
-                (),
-                (2,),
-            )
-            return Program(specs, (step,), (2,))
-        steps = (
-            Aten("aten.addmm.default", (Value(2), Value(0), Value(1)), (), (3,)),
-            Aten("aten.gelu.default", (Value(3),), (), (4,)),
-        )
-        return Program(specs, steps, (4,))
+        specs, steps = self.specs(device), []
+        factors, result = (Value(0), Value(1)), len(specs)
+        if "bias" in self._tail:
+            steps.append(Aten("aten.addmm.default", (Value(2), *factors), (), (result,)))
+        else:
+            target = "aten.bmm.default" if self.batch else "aten.mm.default"
+            steps.append(Aten(target, factors, (), (result,)))
+        if "gelu" in self._tail:
+            steps.append(Aten("aten.gelu.default", (Value(result),), (), (result + 1,)))
+            result += 1
+        if "residual" in self._tail:
+            operands = (Value(result), Value(len(specs) - 1))
+            steps.append(Aten("aten.add.Tensor", operands, (), (result + 1,)))
+            result += 1
+        return Program(specs, tuple(steps), (result,))
 
     def run(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """The same in plain PyTorch."""
-        if self.tail:
-            return torch.nn.functional.gelu(torch.addmm(inputs[2], inputs[0], inputs[1]))
-        return torch.bmm(*inputs) if self.batch else torch.mm(*inputs)
+        if "bias" in self._tail:
+            result = torch.addmm(inputs[2], inputs[0], inputs[1])
+        else:
+            result = (torch.bmm if self.batch else torch.mm)(*inputs[:2])
+        if "gelu" in self._tail:
+            result = torch.nn.functional.gelu(result)
+        return result + inputs[-1] if "residual" in self._tail else result
 
     def inputs(self, device: str, seed: int = 0) -> tuple[Tensor, ...]:
         """Random tensors of those specs."""
@@ -115,6 +127,41 @@ def _fill_tensor(
     return tensor.to(spec.torch_dtype)
 
 
+def _name_linear(name: str, rows: int, columns: int, inner: int, tail: str = "") -> GemmCase:
+    """A linear layer of bfloat16 as models have it: its weight lies along k."""
+    shape = f"{rows}x{columns}x{inner}"
+    return GemmCase(
+        f"{name} {shape}", rows, columns, inner, layout="nt", dtype="bfloat16", tail=tail
+    )
+
+
+# Products of the real models (benchmarks/real_models/zoo.py) with what follows them, at its small
+# and large sizes: an encoder's, a vision transformer's, a language model's.
+_LAYERS = (
+    *(
+        case
+        for rows, size in ((128, "small"), (4096, "large"))
+        for case in (
+            _name_linear(f"layer encoder {size} qkv", rows, 768, 768, "bias"),
+            _name_linear(f"layer encoder {size} out", rows, 768, 768, "bias+residual"),
+            _name_linear(f"layer encoder {size} up", rows, 3072, 768, "bias+gelu"),
+            _name_linear(f"layer encoder {size} down", rows, 768, 3072, "bias+residual"),
+        )
+    ),
+    _name_linear("layer vision small up", 197, 3072, 768, "bias+gelu"),
+    _name_linear("layer vision small down", 197, 768, 3072, "bias+residual"),
+    _name_linear("layer vision large up", 3152, 3072, 768, "bias+gelu"),
+    _name_linear("layer diffusion large up", 1024, 4608, 1152, "bias+gelu"),
+    *(
+        case
+        for rows, size in ((1, "decode"), (128, "small"), (2048, "large"))
+        for case in (
+            _name_linear(f"layer language {size} out", rows, 4096, 4096, "residual"),
+            _name_linear(f"layer language {size} up", rows, 11008, 4096),
+            _name_linear(f"layer language {size} down", rows, 4096, 11008, "residual"),
+        )
+    ),
+)
 _SQUARES = tuple(GemmCase(f"square {size}", size, size, size) for size in (1024, 2048, 4096, 8192))
 _LAYOUTS = tuple(
     GemmCase(f"square 4096 {layout}", 4096, 4096, 4096, layout=layout)
@@ -146,4 +193,6 @@ CASES: tuple[GemmCase, ...] = (
     GemmCase(
         "bfloat16 4096 bias gelu", 4096, 4096, 4096, layout="nt", dtype="bfloat16", tail="bias+gelu"
     ),
+    GemmCase("bfloat16 8192", 8192, 8192, 8192, layout="nt", dtype="bfloat16"),
+    *_LAYERS,
 )

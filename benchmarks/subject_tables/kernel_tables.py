@@ -13,6 +13,14 @@ from benchmarks.subject_tables.table_text import format_interval, make_heading
 
 __all__ = ["tabulate_kernels"]
 
+# Baselines of the products' benchmark and the titles of their columns.
+_GEMM_BASELINES = {
+    "cublas fp32": "vs cuBLAS fp32",
+    "cublas tf32": "vs cuBLAS TF32",
+    "cublas": "vs cuBLAS, then PyTorch's own steps",
+    "inductor": "vs torch.compile",
+}
+
 
 def tabulate_kernels(results: Path) -> list[str]:
     lines: list[str] = []
@@ -61,15 +69,16 @@ def _tabulate_products(name: str, document: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"| {row['name']} | {row['device_us']:.1f} | {row['tflops']} | {row['rms']:.2e}{wrong} | {row['worst']:.2e} |"
         )
+    # Half types are measured against other baselines than fp32.
+    baselines = [name for name in _GEMM_BASELINES if any(name in row["against"] for row in finals)]
+    titles = " | ".join(_GEMM_BASELINES[name] for name in baselines)
     lines += [
         "",
-        "| matrix product | call, µs | vs cuBLAS fp32 | vs cuBLAS TF32 |",
-        "|---|---|---|---|",
+        f"| matrix product | call, µs | {titles} |",
+        "|---" * (2 + len(baselines)) + "|",
     ]
     for row in finals:
-        ratios = " | ".join(
-            format_interval(row["against"].get(base)) for base in ("cublas fp32", "cublas tf32")
-        )
+        ratios = " | ".join(format_interval(row["against"].get(name)) for name in baselines)
         lines.append(f"| {row['name']} | {row['us']:.1f} | {ratios} |")
     return lines
 
