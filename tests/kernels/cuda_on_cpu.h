@@ -152,13 +152,21 @@ static uint16_t to_piece(float x) {
 static float from_piece(uint16_t piece) { return bits<float>((uint32_t)piece << 16); }
 #endif
 
-// ---- wgmma: element (row, k) of a K-major operand with 128-byte swizzle; accumulator fragments of m64nNk16
+// ---- wgmma: element (row, k) of an operand with 128-byte swizzle, K-major or (ACROSS) MN-major; accumulator fragments of m64nNk16
 
+#ifndef A_ALONG_K
+#define A_ALONG_K 1
+#define B_ALONG_K 1
+#endif
+template <bool ALONG_K>
 static float element(uint64_t descriptor, int row, int k) {
-  const unsigned group = (descriptor >> 32 & 0x3FFF) << 4;
+  const unsigned group = (descriptor >> 32 & 0x3FFF) << 4, next = (descriptor >> 16 & 0x3FFF) << 4;
   if (descriptor >> 62 != 1) std::abort();
   unsigned address = (unsigned)(descriptor & 0x3FFF) << 4;
-  address += row / 8 * group + row % 8 * 128 + 2 * k;
+  if (ALONG_K)
+    address += row / 8 * group + row % 8 * 128 + 2 * k;
+  else
+    address += row / 64 * next + k / 8 * group + k % 8 * 128 + 2 * (row % 64);
   address ^= (address >> 7 & 7) << 4;
   return from_piece(*(uint16_t*)at(address));
 }
@@ -167,7 +175,7 @@ static void WGMMA(float (&d)[ACC], uint64_t a, uint64_t b, int add) {
   for (int i = 0; i < ACC; ++i) {
     const int r = row + (i / 2 % 2) * 8, c = i / 4 * 8 + thread % 4 * 2 + i % 2;
     float sum = add ? d[i] : 0.0f;
-    for (int k = 0; k < 16; ++k) sum += element(a, r, k) * element(b, c, k);
+    for (int k = 0; k < 16; ++k) sum += element<A_ALONG_K>(a, r, k) * element<B_ALONG_K>(b, c, k);
     d[i] = sum;
   }
 }
@@ -185,7 +193,7 @@ static void WGMMA_HELD(float (&d)[ACC], const uint32_t (&a)[4], uint64_t b, int 
     float sum = add ? d[i] : 0.0f;
     for (int k = 0; k < 16; ++k) {
       const uint32_t both = block->held[(group + r / 16 * 32 + r % 8 * 4 + k % 8 / 2) * 4 + r % 16 / 8 + k / 8 * 2];
-      sum += from_piece((uint16_t)(k % 2 ? both >> 16 : both)) * element(b, c, k);
+      sum += from_piece((uint16_t)(k % 2 ? both >> 16 : both)) * element<true>(b, c, k);
     }
     d[i] = sum;
   }
@@ -218,6 +226,11 @@ static void copy_some(float* to, const float* from, bool there) {
 }
 #endif
 static void copy_16(float* to, const float* from) { std::memcpy(to, from, 16); }
+static void copy_or_clear(unsigned to, const void* from, bool inside) {
+  if (inside) std::memcpy(at(to), from, 16); else std::memset(at(to), 0, 16);
+}
+static void take_producer_registers() {}
+static void take_consumer_registers() {}
 static void commit_copies() {}
 template <int LEFT> static void wait_copies() {}
 static void show_to_wgmma() {}

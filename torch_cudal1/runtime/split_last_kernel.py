@@ -124,9 +124,7 @@ def _may_be_padded(step: Step, specs: Mapping[int, TensorSpec]) -> bool:
         return False
     # The last operand of a product is its weight.
     weight = specs[step.reads[-1]]
-    return any(
-        size * weight.torch_dtype.itemsize % _ALIGNMENT_BYTES for size in weight.shape[-2:]
-    )
+    return any(size * weight.torch_dtype.itemsize % _ALIGNMENT_BYTES for size in weight.shape[-2:])
 
 
 def _find_cut(program: Program) -> int | None:

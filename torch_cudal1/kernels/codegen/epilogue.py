@@ -3,14 +3,15 @@ residual, scale, and the stores; as Triton or as CUDA C++.
 
 `row` counts the rows of all matrices of the batch, `column` the columns. The templates of the
 element-wise steps are those of `ops.pointwise`. The C++ is translated from the same templates;
-steps without a translation (half types, chains through other types) are refused with
-NotLowerableError.
+steps without a translation (chains through other types) are refused with NotLowerableError.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+import torch
 
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.codegen.loop_nest import Nest, Statement
@@ -27,6 +28,11 @@ _C_LOADS = {
     "torch.int32": "int",
     "torch.bool": "unsigned char",
 }
+# What a kernel text declares as `u16`, and reads by its own `from_half`.
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
+_C_HALF = "u16"
+# columns: a store of 16 bytes of a half type, and of 8 bytes of fp32
+_RUNS = (8, 2)
 # The functions of the C++ text round and propagate NaN as Triton's do.
 _C_NAMES = {
     "tl.where": "where",
@@ -69,7 +75,8 @@ class CudaEpilogue:
     """C++ text of `tail(x, row, column, ...)` and `place(row, column)`; the values it reads, the
     one it writes.
 
-    `pairs`: columns 2i and 2i + 1 are neighbours in memory, aligned to two elements.
+    `run`: so many columns, from a multiple of it on, are neighbours in memory, aligned to as many
+    elements: 8, 2 or 1. `dtype`: of what is written; `tail` yields fp32, which the kernel rounds.
     """
 
     text: str
@@ -77,7 +84,13 @@ class CudaEpilogue:
     arguments: str
     reads: tuple[int, ...]
     written: int
-    pairs: bool
+    run: int
+    dtype: torch.dtype
+
+    @property
+    def pairs(self) -> bool:
+        """Whether two columns are one store."""
+        return self.run > 1
 
 
 def list_values(nest: Nest) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -96,13 +109,14 @@ def print_triton_epilogue(
     return _EpiloguePrinter(nest, Tile(rows, columns), masks).lines()
 
 
-def print_cuda_epilogue(nest: Nest) -> CudaEpilogue:
-    """The epilogue as C++ functions. Raises NotLowerableError for several outputs, half types, or a
-    template without a translation.
+def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpilogue:
+    """The epilogue as C++ functions. Raises NotLowerableError for several outputs, a dtype that is
+    neither fp32 nor `half`, or a template without a translation.
     """
     stores = [s for s in nest.statements if s.kind == "store"]
-    if len(stores) != 1 or str(stores[0].node.dtype) != "torch.float32":
-        raise NotLowerableError("this product writes one fp32 tensor")
+    dtypes = (torch.float32, half)
+    if len(stores) != 1 or stores[0].node.dtype not in dtypes:
+        raise NotLowerableError(f"this product writes one tensor, of {dtypes}")
     printer, store = TritonPrinter(nest, Tile(1, 1)), stores[0]
     # Offsets that exceed 31 bits need 64, here as in Triton's text.
     number = "i64" if printer.needs_int64 else "int"
@@ -112,7 +126,7 @@ def print_cuda_epilogue(nest: Nest) -> CudaEpilogue:
     ]
     body = [_print_c_statement(printer, s) for s in nest.statements if s.kind != "store"]
     reads = list_values(nest)[0]
-    loads = {s.value: _find_c_load_type(s) for s in nest.statements if s.kind == "load"}
+    loads = {s.value: _find_c_load_type(s, half) for s in nest.statements if s.kind == "load"}
     parameters = "".join(f", const {loads[value]}* p{value}" for value in reads)
     result = store.operands[0].name
     lines = [
@@ -130,28 +144,29 @@ def print_cuda_epilogue(nest: Nest) -> CudaEpilogue:
         arguments,
         reads,
         store.value,
-        _has_aligned_pairs(nest, store.access),
+        next((run for run in _RUNS if _has_aligned_runs(nest, store.access, run)), 1),
+        store.node.dtype,
     )
 
 
-def _has_aligned_pairs(nest: Nest, place: AffineExpr) -> bool:
-    """Whether columns 2i and 2i + 1 of any row are neighbours in memory, 8 bytes apart from the
-    next pair.
+def _has_aligned_runs(nest: Nest, place: AffineExpr, run: int) -> bool:
+    """Whether `run` columns of any row, from a multiple of `run` on, are neighbours in memory, and
+    begin at a multiple of `run` elements.
     """
     columns: list[Atom] = [a for a in nest.atoms if a.column and a.extent > 1]
     last = columns[-1] if columns else None
     rest = [step for atom, step in place.terms if atom is not last] + [place.offset]
     return (
-        # Then two results are one 8-byte store.
+        # Then their results are one store.
         last is not None
-        and last.extent % 2 == 0
+        and last.extent % run == 0
         and place.coefficient(last) == 1
-        and all(step % 2 == 0 for step in rest)
+        and all(step % run == 0 for step in rest)
     )
 
 
-def _find_c_load_type(s: Statement) -> str:
-    kind = _C_LOADS.get(str(s.node.dtype))
+def _find_c_load_type(s: Statement, half: torch.dtype | None) -> str:
+    kind = _C_HALF if s.node.dtype == half else _C_LOADS.get(str(s.node.dtype))
     if kind is None:
         raise NotLowerableError(f"an epilogue that reads {s.node.dtype} has no C++ form")
     return kind
@@ -164,6 +179,8 @@ def _print_c_statement(printer: TritonPrinter, statement: Statement) -> str:
     if statement.kind == "load":
         # Nothing writes an operand while the kernel runs: it may come through the read-only cache.
         text = f"__ldg(p{statement.value} + {printer.offset(statement.access) or 0})"
+        if statement.node.dtype in _HALF_DTYPES:
+            text = f"from_half({text})"
         return f"const {kind} {statement.name} = {text}{' != 0' if kind == 'bool' else ''};"
     if statement.kind == "position":
         return f"const i64 {statement.name} = {printer.offset(statement.access) or 0};"

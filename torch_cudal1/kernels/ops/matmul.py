@@ -39,6 +39,7 @@ __all__ = [
     "find_product",
     "index_of_sizes",
     "make_product",
+    "put_long_side_left",
     "put_streamed_left",
     "read_operand",
     "split_sizes",
@@ -117,6 +118,15 @@ def put_streamed_left(product: Product) -> tuple[Product, bool]:
     # The larger one: packing it would cost most. Of a weight of 8192 x 8192 packing took a quarter
     # of a product with 1024 rows, and more than cuBLAS's whole time with 128.
     if not max(fit, key=lambda side: side[0])[2]:
+        return product, False
+    return replace(product, m=product.n, n=product.m, left=product.right, right=product.left), True
+
+
+def put_long_side_left(product: Product, rows: int) -> tuple[Product, bool]:
+    """The product with C transposed where its left operand has less than half of the `rows` of a
+    tile and its right one more; and whether that is so.
+    """
+    if not product.m < rows // 2 < product.n:
         return product, False
     return replace(product, m=product.n, n=product.m, left=product.right, right=product.left), True
 

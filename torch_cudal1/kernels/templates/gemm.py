@@ -2,6 +2,7 @@
 
     tile methods      `gemm_tiled`: Triton kernels that read their operands as they go
     packed methods    `split_precision`: CUDA C++ for sm_90 that lays pieces of fp32 out in memory first
+    wgmma             `half_precision`: CUDA C++ for sm_90 that reads half types as they lie
     fold              the product as a sum of element-wise products, row by row: a loop nest
 
 With `split` > 1 programs share a tile's k: partial sums go through a scratch tensor and are added in
@@ -47,8 +48,9 @@ from torch_cudal1.kernels.templates.gemm_tiles import (
     estimate_s,
     read_schedule,
 )
+from torch_cudal1.kernels.templates.hopper.half_precision import lower_half_precision
+from torch_cudal1.kernels.templates.hopper.split_precision import lower_split_precision
 from torch_cudal1.kernels.templates.loop_nest_template import lower_loop_nest, lower_stages
-from torch_cudal1.kernels.templates.split_precision import lower_split_precision
 
 __all__ = ["TEMPLATE"]
 
@@ -65,8 +67,8 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
             choose_schedules(parts.product, request.sm, request.tf32_ops, request.limit)
         )
     else:
-        # The packed methods read operands from memory, so they serve no weight that is made on the
-        # way.
+        # The methods in CUDA C++ read operands from memory, so they serve no weight that is made on
+        # the way.
         schedules = _choose_for_made_weight(parts.product, request)
     proposals: list[Proposal] = []
     for schedule in schedules:
@@ -74,7 +76,7 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
             proposals += _propose_folds(fold_product(parts))
         else:
             proposals.append(schedule.proposal())
-    # Packed methods need an epilogue with a C++ form, which the schedules know nothing of.
+    # Methods in CUDA C++ need an epilogue with a C++ form, which the schedules know nothing of.
     return keep_lowerable(_lower, workload, proposals)
 
 
@@ -106,8 +108,8 @@ def _lower(workload: TemplateInput, proposal: Proposal) -> LoweredKernels:
     if schedule.split == 1:
         kernels, scratch = _lower_product(parts, proposal, specs, scratch_value)
         return LoweredKernels(kernels, workload.output_specs | scratch)
-    # The packed kernels walk pieces of k as a batch; tiles have the piece in their grid.
-    split = split_k_as_batch if _is_packed(proposal) else split_k
+    # The kernels in CUDA C++ walk pieces of k as a batch; tiles have the piece in their grid.
+    split = split_k if schedule.method in TILED else split_k_as_batch
     planes, outputs, spec = split(parts, schedule.split, scratch_value)
     specs[scratch_value] = spec
     kernels, scratch = _lower_product(planes, proposal, specs, scratch_value + 1)
@@ -131,13 +133,12 @@ def _lower_fold(workload: TemplateInput, proposal: Proposal, parts: GemmParts) -
 def _lower_product(
     parts: GemmParts, proposal: Proposal, specs: Mapping[int, TensorSpec], scratch_value: int
 ) -> tuple[tuple[KernelSource, ...], dict[int, TensorSpec]]:
-    if _is_packed(proposal):
-        return lower_split_precision(parts, proposal, scratch_value)
-    return (lower_tiled(parts, proposal, specs),), {}
-
-
-def _is_packed(proposal: Proposal) -> bool:
-    return str(proposal.config.get("method")).startswith("packed")
+    method = proposal.config.get("method")
+    if method in TILED:
+        return (lower_tiled(parts, proposal, specs),), {}
+    if method == "wgmma":
+        return (lower_half_precision(parts, proposal),), {}
+    return lower_split_precision(parts, proposal, scratch_value)
 
 
 def _describe(product: Product) -> dict[str, int]:
@@ -158,7 +159,7 @@ def _estimate_resources(proposal: Proposal) -> KernelResources:
     kernels.
     """
     method = proposal.config.get("method")
-    if method not in METHODS or method == "fold" or _is_packed(proposal):
+    if method not in TILED:
         return KernelResources()
     stages, depth, rows, columns, warps = (
         proposal.number(name, 1) for name in ("stages", "depth", "rows", "columns", "warps")
@@ -172,7 +173,7 @@ TEMPLATE = Template(
     family="gemm",
     summary="Matrix products and batches of them, with the element-wise steps after them; a weight "
     "of few bits is made on the way.",
-    architectures="sm_80 and newer; `packed` methods on sm_90",
+    architectures="sm_80 and newer; `packed` methods and `wgmma` on sm_90",
     dtypes="fp32, fp16, bf16; weights in int8, uint8 and fp8",
     propose=_propose,
     lower=_lower,

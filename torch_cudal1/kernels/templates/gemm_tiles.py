@@ -16,7 +16,7 @@ import torch
 
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
 from torch_cudal1.device.specs import H200, max_shared_bytes
-from torch_cudal1.kernels.ops.matmul import Product, put_streamed_left
+from torch_cudal1.kernels.ops.matmul import Product, put_long_side_left, put_streamed_left
 from torch_cudal1.kernels.proposal import Proposal
 
 __all__ = [
@@ -60,6 +60,7 @@ METHODS = {
     "tf32x3": Method(4, False, 80, 5.5e13, 4),
     "tf32": Method(4, True, 80, 3.0e14, 4),
     "half": Method(2, False, 80, 6.0e14, 2),
+    "wgmma": Method(2, False, 90, 6.5e14, 2, exact_sm=True),
     # An element size of 0 stands for any dtype: a fold has no tensor core operands.
     "fold": Method(0, False, 80, 1.0e13, 0),
 }
@@ -154,7 +155,20 @@ _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
         (64, 8, 0, 8, 1),
     ),
 }
-# Methods that read their operands as they go.
+# rows, columns, stages. Of 64 rows two blocks share an SM's memory: for products that are short of
+# tiles, as those of one sequence are.
+_WGMMA = (
+    (128, 256, 4),
+    (128, 192, 5),
+    (128, 128, 6),
+    (128, 96, 6),
+    (128, 64, 8),
+    (64, 128, 4),
+    (64, 64, 6),
+    (64, 32, 8),
+    (64, 16, 8),
+)
+# Methods that read their operands as they go, and serve a weight that is made on the way.
 TILED = tuple(_TILES)
 _PIECES = {"packed-f16x3": 2, "packed-stream": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
 # Rows of the operand that is not streamed: below, tiles are almost empty.
@@ -213,12 +227,14 @@ def read_schedule(proposal: Proposal) -> GemmSchedule:
     packed = schedule.method.startswith("packed")
     if (
         min(sizes) < 16
-        or (not packed and any(size & (size - 1) for size in sizes))
+        or (schedule.method in TILED and any(size & (size - 1) for size in sizes))
         or schedule.rows * schedule.columns > 65536
     ):
         raise ProgramError("proposal", f"a tile of {sizes}; expected powers of two from 16")
     if packed:
         _check_packed(schedule)
+    if schedule.method == "wgmma":
+        _check_wgmma(schedule)
     # The streamed kernel copies rows of A itself and knows no cluster (packed_stream.cu).
     if schedule.cluster not in ((1, 2) if packed and schedule.method != "packed-stream" else (1,)):
         raise ProgramError(
@@ -265,12 +281,30 @@ def _check_packed(schedule: GemmSchedule) -> None:
         )
 
 
+def _check_wgmma(schedule: GemmSchedule) -> None:
+    sizes = (schedule.rows, schedule.columns, schedule.depth)
+    if (
+        schedule.rows not in (64, 128)
+        or schedule.depth != 64
+        or schedule.columns % 16
+        or schedule.columns > 256
+        or schedule.stages < 3
+    ):
+        raise ProgramError(
+            "proposal",
+            f"a wgmma tile of {sizes} in {schedule.stages} stages; expected 64 or 128 x (16 to 256, "
+            "in steps of 16) x 64 in 3 or more",
+        )
+
+
 def estimate_s(product: Product, schedule: GemmSchedule) -> float:
     """Seconds that `schedule` cannot go below, roughly; for ordering."""
     method, size = METHODS[schedule.method], product.dtype.itemsize
     # The tile is over the operands as the kernel takes them, not as the Program has them.
     if schedule.method == "packed-stream":
         product, _ = put_streamed_left(product)
+    if schedule.method == "wgmma":
+        product, _ = put_long_side_left(product, schedule.rows)
     operands = size * product.batch * (product.m + product.n) * product.k
     moved = operands + 4 * product.batch * product.m * product.n
     if schedule.method == "fold":
@@ -326,8 +360,8 @@ def _serves(name: str, product: Product, sm: int, rights: Collection[str]) -> bo
         return False
     if name == "fold":
         return min(product.m, product.n) <= _MAX_FOLD_COLUMNS
-    # The packed kernels walk a batch by one stride.
-    if name in _PACKED and (product.left.digits or product.right.digits):
+    # The kernels in CUDA C++ walk a batch by one stride.
+    if name not in TILED and (product.left.digits or product.right.digits):
         return False
     return method.itemsize == product.dtype.itemsize and (
         product.dtype is not torch.float32 or name != "half"
@@ -340,6 +374,9 @@ def _list_method_schedules(name: str, product: Product, sm: int) -> Iterable[Gem
         return
     if name in _PACKED:
         yield from _list_packed_schedules(name, product)
+        return
+    if name == "wgmma":
+        yield from _list_wgmma_schedules(product)
         return
     for rows, columns, depth, warps, stages in _TILES[name]:
         # Half of such a tile or more would be empty. Tiles of 16 are the smallest there are, so
@@ -380,6 +417,17 @@ def _list_packed_schedules(name: str, product: Product) -> Iterable[GemmSchedule
         tiles = product.batch * math.ceil(product.m / 128) * math.ceil(product.n / columns)
         for split in _choose_even_splits(product, tiles):
             yield GemmSchedule(name, 128, columns, 64, 8, stages, group, split, promote, cluster)
+
+
+def _list_wgmma_schedules(product: Product) -> Iterable[GemmSchedule]:
+    """Tiles of which less than half is empty."""
+    for rows, columns, stages in _WGMMA:
+        turned, _ = put_long_side_left(product, rows)
+        if columns >= 2 * max(16, turned.n) or rows >= 2 * max(64, turned.m):
+            continue
+        tiles = turned.batch * math.ceil(turned.m / rows) * math.ceil(turned.n / columns)
+        for split in _choose_even_splits(turned, tiles):
+            yield GemmSchedule("wgmma", rows, columns, 64, 8, stages, 8, split)
 
 
 def _choose_even_splits(product: Product, tiles: int) -> tuple[int, ...]:

@@ -185,17 +185,6 @@ __device__ __forceinline__ bool finished(float (&sum)[ACC], int2 low, int2 high,
   return special || 3 * in_low > BN / 4 || 3 * in_high > BN / 4;
 }
 
-// ---- what tails are written in
-
-template <class T> __device__ __forceinline__ T where(bool c, T x, T y) { return c ? x : y; }
-__device__ __forceinline__ float absolute(float x) { return fabsf(x); }
-__device__ __forceinline__ int absolute(int x) { return x < 0 ? -x : x; }
-__device__ __forceinline__ i64 absolute(i64 x) { return x < 0 ? -x : x; }
-__device__ __forceinline__ float nan_max(float x, float y) { return x != x || y != y ? x + y : fmaxf(x, y); }
-__device__ __forceinline__ float nan_min(float x, float y) { return x != x || y != y ? x + y : fminf(x, y); }
-template <class T> __device__ __forceinline__ T nan_max(T x, T y) { return x > y ? x : y; }
-template <class T> __device__ __forceinline__ T nan_min(T x, T y) { return x < y ? x : y; }
-
 // tail(x, row, column, ...) and place(row, column); rows are counted through the batch
 TAIL_DEFINITION
 

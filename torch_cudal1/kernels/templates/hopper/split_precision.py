@@ -30,6 +30,7 @@ import torch
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.ir.program import TensorSpec
 from torch_cudal1.kernels.codegen.epilogue import CudaEpilogue, print_cuda_epilogue
+from torch_cudal1.kernels.codegen.wgmma import print_wgmma, print_wgmma_register_operand
 from torch_cudal1.kernels.ops.matmul import Operand, Product, put_streamed_left
 from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
 from torch_cudal1.kernels.templates.gemm_tiled import GemmParts
@@ -45,8 +46,8 @@ _PIECES_OF_METHOD = {
     "packed-bf16x6": (0, 3, 6),
     "packed-f16x1": (1, 1, 1),
 }
-# One text in three parts, and a fourth for streamed products.
-_FILES = ("packed_machine.cu", "packed_pack.cu", "packed_multiply.cu")
+# One text in four parts, and a fifth for streamed products.
+_FILES = ("packed_machine.cu", "packed_pack.cu", "tail_functions.cu", "packed_multiply.cu")
 _STREAM = "packed_stream.cu"
 # Bytes of a row of the streamed operand in the ring: eight lanes that read 16 bytes each meet all
 # banks (packed_stream.cu).
@@ -214,17 +215,18 @@ def _print_text(
 ) -> tuple[str, str]:
     """The C++ text, and the name its kernels share."""
     parts = (*_FILES, _STREAM) if sizes["STREAM"] else _FILES
-    text = "".join((files("torch_cudal1.kernels.templates") / name).read_text() for name in parts)
+    text = "".join(
+        (files("torch_cudal1.kernels.templates.hopper") / name).read_text() for name in parts
+    )
     # everything that changes the code is in the name, which thus stands for one machine code
     digest = hashlib.sha256(
         (text + epilogue.text + repr(sorted(sizes.items()))).encode()
     ).hexdigest()[:16]
     name = f"{schedule.method.removeprefix('packed-')}_{digest}"
+    print_definition = print_wgmma_register_operand if sizes["STREAM"] else print_wgmma
     words = {
-        "WGMMA_DEFINITION": _print_wgmma(
-            schedule.columns,
-            "f16" if sizes["HALF"] else "bf16",
-            register_operand=bool(sizes["STREAM"]),
+        "WGMMA_DEFINITION": print_definition(
+            schedule.columns, torch.float16 if sizes["HALF"] else torch.bfloat16
         ),
         "TAIL_DEFINITION": epilogue.text,
         "TAIL_PARAMETERS": epilogue.parameters,
@@ -240,39 +242,6 @@ def _print_text(
     for word, meant in words.items():
         body = body.replace(word, meant)
     return head + body, name
-
-
-def _print_wgmma(columns: int, kind: str, *, register_operand: bool) -> str:
-    """`WGMMA(d, a, b, add)`: one instruction of 64 x `columns` x 16; its accumulators must be named
-    one by one.
-
-    `register_operand`: as `WGMMA_HELD`, whose first operand is in registers.
-    """
-    count = columns // 2
-    if register_operand:
-        return _print_wgmma_register_operand(count, columns, kind)
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return f"""__device__ __forceinline__ void WGMMA(float (&d)[{count}], u64 a, u64 b, int add) {{
-  asm volatile(
-      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n}}"
-      : {outputs}
-      : "l"(a), "l"(b), "r"(add));
-}}"""
-
-
-def _print_wgmma_register_operand(count: int, columns: int, kind: str) -> str:
-    registers = ", ".join(f"%{i}" for i in range(count))
-    lhs_registers = ", ".join(f"%{count + i}" for i in range(4))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return f"""__device__ __forceinline__ void WGMMA_HELD(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
-  asm volatile(
-      "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, {{{lhs_registers}}}, %{count + 4}, p, 1, 1, 0;\\n}}"
-      : {outputs}
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}}"""
 
 
 def _make_dense_spec(dtype: str, shape: tuple[int, ...]) -> TensorSpec:

@@ -1,0 +1,252 @@
+// ---------------------------------------------------------------- C = A B for fp16 or bf16 matrices that are read as they lie
+//
+// Behind packed_machine.cu and tail_functions.cu. One warpgroup of producers copies tiles of both operands into a ring of stages, 16 bytes a
+// copy, into the 128-byte swizzle that wgmma reads; one or two warpgroups of consumers multiply, 64 rows of a tile each. A block computes
+// tiles until none is left: while consumers write a tile, the ring fills for the next. Copies beyond the matrices write zeros.
+//
+// A copy is of eight elements along k (A_ALONG_K, B_ALONG_K: 1) or across it (0: a transposed operand of wgmma). The operand that is A may
+// be the right one of the Program (SWAPPED: rows of A are columns of C): then few rows of the other one are no half-empty tile.
+//
+// Constants beside those of packed_machine.cu (PLANES = 1, HALF: 1 for fp16, CLUSTER = 1, STREAM = 0): BM (64 or 128), BN (multiple of 16, of 64 where B
+// lies across k), PER_SM blocks of an SM, LAG (copies of so many stages are on their way; at most STAGES - 2, since consumers hold two), BLOCKS of the grid, TILES, HIGH and WIDE (tiles of rows and of columns), GROUP; M, N, K;
+// A_ROW, A_DEPTH, A_BATCH, A_OFFSET and the same of B: strides in elements; RUN (so many columns of C are one aligned store: 8, 2, 1),
+// ROUNDED (1: C is of the operands' type, 0: fp32).
+
+#define THREADS (128 + 2 * BM)
+#define ACROSS 8192  // bytes of 64 rows x 64 of k of an operand that lies across k
+#if ROUNDED
+typedef u16 Result;
+#else
+typedef float Result;
+#endif
+
+#ifndef EMULATED
+__device__ __forceinline__ void copy_or_clear(u32 to, const u16* from, bool inside) {  // 16 bytes, or zeros
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+__device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void join_warp() { __syncwarp(); }
+// Of three warpgroups each has 168 a thread at the start; sums and the steps after them need more than copies. Two have enough.
+__device__ __forceinline__ void take_producer_registers() {
+#if BM == 128
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+#endif
+}
+__device__ __forceinline__ void take_consumer_registers() {
+#if BM == 128
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+#endif
+}
+#endif
+__device__ __forceinline__ float from_half(u16 x) { return from_piece(x); }
+
+struct Tile {
+  int batch, row, column;
+};
+
+__device__ __forceinline__ Tile tile_of(int number) {  // GROUP rows of tiles at a time, so that a wave of blocks shares operands in the L2
+  const int batch = number / (HIGH * WIDE), inside = number % (HIGH * WIDE);
+  const int band = inside / (GROUP * WIDE), rows = min(GROUP, HIGH - band * GROUP), rest = inside % (GROUP * WIDE);
+  return {batch, (band * GROUP + rest % rows) * BM, rest / rows * BN};
+}
+
+// Starts the copies of 64 of k of an operand's tile: SIZE rows from `row` on, of LIMIT that there are
+template <int SIZE, int LIMIT, int ROW, int DEPTH, bool ALONG_K>
+__device__ __forceinline__ void fetch(u32 to, const u16* from, int row, int k, int thread) {
+  if (ALONG_K) {  // eight neighbouring threads copy a row, 128 bytes
+    const int piece = thread % 8, first = thread / 8;
+    const bool inside = k + 8 * piece < K;
+    const u32 place = to + first * 128 + (piece ^ first % 8) * 16;
+    from += (row + first) * (i64)ROW + k + 8 * piece;
+#pragma unroll
+    for (int i = 0; i < SIZE / 16; ++i) copy_or_clear(place + i * 2048, from + i * (i64)(16 * ROW), inside && row + first + 16 * i < LIMIT);
+  } else {
+#pragma unroll
+    for (int i = 0; i < SIZE / 16; ++i) {
+      const int number = thread + 128 * i, piece = number % (SIZE / 8), depth = number / (SIZE / 8);
+      const u32 place = to + piece / 8 * ACROSS + depth / 8 * 1024 + depth % 8 * 128 + (piece % 8 ^ depth % 8) * 16;
+      copy_or_clear(place, from + (k + depth) * (i64)DEPTH + row + 8 * piece, k + depth < K && row + 8 * piece < LIMIT);
+    }
+  }
+}
+
+// What a stage holds is complete and may be multiplied; of each warp one thread tells it
+__device__ __forceinline__ void hand_over(u32 barrier, int thread) {
+  show_to_wgmma();
+  join_warp();
+  if (thread % 32 == 0) arrive(barrier);
+}
+
+__device__ __forceinline__ void produce(const u16* a, const u16* b, u32 ring, u32 full, u32 empty, int thread) {
+  int stage = 0, turn = 0, late = 0, ready = 0;  // `ready`: the stage that is handed over next, `late` copies of stages behind
+#pragma unroll 1
+  for (int number = blockIdx.x; number < TILES; number += BLOCKS) {
+    const Tile tile = tile_of(number);
+    const u16* left = a + A_OFFSET + tile.batch * (i64)A_BATCH;
+    const u16* right = b + B_OFFSET + tile.batch * (i64)B_BATCH;
+#pragma unroll 1
+    for (int k = 0; k < K; k += BK) {
+      if (turn > 0) wait(empty + 8 * stage, (turn - 1) & 1);
+      const u32 at = ring + stage * STAGE;
+      fetch<BM, M, A_ROW, A_DEPTH, A_ALONG_K>(at, left, tile.row, k, thread);
+      fetch<BN, N, B_ROW, B_DEPTH, B_ALONG_K>(at + STAGE_A, right, tile.column, k, thread);
+      commit_copies();
+      if (late == LAG) {
+        wait_copies<LAG>();
+        hand_over(full + 8 * ready, thread);
+        if (++ready == STAGES) ready = 0;
+      } else {
+        ++late;
+      }
+      if (++stage == STAGES) stage = 0, ++turn;
+    }
+  }
+  wait_copies<0>();
+  for (; late > 0; --late) {
+    hand_over(full + 8 * ready, thread);
+    if (++ready == STAGES) ready = 0;
+  }
+}
+
+__device__ __forceinline__ u64 descriptor(u32 address, bool along_k) {  // 128-byte swizzle; groups of 8 rows, or of 8 of k, lie 1024 bytes apart
+  const u64 next = along_k ? 1 : ACROSS >> 4;  // from 64 rows to the next 64
+  return (u64)((address & 0x3FFFF) >> 4) | next << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+
+// One warpgroup: 64 rows of a tile, all of k
+__device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u32 empty, int& stage, int& turn, int group, int lane) {
+  int before = 0;
+#pragma unroll 1
+  for (int k = 0; k < K; k += BK) {
+    wait(full + 8 * stage, turn & 1);
+    const u64 left = descriptor(ring + stage * STAGE + group * 8192, A_ALONG_K), right = descriptor(ring + stage * STAGE + STAGE_A, B_ALONG_K);
+    fence_wgmma();
+#pragma unroll
+    for (int step = 0; step < BK / 16; ++step)
+      WGMMA(sum, left + (A_ALONG_K ? 2 : 128) * step, right + (B_ALONG_K ? 2 : 128) * step, k > 0 || step > 0);
+    commit_wgmma();
+    if (k > 0) {
+      wait_wgmma<1>();
+      if (lane == 0) arrive(empty + 8 * before);
+    }
+    before = stage;
+    if (++stage == STAGES) stage = 0, ++turn;
+  }
+  wait_wgmma<0>();
+  if (lane == 0) arrive(empty + 8 * before);
+}
+
+// tail(x, row, column, ...) and place(row, column); rows are counted through the batch
+TAIL_DEFINITION
+
+__device__ __forceinline__ Result rounded(float x) {
+#if ROUNDED
+  return to_piece(x);
+#else
+  return x;
+#endif
+}
+
+__device__ __forceinline__ u32 swap_lanes(u32 x, int lanes) { return __float_as_uint(__shfl_xor_sync(~0u, __uint_as_float(x), lanes)); }
+
+// Four neighbouring lanes have two columns each of four runs of eight: afterwards each has one run
+__device__ __forceinline__ void transpose(u32 (&word)[4], int quad) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 theirs = swap_lanes(quad & 1 ? word[i] : word[i + 1], 1);
+    if (quad & 1) word[i] = theirs; else word[i + 1] = theirs;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 theirs = swap_lanes(quad & 2 ? word[i] : word[i + 2], 2);
+    if (quad & 2) word[i] = theirs; else word[i + 2] = theirs;
+  }
+}
+
+__device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const Tile& tile, int first, int quad TAIL_PARAMETERS) {
+#if ROUNDED && RUN == 8 && !SWAPPED && BN % 32 == 0
+#pragma unroll
+  for (int block = 0; block < BN / 32; ++block) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int inside = tile.row + first + 8 * side, start = tile.column + 32 * block;
+      const INDEX row = tile.batch * (INDEX)M + inside;
+      u32 word[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = 4 * (4 * block + j) + 2 * side, column = start + 8 * j + 2 * quad;
+        // N is a multiple of a run: both columns are inside or neither
+        const bool there = inside < M && column < N;
+        word[j] = there ? (u32)rounded(tail(sum[at], row, column TAIL_ARGUMENTS)) | (u32)rounded(tail(sum[at + 1], row, column + 1 TAIL_ARGUMENTS)) << 16 : 0;
+      }
+      transpose(word, quad);
+      const int column = start + 8 * quad;
+      if (inside < M && column < N) *reinterpret_cast<uint4*>(c + place(row, column)) = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+  }
+#else
+#pragma unroll
+  for (int j = 0; j < BN / 8; ++j) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int inside = tile.row + first + 8 * side, column = tile.column + 8 * j + 2 * quad;
+      if (inside >= M || column >= N) continue;
+      const float x = sum[4 * j + 2 * side], y = sum[4 * j + 2 * side + 1];
+#if SWAPPED
+      const INDEX row = tile.batch * (INDEX)N + column;
+      c[place(row, inside)] = rounded(tail(x, row, inside TAIL_ARGUMENTS));
+      if (column + 1 < N) c[place(row + 1, inside)] = rounded(tail(y, row + 1, inside TAIL_ARGUMENTS));
+#else
+      const INDEX row = tile.batch * (INDEX)M + inside;
+      const Result low = rounded(tail(x, row, column TAIL_ARGUMENTS));
+      if (column + 1 == N) {
+        c[place(row, column)] = low;
+        continue;
+      }
+      const Result high = rounded(tail(y, row, column + 1 TAIL_ARGUMENTS));
+#if RUN > 1 && ROUNDED
+      *reinterpret_cast<u32*>(c + place(row, column)) = (u32)low | (u32)high << 16;
+#elif RUN > 1
+      *reinterpret_cast<float2*>(c + place(row, column)) = make_float2(low, high);
+#else
+      c[place(row, column)] = low;
+      c[place(row, column + 1)] = high;
+#endif
+#endif
+    }
+  }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16* a, const u16* b, Result* c TAIL_PARAMETERS) {
+  const u32 ring = (shared_address(memory) + 1023) & ~1023u;  // the swizzle is of address bits
+  const u32 full = ring + STAGES * STAGE, empty = full + 8 * STAGES;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      init(full + 8 * stage, 4);
+      init(empty + 8 * stage, BM / 16);  // warps of consumers
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    take_producer_registers();
+    produce(a, b, ring, full, empty, threadIdx.x);
+  } else {
+    take_consumer_registers();
+    const int at = threadIdx.x - 128, quad = at % 4;
+    const int first = at / 128 * 64 + at % 128 / 32 * 16 + at % 32 / 4;
+    int stage = 0, turn = 0;
+    float sum[ACC];
+#pragma unroll 1
+    for (int number = blockIdx.x; number < TILES; number += BLOCKS) {
+      consume(sum, ring, full, empty, stage, turn, at / 128, at % 32);
+      store(sum, c, tile_of(number), first, quad TAIL_ARGUMENTS);
+    }
+  }
+}
