@@ -9,6 +9,7 @@ steps without a translation (chains through other types) are refused with NotLow
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +77,9 @@ class CudaEpilogue:
     one it writes.
 
     `run`: so many columns, from a multiple of it on, are neighbours in memory, aligned to as many
-    elements: 8, 2 or 1. `dtype`: of what is written; `tail` yields fp32, which the kernel rounds.
+    elements: 8, 2 or 1. For a kernel of a half type runs of 8 come with `tail_run(x, row, column,
+    ...)`, the tail of eight columns, whose operands are read by the kernel's own `load_run` where
+    they are neighbours too. `dtype`: of what is written; tails yield fp32, which the kernel rounds.
     """
 
     text: str
@@ -138,15 +141,56 @@ def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpil
         "}",
     ]
     arguments = "".join(f", p{value}" for value in reads)
+    run = next((run for run in _RUNS if _has_aligned_runs(nest, store.access, run)), 1)
+    if half is not None and run == _RUNS[0]:
+        lines += _print_run_tail(printer, digits, number, parameters, arguments)
     return CudaEpilogue(
-        "\n".join(lines),
-        parameters,
-        arguments,
-        reads,
-        store.value,
-        next((run for run in _RUNS if _has_aligned_runs(nest, store.access, run)), 1),
-        store.node.dtype,
+        "\n".join(lines), parameters, arguments, reads, store.value, run, store.node.dtype
     )
+
+
+def _print_run_tail(
+    printer: TritonPrinter,
+    digits: Sequence[str],
+    number: str,
+    parameters: str,
+    arguments: str,
+) -> list[str]:
+    """Lines of `tail_run`, and of the tail of one column of it."""
+    nest, length = printer.nest, _RUNS[0]
+    stores = [s for s in nest.statements if s.kind == "store"]
+    loads = {
+        s.name: f"{_C_HALF if s.node.dtype in _HALF_DTYPES else 'float'}"
+        for s in nest.statements
+        if s.kind == "load"
+        and s.node.dtype in (torch.float32, *_HALF_DTYPES)
+        and _has_aligned_runs(nest, s.access, length)
+    }
+    body, reads = [], []
+    for s in nest.statements:
+        if s.name in loads:
+            element = f"x_{s.name}"
+            is_half = loads[s.name] == _C_HALF
+            body.append(
+                f"const float {s.name} = {f'from_half({element})' if is_half else element};"
+            )
+            address = f"p{s.value} + {printer.offset(s.access) or 0}"
+            reads.append(f"{loads[s.name]} {element}[{length}];")
+            reads.append(f"load_run({element}, {address});")
+        elif s.kind != "store":
+            body.append(_print_c_statement(printer, s))
+    elements = "".join(f", {kind} x_{name}" for name, kind in loads.items())
+    columns = "".join(f", x_{name}[i]" for name in loads)
+    return [
+        f"__device__ __forceinline__ float tail_in_run(float acc, {number} row, {number} column{parameters}{elements}) {{",
+        *(f"  {line}" for line in (*digits, *body, f"return {stores[0].operands[0].name};")),
+        "}",
+        f"__device__ __forceinline__ void tail_run(float (&acc)[{length}], {number} row, {number} column{parameters}) {{",
+        *(f"  {line}" for line in (*digits, *reads)),
+        "#pragma unroll",
+        f"  for (int i = 0; i < {length}; ++i) acc[i] = tail_in_run(acc[i], row, column + i{arguments}{columns});",
+        "}",
+    ]
 
 
 def _has_aligned_runs(nest: Nest, place: AffineExpr, run: int) -> bool:

@@ -141,7 +141,19 @@ __device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u
   if (lane == 0) arrive(empty + 8 * before);
 }
 
-// tail(x, row, column, ...) and place(row, column); rows are counted through the batch
+// Eight neighbours in memory, 16 or 32 bytes
+__device__ __forceinline__ void load_run(u16 (&value)[8], const u16* from) {
+  const uint4 word = __ldg(reinterpret_cast<const uint4*>(from));
+  value[0] = (u16)word.x, value[1] = (u16)(word.x >> 16), value[2] = (u16)word.y, value[3] = (u16)(word.y >> 16);
+  value[4] = (u16)word.z, value[5] = (u16)(word.z >> 16), value[6] = (u16)word.w, value[7] = (u16)(word.w >> 16);
+}
+__device__ __forceinline__ void load_run(float (&value)[8], const float* from) {
+  const float4 low = __ldg(reinterpret_cast<const float4*>(from)), high = __ldg(reinterpret_cast<const float4*>(from) + 1);
+  value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
+  value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
+}
+
+// tail(x, row, column, ...), place(row, column), and tail_run(x, row, column, ...) of eight columns; rows are counted through the batch
 TAIL_DEFINITION
 
 __device__ __forceinline__ Result rounded(float x) {
@@ -152,41 +164,49 @@ __device__ __forceinline__ Result rounded(float x) {
 #endif
 }
 
-__device__ __forceinline__ u32 swap_lanes(u32 x, int lanes) { return __float_as_uint(__shfl_xor_sync(~0u, __uint_as_float(x), lanes)); }
+__device__ __forceinline__ void store_run(u16* to, const float (&value)[8]) {
+  u32 word[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = (u32)to_piece(value[2 * i]) | (u32)to_piece(value[2 * i + 1]) << 16;
+  *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+}
+__device__ __forceinline__ void store_run(float* to, const float (&value)[8]) {
+  reinterpret_cast<float4*>(to)[0] = make_float4(value[0], value[1], value[2], value[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(value[4], value[5], value[6], value[7]);
+}
 
-// Four neighbouring lanes have two columns each of four runs of eight: afterwards each has one run
-__device__ __forceinline__ void transpose(u32 (&word)[4], int quad) {
+// Four neighbouring lanes have one number each of four runs: afterwards each has all numbers of one run
+__device__ __forceinline__ void transpose(float (&value)[4], int quad) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
-    const u32 theirs = swap_lanes(quad & 1 ? word[i] : word[i + 1], 1);
-    if (quad & 1) word[i] = theirs; else word[i + 1] = theirs;
+    const float theirs = __shfl_xor_sync(~0u, quad & 1 ? value[i] : value[i + 1], 1);
+    if (quad & 1) value[i] = theirs; else value[i + 1] = theirs;
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const u32 theirs = swap_lanes(quad & 2 ? word[i] : word[i + 2], 2);
-    if (quad & 2) word[i] = theirs; else word[i + 2] = theirs;
+    const float theirs = __shfl_xor_sync(~0u, quad & 2 ? value[i] : value[i + 2], 2);
+    if (quad & 2) value[i] = theirs; else value[i + 2] = theirs;
   }
 }
 
 __device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const Tile& tile, int first, int quad TAIL_PARAMETERS) {
-#if ROUNDED && RUN == 8 && !SWAPPED && BN % 32 == 0
+#if RUN == 8 && !SWAPPED && BN % 32 == 0
 #pragma unroll
   for (int block = 0; block < BN / 32; ++block) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      const int inside = tile.row + first + 8 * side, start = tile.column + 32 * block;
-      const INDEX row = tile.batch * (INDEX)M + inside;
-      u32 word[4];
+      float low[4], high[4], value[8];  // columns 2 i and 2 i + 1 of a run
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = 4 * (4 * block + j) + 2 * side, column = start + 8 * j + 2 * quad;
-        // N is a multiple of a run: both columns are inside or neither
-        const bool there = inside < M && column < N;
-        word[j] = there ? (u32)rounded(tail(sum[at], row, column TAIL_ARGUMENTS)) | (u32)rounded(tail(sum[at + 1], row, column + 1 TAIL_ARGUMENTS)) << 16 : 0;
-      }
-      transpose(word, quad);
-      const int column = start + 8 * quad;
-      if (inside < M && column < N) *reinterpret_cast<uint4*>(c + place(row, column)) = make_uint4(word[0], word[1], word[2], word[3]);
+      for (int j = 0; j < 4; ++j) low[j] = sum[4 * (4 * block + j) + 2 * side], high[j] = sum[4 * (4 * block + j) + 2 * side + 1];
+      transpose(low, quad);
+      transpose(high, quad);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value[2 * i] = low[i], value[2 * i + 1] = high[i];
+      const int inside = tile.row + first + 8 * side, column = tile.column + 32 * block + 8 * quad;
+      if (inside >= M || column >= N) continue;  // N is a multiple of a run
+      const INDEX row = tile.batch * (INDEX)M + inside;
+      tail_run(value, row, column TAIL_ARGUMENTS);
+      store_run(c + place(row, column), value);
     }
   }
 #else
