@@ -118,3 +118,75 @@ def test_halves_that_others_read_or_that_are_no_part_of_a_row_stay_with_inductor
             len({s.shape for s in (value_specs(shared.program)[v] for v in fusion_group.outputs)})
             == 1
         )
+
+
+class RMSNormed(nn.Module):
+    """Two linear layers of a residual stream with an RMS norm between, as in language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        stream = x + self.first(x)
+        wide = stream.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return stream + self.second(normed.to(x.dtype))
+
+
+class RotatedProjection(nn.Module):
+    """A projection turned by its positions: both halves of a row are read where one is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor, sin: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        low, high = y.chunk(2, -1)
+        return y * cos + torch.cat((-high, low), -1) * sin
+
+
+class SoftmaxOfScaled(nn.Module):
+    """What a product's kernel scales is written once either way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) * 0.125).softmax(-1)
+
+
+HALF_ROWS = torch.randn(5, 16, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "operators"),
+    [
+        # In fp32 the number and its square are twice what the residual stream is.
+        (
+            RMSNormed(),
+            (HALF_ROWS,),
+            [
+                ["mm", "add"],
+                ["_to_copy", "pow", "mean", "add", "rsqrt", "mul", "_to_copy"],
+                ["mm", "add"],
+            ],
+        ),
+        (RotatedProjection(), (HALF_ROWS,) * 3, [["mm"], ["mul", "neg", "cat", "mul", "add"]]),
+        (SoftmaxOfScaled(), (HALF_ROWS,), [["mm", "mul"], ["_softmax"]]),
+    ],
+)
+def test_a_product_leaves_to_its_readers_what_would_make_it_write_more(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], operators: list[list[str]]
+) -> None:
+    region = capture_region(module.bfloat16(), *inputs)
+    groups = partition(region, products=True).groups
+    assert [list_operators(group) for group in groups] == operators
+    assert all(len(group.outputs) == 1 for group in groups)
+    program = splice(region.program, {group: group.region.program for group in groups})
+    values = make_inputs(region)
+    expected = prepare(region.program, CPU)(values)
+    for actual, plain in zip(prepare(program, CPU)(values), expected, strict=True):
+        assert torch.equal(actual, plain)

@@ -9,12 +9,12 @@ x ── slice ─────── cat ── * sin ── + ...
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from torch_cudal1.graph.fusion.uses import Uses
 from torch_cudal1.ir.program import Aten, Step, TensorSpec
 
-__all__ = ["drop_loose_ends", "follows_product", "joins_halves"]
+__all__ = ["drop_loose_ends", "find_costly_ends", "follows_product", "joins_halves"]
 
 _RESHAPES = frozenset(f"aten.{name}.default" for name in ("view", "_unsafe_view", "unsqueeze"))
 # Apart from reshapes: whether rows stay rows depends on the strides.
@@ -85,6 +85,51 @@ def drop_loose_ends(steps: tuple[int, ...], uses: Uses) -> tuple[int, ...]:
     """
     # Second views first: what they leave may be bare layout.
     return _drop_bare_layout(_drop_second_views(steps, uses), uses)
+
+
+def find_costly_ends(
+    steps: Collection[int],
+    uses: Uses,
+    specs: Mapping[int, TensorSpec],
+    fusible: Callable[[Step], bool],
+) -> frozenset[int]:
+    """The steps at the end of a product's fusion group without which it writes fewer bytes, and
+    which the steps that read them can do as well: the square of an RMS norm, of which the norm's
+    kernel needs no copy in memory. `fusible`: says what such a reader is.
+    """
+    remaining, fewest = set(steps), _count_output_bytes(steps, uses, specs)
+    left_out: frozenset[int] = frozenset()
+    # From the end, since dropping a step makes the one before it the last.
+    for position in sorted(steps, reverse=True):
+        step = uses.steps[position]
+        readers = {reader for out in step.writes for reader in uses.readers.get(out, frozenset())}
+        if (
+            not fusible(step)
+            or not readers
+            or readers & remaining
+            # -1 stands for the outputs of the whole Program.
+            or not all(reader >= 0 and fusible(uses.steps[reader]) for reader in readers)
+        ):
+            continue
+        output_bytes = _count_output_bytes(remaining - {position}, uses, specs)
+        if output_bytes > fewest:
+            continue
+        # A square of a number in fp32 is as many bytes as the number; the half that both are made
+        # of is fewer.
+        remaining.discard(position)
+        if output_bytes < fewest:
+            fewest, left_out = output_bytes, frozenset(steps) - remaining
+    return left_out
+
+
+def _count_output_bytes(steps: Collection[int], uses: Uses, specs: Mapping[int, TensorSpec]) -> int:
+    """What a kernel of these steps writes."""
+    return sum(
+        specs[out].size_bytes
+        for position in steps
+        for out in uses.steps[position].writes
+        if uses.readers.get(out, frozenset()) - set(steps)
+    )
 
 
 def _keeps_rows(step: Aten, specs: Mapping[int, TensorSpec]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch_cudal1.graph.fusion.epilogues import follows_product, joins_halves
+from torch_cudal1.graph.fusion.epilogues import find_costly_ends, follows_product, joins_halves
 from torch_cudal1.graph.fusion.fusible_ops import (
     YIELD_ROWS,
     find_layout_steps_of_scans,
@@ -41,17 +41,26 @@ def grow_groups(
     `fixed_groups`: positions that are one group from the start, and that nothing else uses the
     inner values of.
     """
-    growth = _Growth(
-        uses,
-        specs,
-        products,
-        # Layout is otherwise left to Inductor. A scan's kernel does flips itself.
-        layout=find_layout_steps_of_scans(uses.steps),
-        fixed_group_at={position: group for group in fixed_groups for position in group},
-    )
-    for position in range(len(uses.steps)):
-        growth.add_step(position)
-    return [tuple(sorted(group.steps)) for group in growth.groups if group.steps]
+    fixed_group_at = {position: group for group in fixed_groups for position in group}
+    # Layout is otherwise left to Inductor. A scan's kernel does flips itself.
+    layout = find_layout_steps_of_scans(uses.steps)
+    left_to_readers: frozenset[int] = frozenset()
+    while True:
+        growth = _Growth(uses, specs, products, layout, fixed_group_at, left_to_readers)
+        for position in range(len(uses.steps)):
+            growth.add_step(position)
+        # Which values a group has to write is only known when all have grown.
+        costly = frozenset().union(
+            *(
+                find_costly_ends(group.steps, uses, specs, is_fusible)
+                for group in growth.groups
+                if group.has_product
+            )
+        )
+        # Each turn adds to them, so there is a last one.
+        if costly <= left_to_readers | fixed_group_at.keys():
+            return [tuple(sorted(group.steps)) for group in growth.groups if group.steps]
+        left_to_readers |= costly - fixed_group_at.keys()
 
 
 @dataclass
@@ -68,13 +77,16 @@ class _Group:
 
 @dataclass
 class _Growth:
-    """The groups of the steps so far. `layout`: positions of layout steps that a scan takes in."""
+    """The groups of the steps so far. `layout`: positions of layout steps that a scan takes in.
+    `left_to_readers`: those of steps that join no group around a product.
+    """
 
     uses: Uses
     specs: Mapping[int, TensorSpec]
     products: bool
     layout: Collection[int]
     fixed_group_at: Mapping[int, tuple[int, ...]]
+    left_to_readers: Collection[int] = ()
     groups: list[_Group] = field(default_factory=list)
     group_of: dict[int, int] = field(default_factory=dict)  # value -> group that yields it
     # value -> groups it depends on
@@ -125,7 +137,8 @@ class _Growth:
         # What may follow a product differs from what may join others.
         follows = follows_product(step, self.specs) and position not in self.layout
         if follows or fusible or joins_halves(position, self.uses, self.specs, is_fusible):
-            chosen = self._find_latest_group(step, follows=follows)
+            past_products = position in self.left_to_readers
+            chosen = self._find_latest_group(step, follows=follows, past_products=past_products)
             if chosen is not None:
                 return chosen
         # No group fits: the step starts one, which may later be absorbed.
@@ -138,8 +151,10 @@ class _Growth:
             self.started[fixed_group] = number
         return number
 
-    def _find_latest_group(self, step: Step, *, follows: bool) -> int | None:
-        """The latest group that `step` may join. `follows`: only one around a product."""
+    def _find_latest_group(self, step: Step, *, follows: bool, past_products: bool) -> int | None:
+        """The latest group that `step` may join. `follows`: only one around a product;
+        `past_products`: only another one.
+        """
         for number in sorted(self._list_groups_read(step), reverse=True):
             group = self.groups[number]
             # Convexity: with such a path no order of calls exists.
@@ -150,6 +165,7 @@ class _Growth:
                 if follows
                 else not (group.row_op and is_row_op(step) and not may_follow(step, group.row_op))
             )
+            fits = fits and not (past_products and group.has_product)
             if fits and not leaves_and_returns:
                 return number
         return None
