@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 import torch
@@ -23,7 +25,7 @@ from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
 from torch_cudal1.kernels.templates.gemm_tiled import GemmParts
 from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule, read_schedule
 
-__all__ = ["lower_half_precision"]
+__all__ = ["lower_half_precision", "lower_siblings"]
 
 # One text in three parts.
 _FILES = ("packed_machine.cu", "tail_functions.cu", "wgmma.cu")
@@ -38,28 +40,68 @@ _SM_COUNT = H200.sm_count
 # Of a tile of 64 rows: registers and shared memory of two blocks fit into an SM.
 _MAX_SHARED_COLUMNS = 128
 _REACH = 2**31 - 1
+# What the kernel's text has once for each right operand.
+_PART_BEGINS, _PART_ENDS = "// PART BEGINS\n", "// PART ENDS\n"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A right operand, its result, and the steps after it."""
+
+    product: Product
+    epilogue: CudaEpilogue
 
 
 def lower_half_precision(parts: GemmParts, proposal: Proposal) -> KernelSource:
-    """The kernel of a proposal. Raises NotLowerableError where the operands do not lie as it reads
-    them, or the steps after the product have no C++ form.
+    """The kernel of a proposal for one product. Raises NotLowerableError where the operands do not
+    lie as it reads them, or the steps after the product have no C++ form.
     """
-    schedule, product = read_schedule(proposal), parts.product
+    schedule = read_schedule(proposal)
+    product, swapped = put_long_side_left(parts.product, schedule.rows)
+    return _lower([_Part(product, _print_epilogue(parts))], schedule, swapped=swapped)
+
+
+def lower_siblings(siblings: Sequence[GemmParts], schedule: GemmSchedule) -> KernelSource:
+    """The kernel of several products that share their left operand. Raises as
+    `lower_half_precision`, and where they share none.
+    """
+    first = siblings[0].product
+    for parts in siblings:
+        product = parts.product
+        if (product.left, product.batch, product.m, product.k) != (first.left, 1, first.m, first.k):
+            raise NotLowerableError("products of different left operands, or batches")
+        if (product.right.depth == 1) != (first.right.depth == 1):
+            raise NotLowerableError("right operands of which some lie along k and some across it")
+    parts_of_kernel = [_Part(parts.product, _print_epilogue(parts)) for parts in siblings]
+    return _lower(parts_of_kernel, schedule, swapped=False)
+
+
+def _print_epilogue(parts: GemmParts) -> CudaEpilogue:
     if parts.weight is not None:
         raise NotLowerableError(
             "a weight that is made in the fusion group; wgmma reads operands from memory"
         )
-    if product.dtype not in (torch.float16, torch.bfloat16):
-        raise NotLowerableError(f"a wgmma product of {product.dtype}")
-    epilogue = print_cuda_epilogue(parts.epilogue, product.dtype)
-    product, swapped = put_long_side_left(product, schedule.rows)
-    sizes = _define_sizes(product, schedule) | {
-        "SWAPPED": int(swapped),
-        "RUN": epilogue.run,
-        "ROUNDED": int(epilogue.dtype != torch.float32),
-    }
-    text, name = _print_text(product, epilogue, sizes)
-    arguments = (product.left.value, product.right.value, epilogue.written, *epilogue.reads)
+    dtype = parts.product.dtype
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise NotLowerableError(f"a wgmma product of {dtype}")
+    return print_cuda_epilogue(parts.epilogue, dtype)
+
+
+def _lower(parts: Sequence[_Part], schedule: GemmSchedule, *, swapped: bool) -> KernelSource:
+    sizes = _define_sizes(parts, schedule) | {"SWAPPED": int(swapped)}
+    rights = [
+        _describe_operand(product.right, product.n, product.k, schedule.columns)
+        for product in (part.product for part in parts)
+    ]
+    sizes["B_ALONG_K"] = rights[0].along_k
+    text, name = _print_text(parts, rights, schedule, sizes)
+    reads = dict.fromkeys(value for part in parts for value in part.epilogue.reads)
+    arguments = (
+        parts[0].product.left.value,
+        *(part.product.right.value for part in parts),
+        *(part.epilogue.written for part in parts),
+        *reads,
+    )
     # 1024 bytes to align the ring, since the swizzle is of address bits; 16 bytes a stage for its
     # two barriers.
     stage_bytes = _ITEM_BYTES * schedule.depth * (schedule.rows + schedule.columns) + 16
@@ -67,7 +109,7 @@ def lower_half_precision(parts: GemmParts, proposal: Proposal) -> KernelSource:
     # A warpgroup that copies, and one for each 64 rows that multiplies.
     threads = 128 + 2 * schedule.rows
     return KernelSource(
-        f"wgmma_{name}",
+        name,
         text,
         tuple((value, "*") for value in arguments),
         sizes["BLOCKS"],
@@ -76,12 +118,15 @@ def lower_half_precision(parts: GemmParts, proposal: Proposal) -> KernelSource:
     )
 
 
-def _define_sizes(product: Product, schedule: GemmSchedule) -> dict[str, int]:
-    high, wide = math.ceil(product.m / schedule.rows), math.ceil(product.n / schedule.columns)
+def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, int]:
+    product = parts[0].product
+    high = math.ceil(product.m / schedule.rows)
+    wide = sum(math.ceil(part.product.n / schedule.columns) for part in parts)
     tiles = product.batch * high * wide
     per_sm = 2 if schedule.rows == 64 and schedule.columns <= _MAX_SHARED_COLUMNS else 1
-    if max(product.m, product.n) * product.k > _REACH:
+    if max(product.m, *(part.product.n for part in parts)) * product.k > _REACH:
         raise NotLowerableError("a matrix of more than 2^31 elements")
+    left = _describe_operand(product.left, product.m, product.k, schedule.rows)
     return {
         "HALF": int(product.dtype == torch.float16),
         "PLANES": 1,
@@ -94,26 +139,39 @@ def _define_sizes(product: Product, schedule: GemmSchedule) -> dict[str, int]:
         "LAG": min(_MAX_LAG, schedule.stages - _HELD),
         "GROUP": schedule.group,
         "M": product.m,
-        "N": product.n,
         "K": product.k,
         "HIGH": high,
         "WIDE": wide,
         "TILES": tiles,
         "PER_SM": per_sm,
         "BLOCKS": min(tiles, per_sm * _SM_COUNT),
-        **_define_operand("A", product.left, product.m, product, schedule.rows),
-        **_define_operand("B", product.right, product.n, product, schedule.columns),
+        "A_ROW": left.row,
+        "A_DEPTH": left.depth,
+        "A_BATCH": left.batch,
+        "A_OFFSET": left.offset,
+        "A_ALONG_K": left.along_k,
     }
 
 
-def _define_operand(
-    name: str, operand: Operand, rows: int, product: Product, tile: int
-) -> dict[str, int]:
-    """Raises NotLowerableError where it cannot be read 16 bytes at a time."""
+@dataclass(frozen=True)
+class _Strides:
+    """How an operand lies, in elements. `along_k`: 1 where a copy is along k, 0 where across it."""
+
+    row: int
+    depth: int
+    batch: int
+    offset: int
+    along_k: int
+
+
+def _describe_operand(operand: Operand, rows: int, depth: int, tile: int) -> _Strides:
+    """An operand of `rows` x `depth`, of which a tile has `tile` rows. Raises NotLowerableError
+    where it cannot be read 16 bytes at a time.
+    """
     along_k = operand.depth == 1
     # Copies are along one dimension, and step by whole copies along the others.
     contiguous, step, length = (
-        (operand.depth, operand.row, product.k) if along_k else (operand.row, operand.depth, rows)
+        (operand.depth, operand.row, depth) if along_k else (operand.row, operand.depth, rows)
     )
     steps = (step, operand.batch, operand.offset, length)
     if (
@@ -123,35 +181,103 @@ def _define_operand(
         or (not along_k and tile % _SWIZZLED)
     ):
         raise NotLowerableError("an operand that cannot be copied 16 bytes at a time")
-    return {
-        f"{name}_ROW": operand.row,
-        f"{name}_DEPTH": operand.depth,
-        f"{name}_BATCH": operand.batch,
-        f"{name}_OFFSET": operand.offset,
-        f"{name}_ALONG_K": int(along_k),
-    }
+    return _Strides(operand.row, operand.depth, operand.batch, operand.offset, int(along_k))
 
 
-def _print_text(product: Product, epilogue: CudaEpilogue, sizes: dict[str, int]) -> tuple[str, str]:
+def _print_text(
+    parts: Sequence[_Part],
+    rights: Sequence[_Strides],
+    schedule: GemmSchedule,
+    sizes: dict[str, int],
+) -> tuple[str, str]:
     """The C++ text, and the name of its kernel."""
     text = "".join(
         (files("torch_cudal1.kernels.templates.hopper") / name).read_text() for name in _FILES
     )
-    # everything that changes the code is in the name, which thus stands for one machine code
-    digest = hashlib.sha256(
-        (text + epilogue.text + repr(sorted(sizes.items()))).encode()
-    ).hexdigest()[:16]
+    # The comment at the head of the file names the words that are replaced: it must keep them.
+    head, start, body = text.partition("typedef unsigned int u32")
+    common, _, rest = body.partition(_PART_BEGINS)
+    part_text, _, kernel = rest.partition(_PART_ENDS)
+    product = parts[0].product
     across = (not sizes["A_ALONG_K"], not sizes["B_ALONG_K"])
-    words = {
+    printed_parts = [_print_part(part_text, i, part) for i, part in enumerate(parts)]
+    body = "".join([common, *printed_parts, kernel])
+    for word, meant in {
         "WGMMA_DEFINITION": print_wgmma(sizes["BN"], product.dtype, across),
+        **_print_words(parts, rights, schedule),
+    }.items():
+        body = body.replace(word, meant)
+    # everything that changes the code is in the name, which thus stands for one machine code
+    digest = hashlib.sha256((body + repr(sorted(sizes.items()))).encode()).hexdigest()[:16]
+    return head + start + body.replace(" MULTIPLY(", f" wgmma_{digest}("), f"wgmma_{digest}"
+
+
+def _print_part(text: str, number: int, part: _Part) -> str:
+    """The text of a part, with its constants."""
+    epilogue = part.epilogue
+    defined = {
+        "PART": f"part{number}",
+        "N": part.product.n,
+        "RUN": epilogue.run,
+        "ROUNDED": int(epilogue.dtype != torch.float32),
+    }
+    words = {
         "TAIL_DEFINITION": epilogue.text,
         "TAIL_PARAMETERS": epilogue.parameters,
         "TAIL_ARGUMENTS": epilogue.arguments,
         "INDEX": "i64" if "i64 row" in epilogue.text else "int",
-        " MULTIPLY(": f" wgmma_{digest}(",
     }
-    # The comment at the head of the file names the words that are replaced: it must keep them.
-    head, start, body = text.partition("typedef unsigned int u32")
     for word, meant in words.items():
-        body = body.replace(word, meant)
-    return head + start + body, digest
+        text = text.replace(word, meant)
+    return "".join(
+        [
+            *(f"#define {name} {value}\n" for name, value in defined.items()),
+            text,
+            *(f"#undef {name}\n" for name in defined),
+        ]
+    )
+
+
+def _print_words(
+    parts: Sequence[_Part], rights: Sequence[_Strides], schedule: GemmSchedule
+) -> dict[str, str]:
+    """What stands for the words that all parts share."""
+    first_tiles = [0]
+    for part in parts:
+        first_tiles.append(first_tiles[-1] + math.ceil(part.product.n / schedule.columns))
+    numbers = range(len(parts))
+    # Of each tile and part in turn; the last part is what is left.
+    choose_part = "".join(f"tile < {first_tiles[i + 1]} ? {i} : " for i in numbers[:-1])
+    choose_first = "".join(f"part == {i} ? {first_tiles[i]} : " for i in numbers[:-1])
+    fetches = [
+        f"  if (tile.part == {i}) fetch<BN, {part.product.n}, {right.row}, {right.depth}, {bool(right.along_k):d}>"
+        f"(to, b{i} + {right.offset} + tile.batch * (i64){right.batch}, tile.column, k, thread);"
+        for i, (part, right) in enumerate(zip(parts, rights, strict=True))
+    ]
+    stores = [
+        f"      if (tile.part == {i}) part{i}::store(sum, c{i}, tile, first, quad{part.epilogue.arguments});"
+        for i, part in enumerate(parts)
+    ]
+    # An operand that the steps of several parts read is one parameter.
+    parameters = dict.fromkeys(
+        parameter
+        for part in parts
+        for parameter in part.epilogue.parameters.split(", ")
+        if parameter
+    )
+    results = (
+        f", {'float' if part.epilogue.dtype == torch.float32 else 'u16'}* c{i}"
+        for i, part in enumerate(parts)
+    )
+    return {
+        "PART_FUNCTIONS": (
+            f"__device__ __forceinline__ int part_of(int tile) {{ return {choose_part}{numbers[-1]}; }}\n"
+            f"__device__ __forceinline__ int first_tile_of(int part) {{ return {choose_first}{first_tiles[-2]}; }}"
+        ),
+        "FETCH_RIGHT": "\n".join(fetches),
+        "STORE_PARTS": "\n".join(stores),
+        "RIGHT_PARAMETERS": "".join(f", const u16* b{i}" for i in numbers),
+        "RIGHT_ARGUMENTS": "".join(f", b{i}" for i in numbers),
+        "RESULT_PARAMETERS": "".join(results),
+        "ALL_PARAMETERS": "".join(f", {parameter}" for parameter in parameters),
+    }

@@ -4,21 +4,20 @@
 // copy, into the 128-byte swizzle that wgmma reads; one or two warpgroups of consumers multiply, 64 rows of a tile each. A block computes
 // tiles until none is left: while consumers write a tile, the ring fills for the next. Copies beyond the matrices write zeros.
 //
+// A may meet several right operands, each with a result and steps of its own: the query, key and value of attention in one launch. The tiles of
+// their columns lie side by side; a tile is of one "part".
+//
 // A copy is of eight elements along k (A_ALONG_K, B_ALONG_K: 1) or across it (0: a transposed operand of wgmma). The operand that is A may
 // be the right one of the Program (SWAPPED: rows of A are columns of C): then few rows of the other one are no half-empty tile.
 //
 // Constants beside those of packed_machine.cu (PLANES = 1, HALF: 1 for fp16, CLUSTER = 1, STREAM = 0): BM (64 or 128), BN (multiple of 16, of 64 where B
-// lies across k), PER_SM blocks of an SM, LAG (copies of so many stages are on their way; at most STAGES - 2, since consumers hold two), BLOCKS of the grid, TILES, HIGH and WIDE (tiles of rows and of columns), GROUP; M, N, K;
-// A_ROW, A_DEPTH, A_BATCH, A_OFFSET and the same of B: strides in elements; RUN (so many columns of C are one aligned store: 8, 2, 1),
-// ROUNDED (1: C is of the operands' type, 0: fp32).
+// lies across k), PER_SM blocks of an SM, LAG (copies of so many stages are on their way; at most STAGES - 2, since consumers hold two), BLOCKS of the grid,
+// TILES, HIGH and WIDE (tiles of rows and of columns), GROUP; M, K; A_ROW, A_DEPTH, A_BATCH, A_OFFSET: strides in elements. Of a part, defined before its
+// text: PART (its namespace), N, RUN (so many columns of C are one aligned store: 8, 2, 1), ROUNDED (1: C is of the operands' type, 0: fp32).
+// Other words in capitals are what the generator replaces; `half_precision.py` says by what.
 
 #define THREADS (128 + 2 * BM)
 #define ACROSS 8192  // bytes of 64 rows x 64 of k of an operand that lies across k
-#if ROUNDED
-typedef u16 Result;
-#else
-typedef float Result;
-#endif
 
 #ifndef EMULATED
 __device__ __forceinline__ void copy_or_clear(u32 to, const u16* from, bool inside) {  // 16 bytes, or zeros
@@ -46,13 +45,17 @@ __device__ __forceinline__ void take_consumer_registers() {
 __device__ __forceinline__ float from_half(u16 x) { return from_piece(x); }
 
 struct Tile {
-  int batch, row, column;
+  int batch, row, column, part;
 };
+
+// part_of(tile of columns), and first_tile_of(part)
+PART_FUNCTIONS
 
 __device__ __forceinline__ Tile tile_of(int number) {  // GROUP rows of tiles at a time, so that a wave of blocks shares operands in the L2
   const int batch = number / (HIGH * WIDE), inside = number % (HIGH * WIDE);
   const int band = inside / (GROUP * WIDE), rows = min(GROUP, HIGH - band * GROUP), rest = inside % (GROUP * WIDE);
-  return {batch, (band * GROUP + rest % rows) * BM, rest / rows * BN};
+  const int across = rest / rows, part = part_of(across);
+  return {batch, (band * GROUP + rest % rows) * BM, (across - first_tile_of(part)) * BN, part};
 }
 
 // Starts the copies of 64 of k of an operand's tile: SIZE rows from `row` on, of LIMIT that there are
@@ -75,6 +78,10 @@ __device__ __forceinline__ void fetch(u32 to, const u16* from, int row, int k, i
   }
 }
 
+__device__ __forceinline__ void fetch_right(u32 to, const Tile& tile, int k, int thread RIGHT_PARAMETERS) {
+FETCH_RIGHT
+}
+
 // What a stage holds is complete and may be multiplied; of each warp one thread tells it
 __device__ __forceinline__ void hand_over(u32 barrier, int thread) {
   show_to_wgmma();
@@ -82,19 +89,18 @@ __device__ __forceinline__ void hand_over(u32 barrier, int thread) {
   if (thread % 32 == 0) arrive(barrier);
 }
 
-__device__ __forceinline__ void produce(const u16* a, const u16* b, u32 ring, u32 full, u32 empty, int thread) {
+__device__ __forceinline__ void produce(const u16* a, u32 ring, u32 full, u32 empty, int thread RIGHT_PARAMETERS) {
   int stage = 0, turn = 0, late = 0, ready = 0;  // `ready`: the stage that is handed over next, `late` copies of stages behind
 #pragma unroll 1
   for (int number = blockIdx.x; number < TILES; number += BLOCKS) {
     const Tile tile = tile_of(number);
     const u16* left = a + A_OFFSET + tile.batch * (i64)A_BATCH;
-    const u16* right = b + B_OFFSET + tile.batch * (i64)B_BATCH;
 #pragma unroll 1
     for (int k = 0; k < K; k += BK) {
       if (turn > 0) wait(empty + 8 * stage, (turn - 1) & 1);
       const u32 at = ring + stage * STAGE;
       fetch<BM, M, A_ROW, A_DEPTH, A_ALONG_K>(at, left, tile.row, k, thread);
-      fetch<BN, N, B_ROW, B_DEPTH, B_ALONG_K>(at + STAGE_A, right, tile.column, k, thread);
+      fetch_right(at + STAGE_A, tile, k, thread RIGHT_ARGUMENTS);
       commit_copies();
       if (late == LAG) {
         wait_copies<LAG>();
@@ -153,17 +159,6 @@ __device__ __forceinline__ void load_run(float (&value)[8], const float* from) {
   value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
 }
 
-// tail(x, row, column, ...), place(row, column), and tail_run(x, row, column, ...) of eight columns; rows are counted through the batch
-TAIL_DEFINITION
-
-__device__ __forceinline__ Result rounded(float x) {
-#if ROUNDED
-  return to_piece(x);
-#else
-  return x;
-#endif
-}
-
 __device__ __forceinline__ void store_run(u16* to, const float (&value)[8]) {
   u32 word[4];
 #pragma unroll
@@ -187,6 +182,25 @@ __device__ __forceinline__ void transpose(float (&value)[4], int quad) {
     const float theirs = __shfl_xor_sync(~0u, quad & 2 ? value[i] : value[i + 2], 2);
     if (quad & 2) value[i] = theirs; else value[i + 2] = theirs;
   }
+}
+
+// PART BEGINS
+namespace PART {
+#if ROUNDED
+typedef u16 Result;
+#else
+typedef float Result;
+#endif
+
+// tail(x, row, column, ...), place(row, column), and tail_run(x, row, column, ...) of eight columns; rows are counted through the batch
+TAIL_DEFINITION
+
+__device__ __forceinline__ Result rounded(float x) {
+#if ROUNDED
+  return to_piece(x);
+#else
+  return x;
+#endif
 }
 
 __device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const Tile& tile, int first, int quad TAIL_PARAMETERS) {
@@ -243,7 +257,10 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const 
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16* a, const u16* b, Result* c TAIL_PARAMETERS) {
+}  // namespace PART
+// PART ENDS
+
+extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16* a RIGHT_PARAMETERS RESULT_PARAMETERS ALL_PARAMETERS) {
   const u32 ring = (shared_address(memory) + 1023) & ~1023u;  // the swizzle is of address bits
   const u32 full = ring + STAGES * STAGE, empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
@@ -256,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16
   __syncthreads();
   if (threadIdx.x < 128) {
     take_producer_registers();
-    produce(a, b, ring, full, empty, threadIdx.x);
+    produce(a, ring, full, empty, threadIdx.x RIGHT_ARGUMENTS);
   } else {
     take_consumer_registers();
     const int at = threadIdx.x - 128, quad = at % 4;
@@ -266,7 +283,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16
 #pragma unroll 1
     for (int number = blockIdx.x; number < TILES; number += BLOCKS) {
       consume(sum, ring, full, empty, stage, turn, at / 128, at % 32);
-      store(sum, c, tile_of(number), first, quad TAIL_ARGUMENTS);
+      const Tile tile = tile_of(number);
+STORE_PARTS
     }
   }
 }
