@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
 from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
-from torch_cudal1.kernels import build
+from torch_cudal1.kernels import build, propose
 from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.kernels.ops.matmul import Operand, Product
 from torch_cudal1.kernels.templates.gemm_tiles import (
@@ -39,6 +39,11 @@ def make_schedule(columns: int, stages: int = 3, rows: int = 128) -> GemmSchedul
 def normal(dtype: torch.dtype, *shape: int) -> Tensor:
     """Standard normal, the same at every run."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def make_squares(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Three matrices: equal objects would be one input of a traced program."""
+    return tuple(normal(dtype, 64, 64).clone() for _ in range(3))
 
 
 # name -> (schedule, function, inputs)
@@ -99,6 +104,78 @@ CASES: dict[str, tuple[GemmSchedule, Callable[..., Any], tuple[Tensor, ...]]] = 
         (normal(BF16, 66, 72), normal(BF16, 34, 72)),
     ),
 }
+
+
+def project(x: Tensor, q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """Query, key and value of attention with fewer heads for the last two, as models have them."""
+    query = torch.addmm(b, x, q.t()).view(7, 10, 3, 24).transpose(1, 2)
+    return query * 0.5, F.silu(x @ k.t()), (x @ v.t()).float()
+
+
+# name -> (rows of a tile, columns of a tile, function, inputs)
+SIBLINGS: dict[str, tuple[int, int, Callable[..., Any], tuple[Tensor, ...]]] = {
+    "three along k, of different widths": (
+        64,
+        32,
+        project,
+        (
+            normal(BF16, 70, 72),
+            normal(BF16, 72, 72),
+            normal(BF16, 40, 72),
+            normal(BF16, 41, 72),
+            normal(BF16, 72),
+        ),
+    ),
+    "two across k, of a reshaped operand": (
+        128,
+        64,
+        lambda x, a, b: (x.view(140, 72) @ a, torch.relu(x.view(140, 72) @ b)),
+        (normal(FP16, 2, 70, 72), normal(FP16, 72, 128), normal(FP16, 72, 64)),
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_products_of_one_left_operand_run_in_one_launch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_precision, "_SM_COUNT", 1)
+    rows, columns, function, inputs = SIBLINGS[name]
+    program = trace_program(function, inputs)
+    (proposal,) = (
+        proposal
+        for proposal in propose(program, 90, most=100)
+        if (proposal.config["rows"], proposal.config["columns"]) == (rows, columns)
+    )
+    assert len(lower(program, proposal).kernels) == 1
+    results = run_on_cpu(program, proposal, inputs, tmp_path)
+    eager, exact = function(*inputs), function(*(t.double() for t in inputs))
+    for got, plain, right in zip(results, eager, exact, strict=True):
+        assert (got.shape, got.stride(), got.dtype) == (plain.shape, plain.stride(), plain.dtype)
+        assert measure_error(got, right) <= 1.01 * measure_error(plain, right)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        # different left operands
+        (lambda x, y, w: (x @ w, y @ w), make_squares(BF16)),
+        # one lies along k, one across it
+        (lambda x, y, w: (x @ w, x @ y.t()), make_squares(BF16)),
+        (lambda x, y, w: (x @ w, x @ y), make_squares(torch.float32)),
+    ],
+)
+def test_other_pairs_of_products_get_no_kernel(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...]
+) -> None:
+    assert propose(trace_program(function, inputs), 90) == ()
+
+
+def test_siblings_are_for_hopper_only() -> None:
+    program = trace_program(lambda x, y, w: (x @ w, x @ y), make_squares(BF16))
+    assert propose(program, 90)
+    assert all(propose(program, sm) == () for sm in (80, 89, 100, 120))
 
 
 def measure_error(got: Tensor, exact: Tensor) -> float:

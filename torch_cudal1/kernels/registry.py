@@ -23,6 +23,7 @@ from torch_cudal1.kernels.templates import (
     scans,
     softmax,
 )
+from torch_cudal1.kernels.templates.hopper import siblings
 
 __all__ = [
     "TEMPLATES",
@@ -44,6 +45,7 @@ TEMPLATES: tuple[Template, ...] = (
     attention_backward.TEMPLATE,
     attention.TEMPLATE,
     conv.TEMPLATE,
+    siblings.TEMPLATE,
     gemm.TEMPLATE,
     softmax.TEMPLATE,
     norms.TEMPLATE,

@@ -118,7 +118,7 @@ def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpil
     """
     stores = [s for s in nest.statements if s.kind == "store"]
     dtypes = (torch.float32, half)
-    if len(stores) != 1 or stores[0].node.dtype not in dtypes:
+    if len(stores) != 1 or (dtype := stores[0].written_dtype) not in dtypes or dtype is None:
         raise NotLowerableError(f"this product writes one tensor, of {dtypes}")
     printer, store = TritonPrinter(nest, Tile(1, 1)), stores[0]
     # Offsets that exceed 31 bits need 64, here as in Triton's text.
@@ -144,9 +144,7 @@ def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpil
     run = next((run for run in _RUNS if _has_aligned_runs(nest, store.access, run)), 1)
     if half is not None and run == _RUNS[0]:
         lines += _print_run_tail(printer, digits, number, parameters, arguments)
-    return CudaEpilogue(
-        "\n".join(lines), parameters, arguments, reads, store.value, run, store.node.dtype
-    )
+    return CudaEpilogue("\n".join(lines), parameters, arguments, reads, store.value, run, dtype)
 
 
 def _print_run_tail(

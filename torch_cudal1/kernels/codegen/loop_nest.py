@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from torch_cudal1.core.errors import NotLowerableError
 from torch_cudal1.kernels.expr.affine import (
     AffineExpr,
@@ -77,6 +79,8 @@ class Statement:
     value: int = -1
     # Of a load that may leave its tensor: each form must be in 0 .. limit.
     limits: tuple[tuple[AffineExpr, int], ...] = ()
+    # Of a store: the tensor's, which may be wider than its node's.
+    written_dtype: torch.dtype | None = None
 
     @property
     def ready_level(self) -> int:
@@ -266,6 +270,7 @@ class _Builder:
                 operands=(source,),
                 access=access,
                 value=output.value,
+                written_dtype=output.spec.torch_dtype,
             )
             self.statements.append(store)
         return Nest(tuple(self.statements), self.atoms)

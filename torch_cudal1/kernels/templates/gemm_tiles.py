@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -25,6 +25,7 @@ __all__ = [
     "TILED",
     "GemmSchedule",
     "choose_schedules",
+    "choose_wgmma_tiles",
     "order_by_bound",
     "read_schedule",
 ]
@@ -419,15 +420,25 @@ def _list_packed_schedules(name: str, product: Product) -> Iterable[GemmSchedule
             yield GemmSchedule(name, 128, columns, 64, 8, stages, group, split, promote, cluster)
 
 
+def choose_wgmma_tiles(rows: int, columns: int) -> list[GemmSchedule]:
+    """The tiles of wgmma of which less than half is empty for a product of so many rows and
+    columns.
+    """
+    return [
+        GemmSchedule("wgmma", tile_rows, tile_columns, 64, 8, stages, 8)
+        for tile_rows, tile_columns, stages in _WGMMA
+        if tile_columns < 2 * max(16, columns) and tile_rows < 2 * max(64, rows)
+    ]
+
+
 def _list_wgmma_schedules(product: Product) -> Iterable[GemmSchedule]:
-    """Tiles of which less than half is empty."""
-    for rows, columns, stages in _WGMMA:
+    for rows in (128, 64):
         turned, _ = put_long_side_left(product, rows)
-        if columns >= 2 * max(16, turned.n) or rows >= 2 * max(64, turned.m):
-            continue
-        tiles = turned.batch * math.ceil(turned.m / rows) * math.ceil(turned.n / columns)
-        for split in _choose_even_splits(turned, tiles):
-            yield GemmSchedule("wgmma", rows, columns, 64, 8, stages, 8, split)
+        for schedule in choose_wgmma_tiles(turned.m, turned.n):
+            if schedule.rows == rows:
+                tiles = math.ceil(turned.m / rows) * math.ceil(turned.n / schedule.columns)
+                for split in _choose_even_splits(turned, turned.batch * tiles):
+                    yield replace(schedule, split=split)
 
 
 def _choose_even_splits(product: Product, tiles: int) -> tuple[int, ...]:
