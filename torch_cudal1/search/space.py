@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch_cudal1 import judge
 from torch_cudal1.graph.fusion.partition import FusionGroup, partition
+from torch_cudal1.graph.fusion.siblings import merge_siblings
 from torch_cudal1.graph.propose import (
     Variant,
     find_minor_product_groups,
@@ -107,7 +108,9 @@ def list_fusion_groups(region: Region, *, finite: bool = False) -> list[FusionGr
     rewritten = make_variant_region(region, variant)
     unsplit = make_variant_region(region, _rewrite_unsplit(region, variant, finite=finite))
     first = find_product_groups(unsplit) or find_minor_product_groups(unsplit)
-    return [*first, *partition(rewritten, products=True).groups, *partition(rewritten).groups]
+    groups = partition(rewritten, products=True).groups
+    siblings = merge_siblings(rewritten, groups)
+    return [*first, *groups, *siblings, *partition(rewritten).groups]
 
 
 def _rewrite_unsplit(region: Region, variant: Variant | None, *, finite: bool) -> Variant | None:

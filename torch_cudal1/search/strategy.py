@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch_cudal1 import judge
 from torch_cudal1.graph.fusion.fusible_ops import starts_group
 from torch_cudal1.graph.fusion.partition import FusionGroup, partition, splice
+from torch_cudal1.graph.fusion.siblings import merge_siblings
 from torch_cudal1.graph.propose import Variant
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Accepted, Candidate, Decision, Rejected, Timing
@@ -135,7 +136,8 @@ class StagedSearch(SearchStrategy):
     1. `cached`: candidates of entries that may not be used without an evaluation.
     2. Kernels for products, where these are most of the time or alone save a noticeable part of it.
     3. Rewritten forms, which cost nothing to build.
-    4. The same with kernels in all fusion groups, unless those for products have lost.
+    4. The same with kernels in all fusion groups, unless those for products have lost; then with
+       one launch for products of one left operand.
     5. And without those for products, unless they have won.
     6. The best of all with the few steps beside its kernels run the other way.
 
@@ -179,6 +181,11 @@ class StagedSearch(SearchStrategy):
         # The same groups were tried above.
         if has_products and not products_lost and set(groups) != set(first):
             yield from self._splice_kernels(variant, groups, kernels, schedules)
+        if has_products and not products_lost:
+            sibling_groups = merge_siblings(rewritten, groups)
+            # Those for one product each were tried above.
+            if sibling_groups != groups:
+                yield from self._splice_kernels(variant, sibling_groups, kernels, schedules)
         # Once kernels for products won, a form without them is a step back.
         if not (first and self.history.best_us is not None):
             fused = partition(rewritten).groups

@@ -98,7 +98,7 @@ def find_costly_ends(
     kernel needs no copy in memory. `fusible`: says what such a reader is.
     """
     remaining, fewest = set(steps), _count_output_bytes(steps, uses, specs)
-    left_out: frozenset[int] = frozenset()
+    costly_ends: frozenset[int] = frozenset()
     # From the end, since dropping a step makes the one before it the last.
     for position in sorted(steps, reverse=True):
         step = uses.steps[position]
@@ -118,8 +118,8 @@ def find_costly_ends(
         # of is fewer.
         remaining.discard(position)
         if output_bytes < fewest:
-            fewest, left_out = output_bytes, frozenset(steps) - remaining
-    return left_out
+            fewest, costly_ends = output_bytes, frozenset(steps) - remaining
+    return costly_ends
 
 
 def _count_output_bytes(steps: Collection[int], uses: Uses, specs: Mapping[int, TensorSpec]) -> int:

@@ -44,9 +44,9 @@ def grow_groups(
     fixed_group_at = {position: group for group in fixed_groups for position in group}
     # Layout is otherwise left to Inductor. A scan's kernel does flips itself.
     layout = find_layout_steps_of_scans(uses.steps)
-    left_to_readers: frozenset[int] = frozenset()
+    reader_steps: frozenset[int] = frozenset()
     while True:
-        growth = _Growth(uses, specs, products, layout, fixed_group_at, left_to_readers)
+        growth = _Growth(uses, specs, products, layout, fixed_group_at, reader_steps)
         for position in range(len(uses.steps)):
             growth.add_step(position)
         # Which values a group has to write is only known when all have grown.
@@ -58,9 +58,9 @@ def grow_groups(
             )
         )
         # Each turn adds to them, so there is a last one.
-        if costly <= left_to_readers | fixed_group_at.keys():
+        if costly <= reader_steps | fixed_group_at.keys():
             return [tuple(sorted(group.steps)) for group in growth.groups if group.steps]
-        left_to_readers |= costly - fixed_group_at.keys()
+        reader_steps |= costly - fixed_group_at.keys()
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Group:
 @dataclass
 class _Growth:
     """The groups of the steps so far. `layout`: positions of layout steps that a scan takes in.
-    `left_to_readers`: those of steps that join no group around a product.
+    `reader_steps`: those of steps that join no group around a product.
     """
 
     uses: Uses
@@ -86,7 +86,7 @@ class _Growth:
     products: bool
     layout: Collection[int]
     fixed_group_at: Mapping[int, tuple[int, ...]]
-    left_to_readers: Collection[int] = ()
+    reader_steps: Collection[int] = ()
     groups: list[_Group] = field(default_factory=list)
     group_of: dict[int, int] = field(default_factory=dict)  # value -> group that yields it
     # value -> groups it depends on
@@ -137,7 +137,7 @@ class _Growth:
         # What may follow a product differs from what may join others.
         follows = follows_product(step, self.specs) and position not in self.layout
         if follows or fusible or joins_halves(position, self.uses, self.specs, is_fusible):
-            past_products = position in self.left_to_readers
+            past_products = position in self.reader_steps
             chosen = self._find_latest_group(step, follows=follows, past_products=past_products)
             if chosen is not None:
                 return chosen

@@ -41,6 +41,7 @@ from torch_cudal1.ir.value_specs import find_unaligned_values, value_specs
 __all__ = [
     "FusionGroup",
     "Partition",
+    "extract_group",
     "partition",
     "rebase_on_inputs",
     "splice",
@@ -90,7 +91,7 @@ def partition(region: Region, *, products: bool = False) -> Partition:
     askew: set[int] = set()
     for steps in (drop_loose_ends(steps, uses) for steps in groups):
         if len(steps) >= _MIN_STEPS or is_anchor(program.steps[steps[0]], products):
-            fusion_group = _extract(
+            fusion_group = extract_group(
                 # "island" is what entries call a fusion group.
                 program,
                 steps,
@@ -194,7 +195,7 @@ def rebase_on_inputs(
     return Program(inputs, steps, outputs, program.constants, program.payloads)
 
 
-def _extract(
+def extract_group(
     program: Program, steps: tuple[int, ...], specs: Mapping[int, TensorSpec], kind: Kind, name: str
 ) -> FusionGroup:
     """The fusion group as a Program of its own, inputs numbered by first use."""

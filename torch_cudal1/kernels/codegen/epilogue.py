@@ -118,7 +118,7 @@ def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpil
     """
     stores = [s for s in nest.statements if s.kind == "store"]
     dtypes = (torch.float32, half)
-    if len(stores) != 1 or (dtype := stores[0].written_dtype) not in dtypes or dtype is None:
+    if len(stores) != 1 or (dtype := stores[0].tensor_dtype) not in dtypes or dtype is None:
         raise NotLowerableError(f"this product writes one tensor, of {dtypes}")
     printer, store = TritonPrinter(nest, Tile(1, 1)), stores[0]
     # Offsets that exceed 31 bits need 64, here as in Triton's text.

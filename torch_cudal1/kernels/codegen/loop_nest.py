@@ -80,7 +80,7 @@ class Statement:
     # Of a load that may leave its tensor: each form must be in 0 .. limit.
     limits: tuple[tuple[AffineExpr, int], ...] = ()
     # Of a store: the tensor's, which may be wider than its node's.
-    written_dtype: torch.dtype | None = None
+    tensor_dtype: torch.dtype | None = None
 
     @property
     def ready_level(self) -> int:
@@ -270,7 +270,7 @@ class _Builder:
                 operands=(source,),
                 access=access,
                 value=output.value,
-                written_dtype=output.spec.torch_dtype,
+                tensor_dtype=output.spec.torch_dtype,
             )
             self.statements.append(store)
         return Nest(tuple(self.statements), self.atoms)

@@ -433,11 +433,11 @@ def choose_wgmma_tiles(rows: int, columns: int) -> list[GemmSchedule]:
 
 def _list_wgmma_schedules(product: Product) -> Iterable[GemmSchedule]:
     for rows in (128, 64):
-        turned, _ = put_long_side_left(product, rows)
-        for schedule in choose_wgmma_tiles(turned.m, turned.n):
+        long_side, _ = put_long_side_left(product, rows)
+        for schedule in choose_wgmma_tiles(long_side.m, long_side.n):
             if schedule.rows == rows:
-                tiles = math.ceil(turned.m / rows) * math.ceil(turned.n / schedule.columns)
-                for split in _choose_even_splits(turned, turned.batch * tiles):
+                tiles = math.ceil(long_side.m / rows) * math.ceil(long_side.n / schedule.columns)
+                for split in _choose_even_splits(long_side, long_side.batch * tiles):
                     yield replace(schedule, split=split)
 
 

@@ -57,8 +57,8 @@ def lower_half_precision(parts: GemmParts, proposal: Proposal) -> KernelSource:
     lie as it reads them, or the steps after the product have no C++ form.
     """
     schedule = read_schedule(proposal)
-    product, swapped = put_long_side_left(parts.product, schedule.rows)
-    return _lower([_Part(product, _print_epilogue(parts))], schedule, swapped=swapped)
+    product, is_swapped = put_long_side_left(parts.product, schedule.rows)
+    return _lower([_Part(product, _print_epilogue(parts))], schedule, is_swapped=is_swapped)
 
 
 def lower_siblings(siblings: Sequence[GemmParts], schedule: GemmSchedule) -> KernelSource:
@@ -73,7 +73,7 @@ def lower_siblings(siblings: Sequence[GemmParts], schedule: GemmSchedule) -> Ker
         if (product.right.depth == 1) != (first.right.depth == 1):
             raise NotLowerableError("right operands of which some lie along k and some across it")
     parts_of_kernel = [_Part(parts.product, _print_epilogue(parts)) for parts in siblings]
-    return _lower(parts_of_kernel, schedule, swapped=False)
+    return _lower(parts_of_kernel, schedule, is_swapped=False)
 
 
 def _print_epilogue(parts: GemmParts) -> CudaEpilogue:
@@ -87,8 +87,8 @@ def _print_epilogue(parts: GemmParts) -> CudaEpilogue:
     return print_cuda_epilogue(parts.epilogue, dtype)
 
 
-def _lower(parts: Sequence[_Part], schedule: GemmSchedule, *, swapped: bool) -> KernelSource:
-    sizes = _define_sizes(parts, schedule) | {"SWAPPED": int(swapped)}
+def _lower(parts: Sequence[_Part], schedule: GemmSchedule, *, is_swapped: bool) -> KernelSource:
+    sizes = _define_sizes(parts, schedule) | {"SWAPPED": int(is_swapped)}
     rights = [
         _describe_operand(product.right, product.n, product.k, schedule.columns)
         for product in (part.product for part in parts)
@@ -126,7 +126,7 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
     per_sm = 2 if schedule.rows == 64 and schedule.columns <= _MAX_SHARED_COLUMNS else 1
     if max(product.m, *(part.product.n for part in parts)) * product.k > _REACH:
         raise NotLowerableError("a matrix of more than 2^31 elements")
-    left = _describe_operand(product.left, product.m, product.k, schedule.rows)
+    lhs = _describe_operand(product.left, product.m, product.k, schedule.rows)
     return {
         "HALF": int(product.dtype == torch.float16),
         "PLANES": 1,
@@ -145,11 +145,11 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
         "TILES": tiles,
         "PER_SM": per_sm,
         "BLOCKS": min(tiles, per_sm * _SM_COUNT),
-        "A_ROW": left.row,
-        "A_DEPTH": left.depth,
-        "A_BATCH": left.batch,
-        "A_OFFSET": left.offset,
-        "A_ALONG_K": left.along_k,
+        "A_ROW": lhs.row,
+        "A_DEPTH": lhs.depth,
+        "A_BATCH": lhs.batch,
+        "A_OFFSET": lhs.offset,
+        "A_ALONG_K": lhs.along_k,
     }
 
 
@@ -200,8 +200,8 @@ def _print_text(
     part_text, _, kernel = rest.partition(_PART_ENDS)
     product = parts[0].product
     across = (not sizes["A_ALONG_K"], not sizes["B_ALONG_K"])
-    printed_parts = [_print_part(part_text, i, part) for i, part in enumerate(parts)]
-    body = "".join([common, *printed_parts, kernel])
+    part_texts = [_print_part(part_text, i, part) for i, part in enumerate(parts)]
+    body = "".join([common, *part_texts, kernel])
     for word, meant in {
         "WGMMA_DEFINITION": print_wgmma(sizes["BN"], product.dtype, across),
         **_print_words(parts, rights, schedule),
@@ -215,7 +215,7 @@ def _print_text(
 def _print_part(text: str, number: int, part: _Part) -> str:
     """The text of a part, with its constants."""
     epilogue = part.epilogue
-    defined = {
+    constants = {
         "PART": f"part{number}",
         "N": part.product.n,
         "RUN": epilogue.run,
@@ -231,9 +231,9 @@ def _print_part(text: str, number: int, part: _Part) -> str:
         text = text.replace(word, meant)
     return "".join(
         [
-            *(f"#define {name} {value}\n" for name, value in defined.items()),
+            *(f"#define {name} {value}\n" for name, value in constants.items()),
             text,
-            *(f"#undef {name}\n" for name in defined),
+            *(f"#undef {name}\n" for name in constants),
         ]
     )
 
