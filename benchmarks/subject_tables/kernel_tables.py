@@ -13,10 +13,9 @@ from benchmarks.subject_tables.table_text import format_interval, make_heading
 
 __all__ = ["tabulate_kernels"]
 
-# Baselines of the products' benchmark and the titles of their columns.
-_GEMM_BASELINES = {
-    "cublas fp32": "vs cuBLAS fp32",
-    "cublas tf32": "vs cuBLAS TF32",
+# Baselines of the products' benchmark and the titles of their columns: of fp32, and of half types.
+_GEMM_BASELINES = {"cublas fp32": "vs cuBLAS fp32", "cublas tf32": "vs cuBLAS TF32"}
+_HALF_BASELINES = {
     "cublas": "vs cuBLAS, then PyTorch's own steps",
     "inductor": "vs torch.compile",
 }
@@ -69,9 +68,9 @@ def _tabulate_products(name: str, document: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"| {row['name']} | {row['device_us']:.1f} | {row['tflops']} | {row['rms']:.2e}{wrong} | {row['worst']:.2e} |"
         )
-    # Half types are measured against other baselines than fp32.
-    baselines = [name for name in _GEMM_BASELINES if any(name in row["against"] for row in finals)]
-    titles = " | ".join(_GEMM_BASELINES[name] for name in baselines)
+    has_half_types = any("inductor" in row["against"] for row in finals)
+    baselines = _GEMM_BASELINES | (_HALF_BASELINES if has_half_types else {})
+    titles = " | ".join(baselines.values())
     lines += [
         "",
         f"| matrix product | call, µs | {titles} |",
