@@ -83,6 +83,11 @@ CASES: dict[str, tuple[GemmSchedule, Callable[..., Any], tuple[Tensor, ...]]] = 
         lambda c, a, b: F.relu(torch.addmm(c, a, b.t())),
         (normal(BF16, 72), normal(BF16, 140, 256), normal(BF16, 72, 256)),
     ),
+    "one row, as a step of a decoder": (
+        make_schedule(16, 4, 64),
+        lambda c, a, b: torch.tanh(torch.addmm(c, a, b.t())),
+        (normal(BF16, 136), normal(BF16, 1, 200), normal(BF16, 136, 200)),
+    ),
     "one warpgroup, few rows": (
         make_schedule(16, 4, 64),
         lambda a, b: a @ b,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import torch
@@ -169,6 +169,8 @@ def _describe_operand(operand: Operand, rows: int, depth: int, tile: int) -> _St
     where it cannot be read 16 bytes at a time.
     """
     along_k = operand.depth == 1
+    # From one row to the next is any number where there is only one.
+    operand = replace(operand, row=0) if along_k and rows == 1 else operand
     # Copies are along one dimension, and step by whole copies along the others.
     contiguous, step, length = (
         (operand.depth, operand.row, depth) if along_k else (operand.row, operand.depth, rows)
