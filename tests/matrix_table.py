@@ -39,7 +39,12 @@ def mark_matrix_cases(items: Iterable[pytest.Item]) -> None:
         cases[item.nodeid.partition("[")[0]].append(item)
         count += 1
     files = {name.partition("::")[0] for name in cases}
-    stale = sorted(name for name in table.keys() - cases.keys() if name.partition("::")[0] in files)
+    stale = sorted(
+        name
+        for name in table.keys() - cases.keys()
+        # A file that is there and was not asked for may have the test.
+        if (file := name.partition("::")[0]) in files or not (TABLE.parents[1] / file).exists()
+    )
     if stale and count > WHOLE_SUITE:
         raise pytest.UsageError(f"{TABLE.name} names tests that are not there: {stale[:5]}")
     for name, members in cases.items():
