@@ -57,10 +57,11 @@ def grow_groups(
                 if group.has_product
             )
         )
-        # Each turn adds to them, so there is a last one.
-        if costly <= reader_steps | fixed_group_at.keys():
+        # Those of a fixed group stay. The others join no product again, so there is a last turn.
+        costly -= fixed_group_at.keys()
+        if not costly:
             return [tuple(sorted(group.steps)) for group in growth.groups if group.steps]
-        reader_steps |= costly - fixed_group_at.keys()
+        reader_steps |= costly
 
 
 @dataclass
