@@ -33,7 +33,7 @@ __device__ __forceinline__ void join_warp() { __syncwarp(); }
 // Of three warpgroups each has 168 a thread at the start; sums and the steps after them need more than copies. Two have enough.
 __device__ __forceinline__ void take_producer_registers() {
 #if BM == 128
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
 #endif
 }
 __device__ __forceinline__ void take_consumer_registers() {
