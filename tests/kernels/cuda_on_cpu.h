@@ -233,6 +233,8 @@ static void take_producer_registers() {}
 static void take_consumer_registers() {}
 static void commit_copies() {}
 template <int LEFT> static void wait_copies() {}
+static void arrive_when_copied(unsigned barrier) { arrive(barrier); }
+static void wait_for_copies() {}
 static void show_to_wgmma() {}
 static int computed_again(int x) { return x; }
 

@@ -4,6 +4,7 @@ stages from tile to tile, and the steps after the product.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,13 +54,13 @@ CASES: dict[str, tuple[GemmSchedule, Callable[..., Any], tuple[Tensor, ...]]] = 
         lambda c, a, b: F.gelu(torch.addmm(c, a, b.t())),
         (normal(BF16, 136), normal(BF16, 140, 200), normal(BF16, 136, 200)),
     ),
-    "fp16, one stage on its way": (
+    "fp16, three stages": (
         make_schedule(32, 3),
         lambda a, b: a @ b.t(),
         (normal(FP16, 70, 72), normal(FP16, 104, 72)),
     ),
     "the right operand lies across k": (
-        make_schedule(128),
+        make_schedule(128, 6),
         lambda c, a, b: torch.addmm(c, a, b),
         (normal(BF16, 136), normal(BF16, 130, 200), normal(BF16, 200, 136)),
     ),
@@ -69,7 +70,7 @@ CASES: dict[str, tuple[GemmSchedule, Callable[..., Any], tuple[Tensor, ...]]] = 
         (normal(FP16, 100, 136), normal(FP16, 100, 72)),
     ),
     "a batch, and a residual": (
-        make_schedule(64),
+        make_schedule(64, 8),
         lambda r, a, b: r + torch.bmm(a, b.transpose(1, 2)),
         (normal(BF16, 3, 66, 40), normal(BF16, 3, 66, 72), normal(BF16, 3, 40, 72)),
     ),
@@ -148,7 +149,7 @@ def test_products_of_one_left_operand_run_in_one_launch(
     monkeypatch.setattr(half_precision, "_SM_COUNT", 1)
     rows, columns, function, inputs = SIBLINGS[name]
     program = trace_program(function, inputs)
-    (proposal,) = (
+    proposal = next(
         proposal
         for proposal in propose(program, 90, most=100)
         if (proposal.config["rows"], proposal.config["columns"]) == (rows, columns)
@@ -186,6 +187,25 @@ def test_siblings_are_for_hopper_only() -> None:
 def measure_error(got: Tensor, exact: Tensor) -> float:
     """Root mean square, in units of the result's."""
     return float((got.double() - exact).pow(2).mean().sqrt() / exact.pow(2).mean().sqrt())
+
+
+@pytest.mark.parametrize(
+    ("stages", "threads_that_copy"),
+    # two blocks share an SM, and only a warp of each copies; or one block has it for itself
+    [(3, 32), (6, 128)],
+)
+def test_registers_of_all_warps_are_there(stages: int, threads_that_copy: int) -> None:
+    shapes = ((256, 128), (128, 128))
+    program = trace_program(lambda a, b: a @ b.t(), tuple(normal(BF16, *s) for s in shapes))
+    (kernel,) = lower(program, make_schedule(128, stages).proposal()).kernels
+    assert kernel.warps == (threads_that_copy + 256) // 32
+    if threads_that_copy == 128:
+        fewer, more = (
+            int(re.search(rf"setmaxnreg.{way}.sync.aligned.u32 (\d+)", kernel.text)[1])  # type: ignore[index]
+            for way in ("dec", "inc")
+        )
+        # ptxas gives each of 384 threads 168; who asks for more than that waits for ever
+        assert fewer + 2 * more <= 3 * 168
 
 
 @needs_compiler

@@ -156,14 +156,16 @@ _PACKED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
         (64, 8, 0, 8, 1),
     ),
 }
-# rows, columns, stages. Of 64 rows two blocks share an SM's memory: for products that are short of
-# tiles, as those of one sequence are.
+# rows, columns, stages. With few stages two blocks share an SM's memory, and one multiplies while
+# the other writes.
 _WGMMA = (
     (128, 256, 4),
     (128, 192, 5),
     (128, 128, 6),
+    (128, 128, 3),
     (128, 96, 6),
     (128, 64, 8),
+    (128, 64, 4),
     (64, 128, 4),
     (64, 64, 6),
     (64, 32, 8),

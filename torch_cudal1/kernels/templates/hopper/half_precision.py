@@ -17,7 +17,7 @@ from importlib.resources import files
 import torch
 
 from torch_cudal1.core.errors import NotLowerableError
-from torch_cudal1.device.specs import H200
+from torch_cudal1.device.specs import H200, max_shared_bytes
 from torch_cudal1.kernels.codegen.epilogue import CudaEpilogue, print_cuda_epilogue
 from torch_cudal1.kernels.codegen.wgmma import print_wgmma
 from torch_cudal1.kernels.ops.matmul import Operand, Product, put_long_side_left
@@ -32,13 +32,13 @@ _FILES = ("packed_machine.cu", "tail_functions.cu", "wgmma.cu")
 _ITEM_BYTES = 2
 # Elements of one copy of 16 bytes, and rows of an operand across k that one swizzle covers.
 _COPIED, _SWIZZLED = 8, 64
-_MAX_LAG = 3  # stages whose copies are on their way
-# Stages that consumers hold: of the one before they may still read while the next is multiplied.
-_HELD = 2
 # A block computes tiles until none is left.
 _SM_COUNT = H200.sm_count
-# Of a tile of 64 rows: registers and shared memory of two blocks fit into an SM.
+# Of a tile: registers of two blocks fit into an SM, so that one multiplies while the other writes.
 _MAX_SHARED_COLUMNS = 128
+# Of an SM's shared memory each block takes so many for itself.
+_RESERVED_BYTES = 1024
+_SM_SHARED_BYTES = max_shared_bytes(90) + _RESERVED_BYTES
 _REACH = 2**31 - 1
 # What the kernel's text has once for each right operand.
 _PART_BEGINS, _PART_ENDS = "// PART BEGINS\n", "// PART ENDS\n"
@@ -102,12 +102,9 @@ def _lower(parts: Sequence[_Part], schedule: GemmSchedule, *, is_swapped: bool) 
         *(part.epilogue.written for part in parts),
         *reads,
     )
-    # 1024 bytes to align the ring, since the swizzle is of address bits; 16 bytes a stage for its
-    # two barriers.
-    stage_bytes = _ITEM_BYTES * schedule.depth * (schedule.rows + schedule.columns) + 16
-    cuda = CudaOptions(tuple(sorted(sizes.items())), 1024 + schedule.stages * stage_bytes)
-    # A warpgroup that copies, and one for each 64 rows that multiplies.
-    threads = 128 + 2 * schedule.rows
+    cuda = CudaOptions(tuple(sorted(sizes.items())), _count_shared_bytes(schedule))
+    # Those that copy, and a warpgroup for each 64 rows that multiplies.
+    threads = sizes["COPIERS"] + 2 * schedule.rows
     return KernelSource(
         name,
         text,
@@ -123,7 +120,8 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
     high = math.ceil(product.m / schedule.rows)
     wide = sum(math.ceil(part.product.n / schedule.columns) for part in parts)
     tiles = product.batch * high * wide
-    per_sm = 2 if schedule.rows == 64 and schedule.columns <= _MAX_SHARED_COLUMNS else 1
+    fits = 2 * (_count_shared_bytes(schedule) + _RESERVED_BYTES) <= _SM_SHARED_BYTES
+    per_sm = 2 if fits and schedule.columns <= _MAX_SHARED_COLUMNS else 1
     if max(product.m, *(part.product.n for part in parts)) * product.k > _REACH:
         raise NotLowerableError("a matrix of more than 2^31 elements")
     lhs = _describe_operand(product.left, product.m, product.k, schedule.rows)
@@ -136,7 +134,6 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
         "BN": schedule.columns,
         "ACC": schedule.columns // 2,
         "STAGES": schedule.stages,
-        "LAG": min(_MAX_LAG, schedule.stages - _HELD),
         "GROUP": schedule.group,
         "M": product.m,
         "K": product.k,
@@ -144,6 +141,9 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
         "WIDE": wide,
         "TILES": tiles,
         "PER_SM": per_sm,
+        # A warpgroup copies; where two blocks of 128 rows share an SM only a warp of each, so that
+        # registers are left for the sums.
+        "COPIERS": 32 if per_sm == 2 and schedule.rows == 128 else 128,
         "BLOCKS": min(tiles, per_sm * _SM_COUNT),
         "A_ROW": lhs.row,
         "A_DEPTH": lhs.depth,
@@ -151,6 +151,13 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
         "A_OFFSET": lhs.offset,
         "A_ALONG_K": lhs.along_k,
     }
+
+
+def _count_shared_bytes(schedule: GemmSchedule) -> int:
+    # 1024 bytes to align the ring, since the swizzle is of address bits; 16 bytes a stage for its
+    # two barriers.
+    stage_bytes = _ITEM_BYTES * schedule.depth * (schedule.rows + schedule.columns) + 16
+    return 1024 + schedule.stages * stage_bytes
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 // ---------------------------------------------------------------- C = A B for fp16 or bf16 matrices that are read as they lie
 //
-// Behind packed_machine.cu and tail_functions.cu. One warpgroup of producers copies tiles of both operands into a ring of stages, 16 bytes a
+// Behind packed_machine.cu and tail_functions.cu. Producers, a warp or a warpgroup of them, copy tiles of both operands into a ring of stages, 16 bytes a
 // copy, into the 128-byte swizzle that wgmma reads; one or two warpgroups of consumers multiply, 64 rows of a tile each. A block computes
 // tiles until none is left: while consumers write a tile, the ring fills for the next. Copies beyond the matrices write zeros.
 //
@@ -11,33 +11,31 @@
 // be the right one of the Program (SWAPPED: rows of A are columns of C): then few rows of the other one are no half-empty tile.
 //
 // Constants beside those of packed_machine.cu (PLANES = 1, HALF: 1 for fp16, CLUSTER = 1, STREAM = 0): BM (64 or 128), BN (multiple of 16, of 64 where B
-// lies across k), PER_SM blocks of an SM, LAG (copies of so many stages are on their way; at most STAGES - 2, since consumers hold two), BLOCKS of the grid,
+// lies across k), PER_SM blocks of an SM, COPIERS (threads that copy: 32 or 128), BLOCKS of the grid,
 // TILES, HIGH and WIDE (tiles of rows and of columns), GROUP; M, K; A_ROW, A_DEPTH, A_BATCH, A_OFFSET: strides in elements. Of a part, defined before its
 // text: PART (its namespace), N, RUN (so many columns of C are one aligned store: 8, 2, 1), ROUNDED (1: C is of the operands' type, 0: fp32).
 // Other words in capitals are what the generator replaces; `half_precision.py` says by what.
 
-#define THREADS (128 + 2 * BM)
+#define THREADS (COPIERS + 2 * BM)
 #define ACROSS 8192  // bytes of 64 rows x 64 of k of an operand that lies across k
 
 #ifndef EMULATED
 __device__ __forceinline__ void copy_or_clear(u32 to, const u16* from, bool inside) {  // 16 bytes, or zeros
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+__device__ __forceinline__ void arrive_when_copied(u32 barrier) {  // once all copies that this thread has started are done
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void join_warp() { __syncwarp(); }
-// Of three warpgroups each has 168 a thread at the start; sums and the steps after them need more than copies. Two have enough.
+// Of three warpgroups each has 168 a thread at the start; sums and the steps after them need more than copies.
 __device__ __forceinline__ void take_producer_registers() {
-#if BM == 128
+#if THREADS == 384
   asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
 #endif
 }
 __device__ __forceinline__ void take_consumer_registers() {
-#if BM == 128
+#if THREADS == 384
   asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
 #endif
 }
@@ -61,19 +59,23 @@ __device__ __forceinline__ Tile tile_of(int number) {  // GROUP rows of tiles at
 // Starts the copies of 64 of k of an operand's tile: SIZE rows from `row` on, of LIMIT that there are
 template <int SIZE, int LIMIT, int ROW, int DEPTH, bool ALONG_K>
 __device__ __forceinline__ void fetch(u32 to, const u16* from, int row, int k, int thread) {
+  constexpr bool whole = LIMIT % SIZE == 0, deep = K % BK == 0;  // no tile is at an edge
   if (ALONG_K) {  // eight neighbouring threads copy a row, 128 bytes
+    constexpr int step = COPIERS / 8;
     const int piece = thread % 8, first = thread / 8;
-    const bool inside = k + 8 * piece < K;
-    const u32 place = to + first * 128 + (piece ^ first % 8) * 16;
+    const bool inside = deep || k + 8 * piece < K;
     from += (row + first) * (i64)ROW + k + 8 * piece;
 #pragma unroll
-    for (int i = 0; i < SIZE / 16; ++i) copy_or_clear(place + i * 2048, from + i * (i64)(16 * ROW), inside && row + first + 16 * i < LIMIT);
+    for (int i = 0; i < SIZE / step; ++i) {
+      const u32 place = to + (first + step * i) * 128 + (piece ^ (first + step * i) % 8) * 16;
+      copy_or_clear(place, from + i * (i64)(step * ROW), inside && (whole || row + first + step * i < LIMIT));
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < SIZE / 16; ++i) {
-      const int number = thread + 128 * i, piece = number % (SIZE / 8), depth = number / (SIZE / 8);
+    for (int i = 0; i < 8 * SIZE / COPIERS; ++i) {
+      const int number = thread + COPIERS * i, piece = number % (SIZE / 8), depth = number / (SIZE / 8);
       const u32 place = to + piece / 8 * ACROSS + depth / 8 * 1024 + depth % 8 * 128 + (piece % 8 ^ depth % 8) * 16;
-      copy_or_clear(place, from + (k + depth) * (i64)DEPTH + row + 8 * piece, k + depth < K && row + 8 * piece < LIMIT);
+      copy_or_clear(place, from + (k + depth) * (i64)DEPTH + row + 8 * piece, (deep || k + depth < K) && (whole || row + 8 * piece < LIMIT));
     }
   }
 }
@@ -82,15 +84,8 @@ __device__ __forceinline__ void fetch_right(u32 to, const Tile& tile, int k, int
 FETCH_RIGHT
 }
 
-// What a stage holds is complete and may be multiplied; of each warp one thread tells it
-__device__ __forceinline__ void hand_over(u32 barrier, int thread) {
-  show_to_wgmma();
-  join_warp();
-  if (thread % 32 == 0) arrive(barrier);
-}
-
 __device__ __forceinline__ void produce(const u16* a, u32 ring, u32 full, u32 empty, int thread RIGHT_PARAMETERS) {
-  int stage = 0, turn = 0, late = 0, ready = 0;  // `ready`: the stage that is handed over next, `late` copies of stages behind
+  int stage = 0, turn = 0;
 #pragma unroll 1
   for (int number = blockIdx.x; number < TILES; number += BLOCKS) {
     const Tile tile = tile_of(number);
@@ -101,22 +96,11 @@ __device__ __forceinline__ void produce(const u16* a, u32 ring, u32 full, u32 em
       const u32 at = ring + stage * STAGE;
       fetch<BM, M, A_ROW, A_DEPTH, A_ALONG_K>(at, left, tile.row, k, thread);
       fetch_right(at + STAGE_A, tile, k, thread RIGHT_ARGUMENTS);
-      commit_copies();
-      if (late == LAG) {
-        wait_copies<LAG>();
-        hand_over(full + 8 * ready, thread);
-        if (++ready == STAGES) ready = 0;
-      } else {
-        ++late;
-      }
+      arrive_when_copied(full + 8 * stage);
       if (++stage == STAGES) stage = 0, ++turn;
     }
   }
-  wait_copies<0>();
-  for (; late > 0; --late) {
-    hand_over(full + 8 * ready, thread);
-    if (++ready == STAGES) ready = 0;
-  }
+  wait_for_copies();
 }
 
 __device__ __forceinline__ u64 descriptor(u32 address, bool along_k) {  // 128-byte swizzle; groups of 8 rows, or of 8 of k, lie 1024 bytes apart
@@ -130,6 +114,7 @@ __device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u
 #pragma unroll 1
   for (int k = 0; k < K; k += BK) {
     wait(full + 8 * stage, turn & 1);
+    show_to_wgmma();  // copies of 16 bytes are writes of the generic proxy, wgmma reads by the async one
     const u64 left = descriptor(ring + stage * STAGE + group * 8192, A_ALONG_K), right = descriptor(ring + stage * STAGE + STAGE_A, B_ALONG_K);
     fence_wgmma();
 #pragma unroll
@@ -265,18 +250,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16
   const u32 full = ring + STAGES * STAGE, empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
-      init(full + 8 * stage, 4);
+      init(full + 8 * stage, COPIERS);  // threads that copy
       init(empty + 8 * stage, BM / 16);  // warps of consumers
     }
     publish_barriers();
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
+  if (threadIdx.x >= 2 * BM) {
     take_producer_registers();
-    produce(a, ring, full, empty, threadIdx.x RIGHT_ARGUMENTS);
-  } else {
+    produce(a, ring, full, empty, threadIdx.x - 2 * BM RIGHT_ARGUMENTS);
+  } else {  // the first warps: a warpgroup begins at a multiple of four
     take_consumer_registers();
-    const int at = threadIdx.x - 128, quad = at % 4;
+    const int at = threadIdx.x, quad = at % 4;
     const int first = at / 128 * 64 + at % 128 / 32 * 16 + at % 32 / 4;
     int stage = 0, turn = 0;
     float sum[ACC];
