@@ -233,6 +233,9 @@ static void take_producer_registers() {}
 static void take_consumer_registers() {}
 static void commit_copies() {}
 template <int LEFT> static void wait_copies() {}
+static float quick_reciprocal(float x) { return 1.0f / x; }
+static float quick_exp2(float x) { return std::exp2(x); }
+static float exp2_or_zero(float x) { return x < -126 ? 0 : std::exp2(x); }
 static void arrive_when_copied(unsigned barrier) { arrive(barrier); }
 static void wait_for_copies() {}
 static void show_to_wgmma() {}

@@ -51,6 +51,20 @@ _INFINITY = {
 }
 # A literal without `f` would be a double, and with it the whole expression.
 _NUMBER = re.compile(r"(?<![\w.])(\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)(?![\w.])")
+# Activations whose result is rounded to a half type have functions of their own, hopper/half_functions.cu.
+_HALF_FUNCTIONS = (
+    (
+        re.compile(r"\((\w+) \* 0\.5f \* \(1\.0f \+ erff\(\1 \* 0\.7071067811865476f\)\)\)"),
+        r"gelu(\1)",
+    ),
+    # 1 + tanh(x) is twice the sigmoid of 2 x.
+    (
+        re.compile(r"\(0\.5f \* (\w+) \* \(1\.0f \+ tanhf\((.+)\)\)\)"),
+        r"(\1 * sigmoid(2.0f * (\2)))",
+    ),
+    (re.compile(r"__fdiv_rn\(1\.0f, 1\.0f \+ expf\(-(\w+)\)\)"), r"sigmoid(\1)"),
+    (re.compile(r"__fdiv_rn\((\w+), 1\.0f \+ expf\(-\1\)\)"), r"(\1 * sigmoid(\1))"),
+)
 _FULL = re.compile(r"tl\.full\(\[\], (.+), (tl\.\w+)\)")
 _CONVERSION = re.compile(r"\((\w+)\)\.to\((tl\.\w+)\)")
 
@@ -127,7 +141,7 @@ def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpil
         _declare_in_c(line, number)
         for line in (*printer.index_lines("row", False), *printer.index_lines("column", True))
     ]
-    body = [_print_c_statement(printer, s) for s in nest.statements if s.kind != "store"]
+    body = [_print_c_statement(printer, s, dtype) for s in nest.statements if s.kind != "store"]
     reads = list_values(nest)[0]
     loads = {s.value: _find_c_load_type(s, half) for s in nest.statements if s.kind == "load"}
     parameters = "".join(f", const {loads[value]}* p{value}" for value in reads)
@@ -176,7 +190,7 @@ def _print_run_tail(
             reads.append(f"{loads[s.name]} {element}[{length}];")
             reads.append(f"load_run({element}, {address});")
         elif s.kind != "store":
-            body.append(_print_c_statement(printer, s))
+            body.append(_print_c_statement(printer, s, stores[0].tensor_dtype))
     elements = "".join(f", {kind} x_{name}" for name, kind in loads.items())
     columns = "".join(f", x_{name}[i]" for name in loads)
     return [
@@ -214,7 +228,10 @@ def _find_c_load_type(s: Statement, half: torch.dtype | None) -> str:
     return kind
 
 
-def _print_c_statement(printer: TritonPrinter, statement: Statement) -> str:
+def _print_c_statement(
+    printer: TritonPrinter, statement: Statement, written: torch.dtype | None
+) -> str:
+    """A statement of a tail whose result is `written`."""
     kind = _C_TYPES[statement.node.compute]
     if statement.kind == "product":
         return f"const float {statement.name} = acc;"
@@ -231,7 +248,10 @@ def _print_c_statement(printer: TritonPrinter, statement: Statement) -> str:
         if statement.kind == "map"
         else statement.text
     )
-    return f"const {kind} {statement.name} = {_translate_to_c(text)};"
+    text = _translate_to_c(text)
+    for pattern, function in _HALF_FUNCTIONS if written in _HALF_DTYPES else ():
+        text = pattern.sub(function, text)
+    return f"const {kind} {statement.name} = {text};"
 
 
 def _translate_to_c(text: str) -> str:

@@ -171,6 +171,9 @@ _WGMMA = (
     (64, 32, 8),
     (64, 16, 8),
 )
+# Of a block's shared memory: what aligns the ring, and barriers.
+_WGMMA_MARGIN = 2048
+_MAX_STAGES = 16
 # Methods that read their operands as they go, and serve a weight that is made on the way.
 TILED = tuple(_TILES)
 _PIECES = {"packed-f16x3": 2, "packed-stream": 2, "packed-bf16x6": 3, "packed-f16x1": 1}
@@ -422,25 +425,41 @@ def _list_packed_schedules(name: str, product: Product) -> Iterable[GemmSchedule
             yield GemmSchedule(name, 128, columns, 64, 8, stages, group, split, promote, cluster)
 
 
-def choose_wgmma_tiles(rows: int, columns: int) -> list[GemmSchedule]:
-    """The tiles of wgmma of which less than half is empty for a product of so many rows and
-    columns.
+def choose_wgmma_tiles(product: Product, narrowest: int | None = None) -> list[GemmSchedule]:
+    """Schedules of wgmma for a product as the kernel takes it, of whose tiles less than half is
+    empty. `narrowest`: columns of the narrowest of the products that it stands for.
     """
-    return [
-        GemmSchedule("wgmma", tile_rows, tile_columns, 64, 8, stages, 8)
+    columns = max(16, product.n if narrowest is None else narrowest)
+    schedules = [
+        _fill_shared_memory(
+            GemmSchedule("wgmma", tile_rows, tile_columns, 64, 8, stages, 8, split), product
+        )
         for tile_rows, tile_columns, stages in _WGMMA
-        if tile_columns < 2 * max(16, columns) and tile_rows < 2 * max(64, rows)
+        if tile_columns < 2 * columns and tile_rows < 2 * max(64, product.m)
+        for split in _choose_even_splits(product, _count_tiles(product, tile_rows, tile_columns))
     ]
+    return list(dict.fromkeys(schedules))
+
+
+def _count_tiles(product: Product, rows: int, columns: int) -> int:
+    return product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
+
+
+def _fill_shared_memory(schedule: GemmSchedule, product: Product) -> GemmSchedule:
+    """As many stages as fit where each SM has one tile: all of a short k is on its way at once."""
+    tiles = _count_tiles(product, schedule.rows, schedule.columns)
+    if tiles * schedule.split > H200.sm_count:
+        return schedule
+    steps = math.ceil(product.k / schedule.split / schedule.depth)
+    stage_bytes = 2 * schedule.depth * (schedule.rows + schedule.columns)
+    fitting = (max_shared_bytes(90) - _WGMMA_MARGIN) // stage_bytes
+    return replace(schedule, stages=max(3, min(steps, fitting, _MAX_STAGES)))
 
 
 def _list_wgmma_schedules(product: Product) -> Iterable[GemmSchedule]:
     for rows in (128, 64):
         long_side, _ = put_long_side_left(product, rows)
-        for schedule in choose_wgmma_tiles(long_side.m, long_side.n):
-            if schedule.rows == rows:
-                tiles = math.ceil(long_side.m / rows) * math.ceil(long_side.n / schedule.columns)
-                for split in _choose_even_splits(long_side, long_side.batch * tiles):
-                    yield replace(schedule, split=split)
+        yield from (s for s in choose_wgmma_tiles(long_side) if s.rows == rows)
 
 
 def _choose_even_splits(product: Product, tiles: int) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule, read_schedul
 
 __all__ = ["lower_half_precision", "lower_siblings"]
 
-# One text in three parts.
-_FILES = ("packed_machine.cu", "tail_functions.cu", "wgmma.cu")
+# One text in four parts.
+_FILES = ("packed_machine.cu", "tail_functions.cu", "half_functions.cu", "wgmma.cu")
 _ITEM_BYTES = 2
 # Elements of one copy of 16 bytes, and rows of an operand across k that one swizzle covers.
 _COPIED, _SWIZZLED = 8, 64

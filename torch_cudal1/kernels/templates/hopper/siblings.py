@@ -67,8 +67,8 @@ def _propose(workload: TemplateInput, request: ProposalRequest) -> tuple[Proposa
     products = [parts.product for parts in _read_siblings(workload.trace)]
     # As one product of all columns, which is what a wave of blocks sees.
     whole = replace(products[0], n=sum(product.n for product in products))
-    narrowest = min(product.n for product in products)
-    schedules = order_by_bound(whole, choose_wgmma_tiles(whole.m, narrowest))
+    tiles = choose_wgmma_tiles(whole, min(product.n for product in products))
+    schedules = order_by_bound(whole, [tile for tile in tiles if tile.split == 1])
     proposals = [Proposal(_FAMILY, asdict(schedule)) for schedule in schedules]
     return keep_lowerable(_lower, workload, proposals)[: request.limit]
 
