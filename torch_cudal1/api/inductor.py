@@ -63,6 +63,7 @@ def compile_with_inductor(
     the process.
     """
     from torch_cudal1.device.target import find_device
+    from torch_cudal1.ir.ops.attention_masks import with_masks_laid_out
     from torch_cudal1.ir.ops.recurrent_ops import rewrite_as_one_step
     from torch_cudal1.runtime.index_checks import (
         add_class_checks,
@@ -76,7 +77,7 @@ def compile_with_inductor(
     checks = cpu_index_checks() if on_cpu and has_indices(gm) else {}
     # Inductor's caches distinguish graphs by what they call, so the one step must be in the graph
     # itself.
-    module = rewrite_as_one_step(gm)
+    module = with_masks_laid_out(rewrite_as_one_step(gm))
     compiled = compile_fx_graph(
         add_class_checks(module) if checks else module,
         inputs,

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch_cudal1.core.errors import GraphBreakError, NotLowerableError
 from torch_cudal1.core.gc_pause import pause_gc
 from torch_cudal1.graph.seeds import remove_undefined_seeds
+from torch_cudal1.ir.ops.attention_masks import lay_out_masks
 from torch_cudal1.ir.ops.grouped_mm import replace_library_operators
 from torch_cudal1.ir.ops.recurrent_ops import OneStepRecurrence
 from torch_cudal1.ir.records import Kind
@@ -305,6 +306,7 @@ def _copy_graph(module: Any) -> Any:
     copied = fx.GraphModule(module, copy.deepcopy(module.graph))
     copied.meta.update(module.meta)
     replace_library_operators(copied.graph)
+    lay_out_masks(copied.graph)
     return copied
 
 
