@@ -233,6 +233,7 @@ static void take_producer_registers() {}
 static void take_consumer_registers() {}
 static void commit_copies() {}
 template <int LEFT> static void wait_copies() {}
+static void fetch_ahead(const void*) {}
 static float quick_reciprocal(float x) { return 1.0f / x; }
 static float quick_exp2(float x) { return std::exp2(x); }
 static float exp2_or_zero(float x) { return x < -126 ? 0 : std::exp2(x); }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.search.scripted_kernels import (
     make_attempt,
@@ -19,6 +19,7 @@ from tests.search.scripted_kernels import (
 from torch_cudal1 import judge, kernels
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.fusible_ops import is_product
+from torch_cudal1.ir.program import Call, Program
 from torch_cudal1.ir.records import (
     Candidate,
 )
@@ -153,3 +154,66 @@ def test_kernels_for_products_come_first_where_they_save_much_though_other_steps
         if isinstance(candidate, Candidate)
     )
     assert [set(candidate.techniques) & {"gemm", "norm"} for candidate in candidates] == techniques
+
+
+class Projections(nn.Module):
+    """Query and key of attention, both of one operand, in a half type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(2048, 2048), nn.Linear(2048, 2048)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(self.query(x)), torch.relu(self.key(x))
+
+
+@pytest.mark.parametrize(
+    ("shared", "kernels_of_candidates"),
+    # one launch for both, then a launch each; or at once a launch each, where none serves both
+    [(True, [["sibling_gemm"], ["gemm", "gemm"]]), (False, [["gemm", "gemm"]])],
+)
+def test_products_of_one_operand_are_tried_in_one_launch_first(
+    place: TuneContext,
+    monkeypatch: pytest.MonkeyPatch,
+    shared: bool,
+    kernels_of_candidates: list[list[str]],
+) -> None:
+    with torch.no_grad():
+        x = torch.randn(4096, 2048).bfloat16()
+        (region,) = capture_regions(Projections().bfloat16().eval(), (x,))
+
+    def propose(program: Program, sm: int, rights: object) -> tuple[Proposal, ...]:
+        count = sum(map(is_product, program.steps))
+        if count == 2 and not shared:
+            return ()
+        return (Proposal({1: "gemm", 2: "sibling_gemm"}[count], {"name": "any"}),)
+
+    monkeypatch.setattr(kernels, "propose", propose)
+    monkeypatch.setattr(
+        judge,
+        "build_candidates",
+        lambda region, proposals, *how: tuple(
+            Candidate(region.program, "eager", "kernels", (p.family, "any")) for p in proposals
+        ),
+    )
+    monkeypatch.setattr(
+        shortlist,
+        "prescreen",
+        lambda region, candidates, job: PrescreenResult(100.0, {0: 40.0}, {}),
+    )
+    there = replace(place, device=torch.device("cuda"))
+    space = build_search_space(
+        region, there, make_job(place), functools.partial(store_checked_kernel, there)
+    )
+    ranking = judge.BaselineRanking(
+        Candidate(region.program, "eager", "baseline"), {"eager": 1000.0}
+    )
+    strategy = StagedSearch(space, ranking, float("inf"))
+    names: dict[tuple[str, ...], list[str]] = {}
+    for candidate in propose_all(strategy):
+        assert isinstance(candidate, Candidate)
+        families = [name for name in candidate.techniques if name.endswith("gemm")]
+        calls = sum(isinstance(step, Call) for step in candidate.program.steps)
+        names.setdefault(tuple(families), families * calls)
+        strategy.observe(make_attempt(candidate, 30.0, 1.3))
+    assert list(names.values()) == kernels_of_candidates

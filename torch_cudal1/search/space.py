@@ -88,15 +88,16 @@ def build_search_space(
         return SearchSpace(region, variant)
     unsplit = _rewrite_unsplit(region, variant, finite=finite)
     # Products in one piece: a kernel for all of one saves more than skipping its zeros.
-    dominant = find_product_groups(make_variant_region(region, unsplit))
+    unsplit_region = make_variant_region(region, unsplit)
+    dominant = find_product_groups(unsplit_region)
     # Either kind, not both: each kernel costs seconds of a compiler.
-    minor = () if dominant else find_minor_product_groups(make_variant_region(region, unsplit))
+    minor = () if dominant else find_minor_product_groups(unsplit_region)
     if region.kind != "inference" and not dominant:
         # what else a training step is made of, Inductor fuses as well
         return SearchSpace(region, variant)
     kernels = GroupKernels(place, job, store_kernel)
     # Now, so that compilers work while the baselines are timed.
-    kernels.begin(dominant or minor)
+    kernels.begin(merge_siblings(unsplit_region, dominant or minor))
     return SearchSpace(region, variant, unsplit, dominant, minor, kernels)
 
 
@@ -109,8 +110,13 @@ def list_fusion_groups(region: Region, *, finite: bool = False) -> list[FusionGr
     unsplit = make_variant_region(region, _rewrite_unsplit(region, variant, finite=finite))
     first = find_product_groups(unsplit) or find_minor_product_groups(unsplit)
     groups = partition(rewritten, products=True).groups
-    siblings = merge_siblings(rewritten, groups)
-    return [*first, *groups, *siblings, *partition(rewritten).groups]
+    return [
+        *merge_siblings(unsplit, first),
+        *first,
+        *merge_siblings(rewritten, groups),
+        *groups,
+        *partition(rewritten).groups,
+    ]
 
 
 def _rewrite_unsplit(region: Region, variant: Variant | None, *, finite: bool) -> Variant | None:

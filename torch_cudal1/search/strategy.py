@@ -8,7 +8,7 @@ programs that were written elsewhere.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch_cudal1 import judge
@@ -134,10 +134,11 @@ class StagedSearch(SearchStrategy):
     """Every candidate of a search space, the most promising first.
 
     1. `cached`: candidates of entries that may not be used without an evaluation.
-    2. Kernels for products, where these are most of the time or alone save a noticeable part of it.
+    2. Kernels for products, where these are most of the time or alone save a noticeable part of it;
+       those of one left operand in one launch, where that has a kernel.
     3. Rewritten forms, which cost nothing to build.
     4. The same with kernels in all fusion groups, unless those for products have lost; then with
-       one launch for products of one left operand.
+       a launch for each product.
     5. And without those for products, unless they have won.
     6. The best of all with the few steps beside its kernels run the other way.
 
@@ -178,14 +179,12 @@ class StagedSearch(SearchStrategy):
         )
         # Kernels for the same products would lose again, with others beside them.
         products_lost = first and self.history.best_us is None and self.history.max_speedup < 1
-        # The same groups were tried above.
-        if has_products and not products_lost and set(groups) != set(first):
-            yield from self._splice_kernels(variant, groups, kernels, schedules)
         if has_products and not products_lost:
-            sibling_groups = merge_siblings(rewritten, groups)
-            # Those for one product each were tried above.
-            if sibling_groups != groups:
-                yield from self._splice_kernels(variant, sibling_groups, kernels, schedules)
+            # The same groups were tried above.
+            if set(groups) != set(first):
+                yield from self._splice_kernels(variant, groups, kernels, schedules)
+            if merge_siblings(rewritten, groups) != groups:
+                yield from self._splice_kernels(variant, groups, kernels, schedules, apart=True)
         # Once kernels for products won, a form without them is a step back.
         if not (first and self.history.best_us is not None):
             fused = partition(rewritten).groups
@@ -199,15 +198,18 @@ class StagedSearch(SearchStrategy):
         """The groups around products that are tried before all else; yields why kernels for others
         were not taken.
         """
-        minor = self.space.minor_groups
-        if not minor:
-            return self.space.dominant_groups
+        space = self.space
+        if not space.minor_groups:
+            return space.dominant_groups
+        region = make_variant_region(space.region, space.unsplit_variant)
+        together = merge_siblings(region, space.minor_groups)
         # Their kernels are timed alone first, because a model whose products are minor may gain
         # nothing.
-        yield from kernels.find_kernels(minor)[1]
+        yield from kernels.find_kernels(together)[1]
         # Of the fastest baseline, which is what a candidate has to beat.
         fastest_us = min(self.ranking.medians_us.values(), default=0.0)
-        return minor if kernels.estimate_saving_us(minor) > NOTICEABLE_SHARE * fastest_us else ()
+        saved_us = kernels.estimate_saving_us(together)
+        return space.minor_groups if saved_us > NOTICEABLE_SHARE * fastest_us else ()
 
     def _splice_kernels(
         self,
@@ -215,20 +217,35 @@ class StagedSearch(SearchStrategy):
         groups: Sequence[FusionGroup],
         kernels: GroupKernels,
         schedules: Sequence[Schedule],
+        *,
+        apart: bool = False,
     ) -> Iterator[Candidate | Rejected]:
         """The rewritten form, or the region itself, with a kernel in each of `groups` that has
-        one.
+        one; `apart`: never one for several of them.
         """
-        replacements, rejected = kernels.find_kernels(groups)
+        region = make_variant_region(self.space.region, variant)
+        together = groups if apart else merge_siblings(region, groups)
+        replacements, rejected = kernels.find_kernels(together)
         yield from rejected
+        # Products that share no kernel have one each.
+        alone = [group for group in groups if not _is_inside(group, replacements)]
+        if together != groups and alone:
+            further, rejected = kernels.find_kernels(alone)
+            yield from rejected
+            replacements = {**replacements, **further}
         if not replacements:
             return
         callees: dict[FusionGroup, Program] = {
             group: callee for group, (callee, _) in replacements.items()
         }
-        program = splice(make_variant_region(self.space.region, variant).program, callees)
+        program = splice(region.program, callees)
         techniques = variant.techniques if variant else ()
         yield from make_candidates(
             [(program, techniques + collect_techniques(replacements))],
             order_for_program(program, schedules),
         )
+
+
+def _is_inside(group: FusionGroup, others: Collection[FusionGroup]) -> bool:
+    """Whether the steps of a fusion group are all in one of `others`."""
+    return any(set(group.steps) <= set(other.steps) for other in others)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -118,8 +119,10 @@ def _compute(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
         return None
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), operands.__getitem__)
     kwargs = {name: "cpu" if name == "device" else value for name, value in kwargs.items()}
-    function = getattr(type(args[0]), str(node.target)) if node.op == "call_method" else node.target
-    known[node] = function(*args, **kwargs)
+    if node.op == "call_method":
+        known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    else:
+        known[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
     return known[node]
 
 

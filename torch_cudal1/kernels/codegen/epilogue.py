@@ -168,7 +168,9 @@ def _print_run_tail(
     parameters: str,
     arguments: str,
 ) -> list[str]:
-    """Lines of `tail_run`, and of the tail of one column of it."""
+    """Lines of `tail_run`, of the tail of one column of it, and of `tail_ahead`, which has the
+    kernel's own `fetch_ahead` bring what `tail_run` reads.
+    """
     nest, length = printer.nest, _RUNS[0]
     stores = [s for s in nest.statements if s.kind == "store"]
     loads = {
@@ -178,7 +180,7 @@ def _print_run_tail(
         and s.node.dtype in (torch.float32, *_HALF_DTYPES)
         and _has_aligned_runs(nest, s.access, length)
     }
-    body, reads = [], []
+    body, reads, fetches = [], [], []
     for s in nest.statements:
         if s.name in loads:
             element = f"x_{s.name}"
@@ -189,6 +191,7 @@ def _print_run_tail(
             address = f"p{s.value} + {printer.offset(s.access) or 0}"
             reads.append(f"{loads[s.name]} {element}[{length}];")
             reads.append(f"load_run({element}, {address});")
+            fetches.append(f"fetch_ahead({address});")
         elif s.kind != "store":
             body.append(_print_c_statement(printer, s, stores[0].tensor_dtype))
     elements = "".join(f", {kind} x_{name}" for name, kind in loads.items())
@@ -201,6 +204,9 @@ def _print_run_tail(
         *(f"  {line}" for line in (*digits, *reads)),
         "#pragma unroll",
         f"  for (int i = 0; i < {length}; ++i) acc[i] = tail_in_run(acc[i], row, column + i{arguments}{columns});",
+        "}",
+        f"__device__ __forceinline__ void tail_ahead({number} row, {number} column{parameters}) {{",
+        *(f"  {line}" for line in (*digits, *fetches)),
         "}",
     ]
 

@@ -267,6 +267,10 @@ def _print_words(
         f"      if (tile.part == {i}) part{i}::store(sum, c{i}, tile, first, quad{part.epilogue.arguments});"
         for i, part in enumerate(parts)
     ]
+    prefetches = [
+        f"      if (tile.part == {i}) part{i}::look_ahead(tile, first, quad{part.epilogue.arguments});"
+        for i, part in enumerate(parts)
+    ]
     # An operand that the steps of several parts read is one parameter.
     parameters = dict.fromkeys(
         parameter
@@ -285,6 +289,7 @@ def _print_words(
         ),
         "FETCH_RIGHT": "\n".join(fetches),
         "STORE_PARTS": "\n".join(stores),
+        "LOOK_AHEAD": "\n".join(prefetches),
         "RIGHT_PARAMETERS": "".join(f", const u16* b{i}" for i in numbers),
         "RIGHT_ARGUMENTS": "".join(f", b{i}" for i in numbers),
         "RESULT_PARAMETERS": "".join(results),

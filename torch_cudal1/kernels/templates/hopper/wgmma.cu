@@ -27,6 +27,7 @@ __device__ __forceinline__ void arrive_when_copied(u32 barrier) {  // once all c
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 __device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Of three warpgroups each has 168 a thread at the start; sums and the steps after them need more than copies.
 __device__ __forceinline__ void take_producer_registers() {
@@ -177,7 +178,8 @@ typedef u16 Result;
 typedef float Result;
 #endif
 
-// tail(x, row, column, ...), place(row, column), and tail_run(x, row, column, ...) of eight columns; rows are counted through the batch
+// tail(x, row, column, ...), place(row, column), and of eight columns tail_run(x, row, column, ...) and tail_ahead(row, column, ...), which fetches what
+// that reads; rows are counted through the batch
 TAIL_DEFINITION
 
 __device__ __forceinline__ Result rounded(float x) {
@@ -188,24 +190,47 @@ __device__ __forceinline__ Result rounded(float x) {
 #endif
 }
 
-__device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const Tile& tile, int first, int quad TAIL_PARAMETERS) {
+__device__ __forceinline__ bool is_outside(int row, int column) {  // N is a multiple of a run
+  return (M % BM && row >= M) || (N % BN && column >= N);
+}
+
+// Brings what the tail of a tile reads into the L2 while the tile is multiplied: a residual would be waited for once a run
+__device__ __forceinline__ void look_ahead(const Tile& tile, int first, int quad TAIL_PARAMETERS) {
 #if RUN == 8 && !SWAPPED && BN % 32 == 0
 #pragma unroll
   for (int block = 0; block < BN / 32; ++block) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      float low[4], high[4], value[8];  // columns 2 i and 2 i + 1 of a run
+      const int inside = tile.row + first + 8 * side, column = tile.column + 32 * block + 8 * quad;
+      if (!is_outside(inside, column)) tail_ahead(tile.batch * (INDEX)M + inside, column TAIL_ARGUMENTS);
+    }
+  }
+#endif
+}
+
+__device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const Tile& tile, int first, int quad TAIL_PARAMETERS) {
+#if RUN == 8 && !SWAPPED && BN % 32 == 0
+#pragma unroll
+  for (int block = 0; block < BN / 32; ++block) {
+    float value[2][8];
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      float low[4], high[4];  // columns 2 i and 2 i + 1 of a run
 #pragma unroll
       for (int j = 0; j < 4; ++j) low[j] = sum[4 * (4 * block + j) + 2 * side], high[j] = sum[4 * (4 * block + j) + 2 * side + 1];
       transpose(low, quad);
       transpose(high, quad);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) value[2 * i] = low[i], value[2 * i + 1] = high[i];
-      const int inside = tile.row + first + 8 * side, column = tile.column + 32 * block + 8 * quad;
-      if (inside >= M || column >= N) continue;  // N is a multiple of a run
+      for (int i = 0; i < 4; ++i) value[side][2 * i] = low[i], value[side][2 * i + 1] = high[i];
+    }
+    const int column = tile.column + 32 * block + 8 * quad;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int inside = tile.row + first + 8 * side;
+      if (is_outside(inside, column)) continue;
       const INDEX row = tile.batch * (INDEX)M + inside;
-      tail_run(value, row, column TAIL_ARGUMENTS);
-      store_run(c + place(row, column), value);
+      tail_run(value[side], row, column TAIL_ARGUMENTS);
+      store_run(c + place(row, column), value[side]);
     }
   }
 #else
@@ -267,8 +292,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16
     float sum[ACC];
 #pragma unroll 1
     for (int number = blockIdx.x; number < TILES; number += BLOCKS) {
-      consume(sum, ring, full, empty, stage, turn, at / 128, at % 32);
       const Tile tile = tile_of(number);
+LOOK_AHEAD
+      consume(sum, ring, full, empty, stage, turn, at / 128, at % 32);
 STORE_PARTS
     }
   }
