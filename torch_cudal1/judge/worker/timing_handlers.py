@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.device.gpu_state import reset_persisting_l2
 from torch_cudal1.judge.benchmark import timing
 from torch_cudal1.judge.benchmark.clock import synchronise
@@ -95,6 +96,12 @@ def _keep_results(session: Session, results: deque[Any]) -> None:
     session.held[:] = [list(outputs) for outputs in results]
 
 
+def _forget_results(session: Session) -> None:
+    session.held.clear()
+    # A copy without the results that it is one of would be compared with those of another batch.
+    session.copied = None
+
+
 def _find_unlike(session: Session, request: Request) -> Answer:
     """Compare held outputs bit by bit, in random order for at most `limit_s` seconds, with the one
     copied and those of call `judged`, or the first one of the same inputs. Call i of the batch had
@@ -110,6 +117,11 @@ def _find_unlike(session: Session, request: Request) -> Answer:
         return (place + int(request["shift"])) % int(request["contents"])
 
     judged_call = int(request["judged"])
+    if not 0 <= judged_call < len(session.held):
+        raise SandboxError(
+            "timing",
+            f"expected a call of the last batch, 0 to {len(session.held) - 1}; came {judged_call}",
+        )
     references = {find_inputs(judged_call): session.held[judged_call]}
     if session.copied is not None:
         references[find_inputs(session.copied[0])] = session.copied[1]
@@ -155,7 +167,7 @@ def _time_batch(session: Session, request: Request) -> Answer:
         keep_freed()
     # Before the clock starts: freeing takes time too.
     if request.get("drop"):
-        session.held.clear()
+        _forget_results(session)
     slot, calls, start = request["slot"], int(request["calls"]), int(request["start"])
     elapsed_us, results = _run_batch(
         session, request, slot, calls, start, keep=bool(request["keep"])
@@ -198,7 +210,7 @@ def _time_alternating(session: Session, request: Request) -> Answer:
     """
     # Page faults of fresh memory would be in the time.
     keep_freed()
-    session.held.clear()
+    _forget_results(session)
     pairs: list[list[float]] = []
     start = 0
     for leads in request["leads"]:
