@@ -60,8 +60,8 @@ def test_a_scattered_mask_is_copied_once_and_has_the_same_values(
 ) -> None:
     module = make_graph(make_mask)
     before = list_masks(module)
-    copied = with_masks_laid_out(module)
-    first, second = list_masks(copied)
+    laid_out_module = with_masks_laid_out(module)
+    first, second = list_masks(laid_out_module)
     assert first is second
     assert first.meta["example_value"].stride(-1) == 1
     assert first.meta["example_value"].shape == make_mask().shape
@@ -69,7 +69,7 @@ def test_a_scattered_mask_is_copied_once_and_has_the_same_values(
     assert list_masks(module) == before
     query = torch.randn(BATCH, HEADS, ROWS, SIZE).bfloat16()
     mask = make_mask()
-    assert torch.equal(copied(query, mask), attend(query, mask))
+    assert torch.equal(laid_out_module(query, mask), attend(query, mask))
 
 
 def test_a_mask_that_batches_share_is_not_repeated_in_memory() -> None:
@@ -155,17 +155,17 @@ def record(function: Callable[[Tensor], Tensor]) -> fx.GraphModule:
 
 def test_a_mask_that_hides_nothing_is_taken_away() -> None:
     module = record(hide_nothing)
-    copied = with_masks_laid_out(module)
-    assert list_masks(copied) == [None]
+    laid_out_module = with_masks_laid_out(module)
+    assert list_masks(laid_out_module) == [None]
     query = torch.randn(BATCH, HEADS, ROWS, SIZE).bfloat16()
     # another kernel of the CPU's
-    torch.testing.assert_close(copied(query)[0], hide_nothing(query), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(laid_out_module(query)[0], hide_nothing(query), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("function", [hide_the_first_row, hide_by_an_input])
 def test_a_mask_that_may_hide_something_stays(function: Callable[[Tensor], Tensor]) -> None:
-    copied = with_masks_laid_out(record(function))
-    (mask,) = list_masks(copied)
+    laid_out_module = with_masks_laid_out(record(function))
+    (mask,) = list_masks(laid_out_module)
     assert mask.meta["example_value"].stride(-1) == 1
     query = torch.randn(BATCH, HEADS, ROWS, SIZE).bfloat16()
-    assert torch.equal(copied(query)[0].nan_to_num(), function(query).nan_to_num())
+    assert torch.equal(laid_out_module(query)[0].nan_to_num(), function(query).nan_to_num())

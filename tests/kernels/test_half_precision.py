@@ -200,12 +200,12 @@ def test_registers_of_all_warps_are_there(stages: int, threads_that_copy: int) -
     (kernel,) = lower(program, make_schedule(128, stages).proposal()).kernels
     assert kernel.warps == (threads_that_copy + 256) // 32
     if threads_that_copy == 128:
-        fewer, more = (
+        of_producers, of_consumers = (
             int(re.search(rf"setmaxnreg.{way}.sync.aligned.u32 (\d+)", kernel.text)[1])  # type: ignore[index]
             for way in ("dec", "inc")
         )
         # ptxas gives each of 384 threads 168; who asks for more than that waits for ever
-        assert fewer + 2 * more <= 3 * 168
+        assert of_producers + 2 * of_consumers <= 3 * 168
 
 
 @needs_compiler

@@ -168,14 +168,14 @@ class Projections(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("shared", "kernels_of_candidates"),
+    ("has_shared_kernel", "kernels_of_candidates"),
     # one launch for both, then a launch each; or at once a launch each, where none serves both
     [(True, [["sibling_gemm"], ["gemm", "gemm"]]), (False, [["gemm", "gemm"]])],
 )
 def test_products_of_one_operand_are_tried_in_one_launch_first(
     place: TuneContext,
     monkeypatch: pytest.MonkeyPatch,
-    shared: bool,
+    has_shared_kernel: bool,
     kernels_of_candidates: list[list[str]],
 ) -> None:
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_products_of_one_operand_are_tried_in_one_launch_first(
 
     def propose(program: Program, sm: int, rights: object) -> tuple[Proposal, ...]:
         count = sum(map(is_product, program.steps))
-        if count == 2 and not shared:
+        if count == 2 and not has_shared_kernel:
             return ()
         return (Proposal({1: "gemm", 2: "sibling_gemm"}[count], {"name": "any"}),)
 

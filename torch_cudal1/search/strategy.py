@@ -184,7 +184,7 @@ class StagedSearch(SearchStrategy):
             if set(groups) != set(first):
                 yield from self._splice_kernels(variant, groups, kernels, schedules)
             if merge_siblings(rewritten, groups) != groups:
-                yield from self._splice_kernels(variant, groups, kernels, schedules, apart=True)
+                yield from self._splice_kernels(variant, groups, kernels, schedules, merges=False)
         # Once kernels for products won, a form without them is a step back.
         if not (first and self.history.best_us is not None):
             fused = partition(rewritten).groups
@@ -202,13 +202,13 @@ class StagedSearch(SearchStrategy):
         if not space.minor_groups:
             return space.dominant_groups
         region = make_variant_region(space.region, space.unsplit_variant)
-        together = merge_siblings(region, space.minor_groups)
+        sibling_groups = merge_siblings(region, space.minor_groups)
         # Their kernels are timed alone first, because a model whose products are minor may gain
         # nothing.
-        yield from kernels.find_kernels(together)[1]
+        yield from kernels.find_kernels(sibling_groups)[1]
         # Of the fastest baseline, which is what a candidate has to beat.
         fastest_us = min(self.ranking.medians_us.values(), default=0.0)
-        saved_us = kernels.estimate_saving_us(together)
+        saved_us = kernels.estimate_saving_us(sibling_groups)
         return space.minor_groups if saved_us > NOTICEABLE_SHARE * fastest_us else ()
 
     def _splice_kernels(
@@ -218,21 +218,21 @@ class StagedSearch(SearchStrategy):
         kernels: GroupKernels,
         schedules: Sequence[Schedule],
         *,
-        apart: bool = False,
+        merges: bool = True,
     ) -> Iterator[Candidate | Rejected]:
         """The rewritten form, or the region itself, with a kernel in each of `groups` that has
-        one; `apart`: never one for several of them.
+        one, `merges`: one for those of one left operand.
         """
         region = make_variant_region(self.space.region, variant)
-        together = groups if apart else merge_siblings(region, groups)
-        replacements, rejected = kernels.find_kernels(together)
+        sibling_groups = merge_siblings(region, groups) if merges else groups
+        replacements, rejected = kernels.find_kernels(sibling_groups)
         yield from rejected
         # Products that share no kernel have one each.
-        alone = [group for group in groups if not _is_inside(group, replacements)]
-        if together != groups and alone:
-            further, rejected = kernels.find_kernels(alone)
+        single_groups = [group for group in groups if not _is_inside(group, replacements)]
+        if sibling_groups != groups and single_groups:
+            single_kernels, rejected = kernels.find_kernels(single_groups)
             yield from rejected
-            replacements = {**replacements, **further}
+            replacements = {**replacements, **single_kernels}
         if not replacements:
             return
         callees: dict[FusionGroup, Program] = {
@@ -246,6 +246,6 @@ class StagedSearch(SearchStrategy):
         )
 
 
-def _is_inside(group: FusionGroup, others: Collection[FusionGroup]) -> bool:
-    """Whether the steps of a fusion group are all in one of `others`."""
-    return any(set(group.steps) <= set(other.steps) for other in others)
+def _is_inside(group: FusionGroup, larger_groups: Collection[FusionGroup]) -> bool:
+    """Whether the steps of a fusion group are all in one of `larger_groups`."""
+    return any(set(group.steps) <= set(larger.steps) for larger in larger_groups)

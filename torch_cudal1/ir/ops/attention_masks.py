@@ -42,11 +42,11 @@ def with_masks_laid_out(module: fx.GraphModule) -> fx.GraphModule:
     """
     if not any(map(_find_mask, module.graph.nodes)):
         return module
-    copied = fx.GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta.update(module.meta)
-    lay_out_masks(copied.graph)
-    copied.recompile()
-    return copied
+    graph_module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    graph_module.meta.update(module.meta)
+    lay_out_masks(graph_module.graph)
+    graph_module.recompile()
+    return graph_module
 
 
 def lay_out_masks(graph: fx.Graph) -> None:
@@ -101,10 +101,10 @@ def _hides_nothing(mask: fx.Node) -> bool:
     return isinstance(values, Tensor) and bool(values.all())
 
 
-def _compute(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+def _compute(node: fx.Node, values_by_node: dict[fx.Node, Any]) -> Any:
     """The value of a node that is made of numbers alone, on the CPU; None where it is not."""
-    if node in known:
-        return known[node]
+    if node in values_by_node:
+        return values_by_node[node]
     is_pure = node.target in (_PURE_METHODS if node.op == "call_method" else _PURE_FUNCTIONS)
     example = node.meta.get("example_value")
     if (
@@ -114,30 +114,30 @@ def _compute(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
         or example.untyped_storage().nbytes() > _MOST_ELEMENTS
     ):
         return None
-    operands = {source: _compute(source, known) for source in node.all_input_nodes}
+    operands = {source: _compute(source, values_by_node) for source in node.all_input_nodes}
     if any(value is None for value in operands.values()):
         return None
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), operands.__getitem__)
     kwargs = {name: "cpu" if name == "device" else value for name, value in kwargs.items()}
     if node.op == "call_method":
-        known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        values_by_node[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
     else:
-        known[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
-    return known[node]
+        values_by_node[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
+    return values_by_node[node]
 
 
 def _copy_mask(graph: fx.Graph, mask: fx.Node) -> fx.Node:
     """The mask in memory row by row, without what it repeats along its other dimensions."""
     example: Tensor = mask.meta["example_value"]
-    repeated = [dim for dim, stride in enumerate(example.stride()[:-1]) if stride == 0]
+    repeats = [dim for dim, stride in enumerate(example.stride()[:-1]) if stride == 0]
     node = mask
-    for dim in repeated:
+    for dim in repeats:
         node = graph.call_method("narrow", (node, dim, 0, 1))
     node = graph.call_method("contiguous", (node,))
-    once = [1 if dim in repeated else size for dim, size in enumerate(example.shape)]
+    sizes = [1 if dim in repeats else size for dim, size in enumerate(example.shape)]
     with detect_fake_mode([example]) or nullcontext():
-        copied = torch.empty(once, dtype=example.dtype, device=example.device)
-    if repeated:
+        empty = torch.empty(sizes, dtype=example.dtype, device=example.device)
+    if repeats:
         node = graph.call_method("expand", (node, *example.shape))
-    node.meta["example_value"] = copied.expand(example.shape)
+    node.meta["example_value"] = empty.expand(example.shape)
     return node

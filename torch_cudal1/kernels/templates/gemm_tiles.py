@@ -452,8 +452,8 @@ def _fill_shared_memory(schedule: GemmSchedule, product: Product) -> GemmSchedul
         return schedule
     steps = math.ceil(product.k / schedule.split / schedule.depth)
     stage_bytes = 2 * schedule.depth * (schedule.rows + schedule.columns)
-    fitting = (max_shared_bytes(90) - _WGMMA_MARGIN) // stage_bytes
-    return replace(schedule, stages=max(3, min(steps, fitting, _MAX_STAGES)))
+    most_stages = (max_shared_bytes(90) - _WGMMA_MARGIN) // stage_bytes
+    return replace(schedule, stages=max(3, min(steps, most_stages, _MAX_STAGES)))
 
 
 def _list_wgmma_schedules(product: Product) -> Iterable[GemmSchedule]:
