@@ -234,6 +234,41 @@ def test_nan_and_infinity_go_where_eager_sends_them(tmp_path: Path) -> None:
     assert torch.equal(got.isinf(), plain.isinf())
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_as_exact_as_eager_over_the_whole_range(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    activation = ACTIVATIONS[name]
+    special = [float("nan"), float("inf"), -float("inf"), 0.0, 3e4, -3e4, 1e-6, -1e-6]
+    values = torch.cat([torch.linspace(-30, 30, 500), torch.tensor(special)]).to(dtype)
+    # a product with one: the sum of its first terms and zeros
+    a, b = torch.zeros(len(values), 16, dtype=dtype), torch.zeros(32, 16, dtype=dtype)
+    a[:, 0], b[:, 0] = values, 1
+    program = trace_program(lambda a, b: activation(a @ b.t()), (a, b))
+    (got,) = run_on_cpu(program, make_schedule(32, 3, 64).proposal(), (a, b), tmp_path)
+    assert (got == got[:, :1]).all(dim=1).logical_or(got.isnan().all(dim=1)).all()
+    column, eager, exact = got[:, 0], activation(values), activation(values.double())
+    assert torch.equal(column.isnan(), exact.isnan())
+    assert torch.equal(column.isinf(), exact.isinf())
+    finite = eager.isfinite() & exact.isfinite()
+    error, eager_error = ((each.double() - exact).abs()[finite] for each in (column, eager))
+    # half a step of the type, or of its smallest numbers, and what the approximation adds
+    rounding = exact[finite].abs() * (torch.finfo(dtype).eps / 2 + 3e-5)
+    rounding += torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    assert (error <= torch.maximum(rounding, eager_error)).all()
+
+
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [

@@ -57,10 +57,9 @@ _HALF_FUNCTIONS = (
         re.compile(r"\((\w+) \* 0\.5f \* \(1\.0f \+ erff\(\1 \* 0\.7071067811865476f\)\)\)"),
         r"gelu(\1)",
     ),
-    # 1 + tanh(x) is twice the sigmoid of 2 x.
     (
         re.compile(r"\(0\.5f \* (\w+) \* \(1\.0f \+ tanhf\((.+)\)\)\)"),
-        r"(\1 * sigmoid(2.0f * (\2)))",
+        r"(\1 * tanh_gate(\2))",
     ),
     (re.compile(r"__fdiv_rn\(1\.0f, 1\.0f \+ expf\(-(\w+)\)\)"), r"sigmoid(\1)"),
     (re.compile(r"__fdiv_rn\((\w+), 1\.0f \+ expf\(-\1\)\)"), r"(\1 * sigmoid(\1))"),
