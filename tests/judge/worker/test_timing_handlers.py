@@ -139,3 +139,23 @@ def test_a_result_that_was_written_after_the_clock_stopped_is_unlike_its_copy(
 def test_no_more_outputs_are_compared_than_the_time_allows(session: Session) -> None:
     session.copied = None
     assert find_unlike(session, [7.0] * 5, limit_s=-1.0) == {"compared": 0, "unlike": []}
+
+
+def test_a_batch_that_keeps_nothing_leaves_what_is_held(session: Session, calls: list[str]) -> None:
+    """The first call of another instance is timed while the outputs of the benchmark are still to be
+    judged.
+    """
+    fields = {"slot": "a", "sets": SETS, "start": 0, "shift": 0}
+    call(session, "spin", calls=6, keep=True, **fields)
+    copy = session.copied
+    call(session, "spin", calls=1, keep=False, **fields)
+    assert (len(session.held), session.copied) == (6, copy)
+    request = {"start": 0, "shift": 0, "ring": 2, "contents": 2, "limit_s": 60.0}
+    answer = call(session, "unlike", judged=5, **request)
+    # Of a set whose calls are neither the judged nor the copied one the first is named.
+    assert (answer["compared"], len(answer["unlike"]) <= 1) == (6, True)
+
+
+def test_a_call_that_was_never_made_is_an_error_of_the_request(session: Session) -> None:
+    with pytest.raises(SandboxError, match="a call of the last batch, 0 to 4; came 5"):
+        find_unlike(session, [7.0] * 5, judged=5)

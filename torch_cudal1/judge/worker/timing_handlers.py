@@ -172,7 +172,9 @@ def _time_batch(session: Session, request: Request) -> Answer:
     elapsed_us, results = _run_batch(
         session, request, slot, calls, start, keep=bool(request["keep"])
     )
-    _keep_results(session, results)
+    # A batch that keeps nothing, as the first call of another instance, leaves what is held.
+    if request["keep"]:
+        _keep_results(session, results)
     return {"elapsed_us": elapsed_us}
 
 
