@@ -369,3 +369,33 @@ def test_a_layer_on_a_gpu_is_as_exact_as_eager(
 def test_small_products_on_a_gpu_are_as_exact_as_eager(name: str) -> None:
     schedule, function, inputs = CASES[name]
     compare_on_gpu(function, tuple(t.cuda() for t in inputs), schedule)
+
+
+def list_sibling_runs() -> list[Any]:
+    """Each set of siblings by its number in the schedules that may be proposed for it."""
+    return [
+        pytest.param(name, number, id=f"{name}, proposal {number}", marks=on_hopper)
+        for name in SIBLINGS
+        for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize(("name", "number"), list_sibling_runs())
+def test_products_of_one_left_operand_on_a_gpu_are_as_exact_as_eager(
+    name: str, number: int
+) -> None:
+    _, _, function, small = SIBLINGS[name]
+    inputs = tuple(t.cuda() for t in small)
+    traced = trace_program(function, inputs)
+    proposals = propose(traced, 90, most=100)
+    program = build(traced, proposals[number % len(proposals)], 90)
+    runner = prepare(program, torch.device("cuda", 0))
+    exact, eager = function(*(t.double() for t in inputs)), function(*inputs)
+    for got, again, plain, right in zip(
+        runner(list(inputs)), runner(list(inputs)), eager, exact, strict=True
+    ):
+        assert got is not None
+        assert again is not None
+        assert torch.equal(got, again)
+        assert (got.shape, got.stride(), got.dtype) == (plain.shape, plain.stride(), plain.dtype)
+        assert measure_error(got, right) <= 1.01 * measure_error(plain, right)
