@@ -4,7 +4,7 @@ see. Data only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ __all__ = ["CASES", "GemmCase"]
 class GemmCase:
     """C (batch, m, n) = A B. `layout`: "n" or "t" for A and for B (t: its memory is the
     transpose's). `tail`: what follows the product, some of "bias", "gelu" and "residual" in this
-    order, with "+" between them.
+    order, with "+" between them. `siblings`: so many products of one A, each with a B and a bias of
+    its own, as query, key and value; no batch, no residual.
     """
 
     name: str
@@ -32,14 +33,15 @@ class GemmCase:
     tail: str = ""
     # or "uniform", "wide" (magnitudes over 2^40), "special" (some NaN and infinities)
     values: str = "normal"
+    siblings: int = 1
 
     @property
     def flops(self) -> float:
         """Multiplications and additions."""
-        return 2.0 * max(1, self.batch) * self.m * self.n * self.k
+        return 2.0 * max(1, self.batch) * self.siblings * self.m * self.n * self.k
 
     def specs(self, device: str) -> tuple[TensorSpec, ...]:
-        """A, B, and what the tail reads: a bias, a residual."""
+        """A, B, and what the tail reads: a bias, a residual. Then B and bias of each sibling."""
         lead = (self.batch,) if self.batch else ()
         specs = [
             _make_matrix_spec(self.dtype, lead, rows, columns, side == "t", device)
@@ -49,7 +51,7 @@ class GemmCase:
             specs.append(TensorSpec(self.dtype, (self.n,), (1,), device))
         if "residual" in self._tail:
             specs.append(_make_matrix_spec(self.dtype, lead, self.m, self.n, False, device))
-        return tuple(specs)
+        return (*specs, *specs[1:] * (self.siblings - 1))
 
     @property
     def _tail(self) -> tuple[str, ...]:
@@ -60,31 +62,45 @@ class GemmCase:
 
     def program(self, device: str = "cuda") -> Program:
         """The ATen steps."""
-        specs, steps = self.specs(device), []
-        factors, result = (Value(0), Value(1)), len(specs)
-        if "bias" in self._tail:
-            steps.append(Aten("aten.addmm.default", (Value(2), *factors), (), (result,)))
-        else:
-            target = "aten.bmm.default" if self.batch else "aten.mm.default"
-            steps.append(Aten(target, factors, (), (result,)))
-        if "gelu" in self._tail:
-            steps.append(Aten("aten.gelu.default", (Value(result),), (), (result + 1,)))
-            result += 1
-        if "residual" in self._tail:
-            operands = (Value(result), Value(len(specs) - 1))
-            steps.append(Aten("aten.add.Tensor", operands, (), (result + 1,)))
-            result += 1
-        return Program(specs, tuple(steps), (result,))
+        specs = self.specs(device)
+        steps: list[Aten] = []
+        results: list[int] = []
+        for first in self._list_firsts():
+            factors, result = (Value(0), Value(first)), len(specs) + len(steps)
+            if "bias" in self._tail:
+                steps.append(
+                    Aten("aten.addmm.default", (Value(first + 1), *factors), (), (result,))
+                )
+            else:
+                target = "aten.bmm.default" if self.batch else "aten.mm.default"
+                steps.append(Aten(target, factors, (), (result,)))
+            if "gelu" in self._tail:
+                steps.append(Aten("aten.gelu.default", (Value(result),), (), (result + 1,)))
+                result += 1
+            if "residual" in self._tail:
+                operands = (Value(result), Value(len(specs) - 1))
+                steps.append(Aten("aten.add.Tensor", operands, (), (result + 1,)))
+                result += 1
+            results.append(result)
+        return Program(specs, tuple(steps), tuple(results))
 
-    def run(self, inputs: tuple[Tensor, ...]) -> Tensor:
+    def run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The same in plain PyTorch."""
-        if "bias" in self._tail:
-            result = torch.addmm(inputs[2], inputs[0], inputs[1])
-        else:
-            result = (torch.bmm if self.batch else torch.mm)(*inputs[:2])
-        if "gelu" in self._tail:
-            result = torch.nn.functional.gelu(result)
-        return result + inputs[-1] if "residual" in self._tail else result
+        results = []
+        for first in self._list_firsts():
+            if "bias" in self._tail:
+                result = torch.addmm(inputs[first + 1], inputs[0], inputs[first])
+            else:
+                result = (torch.bmm if self.batch else torch.mm)(inputs[0], inputs[first])
+            if "gelu" in self._tail:
+                result = torch.nn.functional.gelu(result)
+            results.append(result + inputs[-1] if "residual" in self._tail else result)
+        return tuple(results)
+
+    def _list_firsts(self) -> range:
+        """The input number of each B."""
+        step = 2 if "bias" in self._tail else 1
+        return range(1, 1 + step * self.siblings, step)
 
     def inputs(self, device: str, seed: int = 0) -> tuple[Tensor, ...]:
         """Random tensors of those specs."""
@@ -146,6 +162,15 @@ _LAYERS = (
             _name_linear(f"layer encoder {size} out", rows, 768, 768, "bias+residual"),
             _name_linear(f"layer encoder {size} up", rows, 3072, 768, "bias+gelu"),
             _name_linear(f"layer encoder {size} down", rows, 768, 3072, "bias+residual"),
+        )
+    ),
+    *(
+        replace(_name_linear(f"layer {name}", rows, columns, columns, tail), siblings=3)
+        for name, rows, columns, tail in (
+            ("encoder small q, k and v", 128, 768, "bias"),
+            ("encoder large q, k and v", 4096, 768, "bias"),
+            ("language small q, k and v", 128, 4096, ""),
+            ("language large q, k and v", 2048, 4096, ""),
         )
     ),
     _name_linear("layer vision small up", 197, 3072, 768, "bias+gelu"),

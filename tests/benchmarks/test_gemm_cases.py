@@ -25,6 +25,7 @@ def test_every_case_is_a_product_that_something_is_proposed_for() -> None:
         SMALL,
         GemmCase("batch", 8, 9, 10, batch=2, layout="tn"),
         GemmCase("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16"),
+        GemmCase("siblings", 8, 9, 10, tail="bias", layout="nt", siblings=3),
     ],
 )
 def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: GemmCase) -> None:
@@ -32,6 +33,7 @@ def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: Ge
 
     inputs = case.inputs("cpu")
     assert [tuple(t.stride()) for t in inputs] == [spec.strides for spec in case.specs("cpu")]
-    (outputs,) = prepare(case.program("cpu"), torch.device("cpu"))(list(inputs))
-    assert outputs is not None
-    assert torch.equal(outputs, case.run(inputs))
+    outputs = prepare(case.program("cpu"), torch.device("cpu"))(list(inputs))
+    for got, expected in zip(outputs, case.run(inputs), strict=True):
+        assert got is not None
+        assert torch.equal(got, expected)
