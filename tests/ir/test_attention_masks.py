@@ -153,6 +153,12 @@ def record(function: Callable[[Tensor], Tensor]) -> fx.GraphModule:
     return module
 
 
+def test_a_mask_is_looked_at_under_a_fake_mode_too() -> None:
+    module = record(hide_nothing)
+    with FakeTensorMode():
+        assert list_masks(with_masks_laid_out(module)) == [None]
+
+
 def test_a_mask_that_hides_nothing_is_taken_away() -> None:
     module = record(hide_nothing)
     laid_out_module = with_masks_laid_out(module)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 __all__ = ["lay_out_masks", "with_masks_laid_out"]
 
@@ -33,7 +34,7 @@ _PURE_FUNCTIONS = frozenset(
     }
 )
 _PURE_METHODS = frozenset({"expand", "view", "unsqueeze"})
-_MOST_ELEMENTS = 2**20  # of a tensor that is computed to see whether a mask hides anything
+_MOST_BYTES = 2**20  # of a tensor that is computed to see whether a mask hides anything
 
 
 def with_masks_laid_out(module: fx.GraphModule) -> fx.GraphModule:
@@ -97,8 +98,12 @@ def _is_scattered(mask: Tensor) -> bool:
 def _hides_nothing(mask: fx.Node) -> bool:
     """Whether a mask depends on no input, and lets every query see every key."""
     example: Tensor = mask.meta["example_value"]
-    values = _compute(mask, {}) if example.dtype is torch.bool else None
-    return isinstance(values, Tensor) and bool(values.all())
+    if example.dtype is not torch.bool:
+        return False
+    # A fake tensor, as a caller's mode would make, has no values.
+    with unset_fake_temporarily(), torch.no_grad():
+        values = _compute(mask, {})
+        return isinstance(values, Tensor) and bool(values.all())
 
 
 def _compute(node: fx.Node, values_by_node: dict[fx.Node, Any]) -> Any:
@@ -111,7 +116,7 @@ def _compute(node: fx.Node, values_by_node: dict[fx.Node, Any]) -> Any:
         node.op not in ("call_function", "call_method")
         or not is_pure
         or not isinstance(example, Tensor)
-        or example.untyped_storage().nbytes() > _MOST_ELEMENTS
+        or example.untyped_storage().nbytes() > _MOST_BYTES
     ):
         return None
     operands = {source: _compute(source, values_by_node) for source in node.all_input_nodes}
