@@ -16,7 +16,7 @@ from tests.benchmarks.test_gemm_cases import SMALL
 def test_a_wrong_result_is_reported_with_its_place() -> None:
     measurer = bench_gemm.GemmMeasurer(torch.device("cpu"))
     measurer.start(SMALL)
-    right = SMALL.run(measurer.inputs)
+    (right,) = SMALL.run(measurer.inputs)
     assert (measurer.errors(right)["wrong"], measurer.errors(right)["special"]) == (0, True)
     wrong = right.clone()
     wrong[3, 7] += 1
