@@ -17,9 +17,9 @@ from torch_cudal1.graph.fusion.partition import FusionGroup, partition, splice
 from torch_cudal1.graph.fusion.siblings import merge_siblings
 from torch_cudal1.graph.propose import Variant
 from torch_cudal1.ir.program import Program
-from torch_cudal1.ir.records import Accepted, Candidate, Decision, Rejected, Timing
+from torch_cudal1.ir.records import Accepted, Candidate, Decision, Region, Rejected, Timing
 from torch_cudal1.ir.schedule import Schedule
-from torch_cudal1.search.group_kernels import GroupKernels, collect_techniques
+from torch_cudal1.search.group_kernels import GroupKernels, Replacements, collect_techniques
 from torch_cudal1.search.schedules import (
     NOTICEABLE_SHARE,
     make_candidates,
@@ -202,13 +202,13 @@ class StagedSearch(SearchStrategy):
         if not space.minor_groups:
             return space.dominant_groups
         region = make_variant_region(space.region, space.unsplit_variant)
-        sibling_groups = merge_siblings(region, space.minor_groups)
         # Their kernels are timed alone first, because a model whose products are minor may gain
         # nothing.
-        yield from kernels.find_kernels(sibling_groups)[1]
+        replacements, rejected = _find_shared_kernels(region, space.minor_groups, kernels)
+        yield from rejected
         # Of the fastest baseline, which is what a candidate has to beat.
         fastest_us = min(self.ranking.medians_us.values(), default=0.0)
-        saved_us = kernels.estimate_saving_us(sibling_groups)
+        saved_us = kernels.estimate_saving_us(list(replacements))
         return space.minor_groups if saved_us > NOTICEABLE_SHARE * fastest_us else ()
 
     def _splice_kernels(
@@ -224,15 +224,12 @@ class StagedSearch(SearchStrategy):
         one, `merges`: one for those of one left operand.
         """
         region = make_variant_region(self.space.region, variant)
-        sibling_groups = merge_siblings(region, groups) if merges else groups
-        replacements, rejected = kernels.find_kernels(sibling_groups)
+        replacements, rejected = (
+            _find_shared_kernels(region, groups, kernels)
+            if merges
+            else kernels.find_kernels(groups)
+        )
         yield from rejected
-        # Products that share no kernel have one each.
-        single_groups = [group for group in groups if not _is_inside(group, replacements)]
-        if sibling_groups != groups and single_groups:
-            single_kernels, rejected = kernels.find_kernels(single_groups)
-            yield from rejected
-            replacements = {**replacements, **single_kernels}
         if not replacements:
             return
         callees: dict[FusionGroup, Program] = {
@@ -244,6 +241,21 @@ class StagedSearch(SearchStrategy):
             [(program, techniques + collect_techniques(replacements))],
             order_for_program(program, schedules),
         )
+
+
+def _find_shared_kernels(
+    region: Region, groups: Sequence[FusionGroup], kernels: GroupKernels
+) -> tuple[Replacements, list[Rejected]]:
+    """`find_kernels` with one kernel for products of one left operand where there is one, else one
+    for each.
+    """
+    sibling_groups = merge_siblings(region, groups)
+    replacements, rejected = kernels.find_kernels(sibling_groups)
+    single_groups = [group for group in groups if not _is_inside(group, replacements)]
+    if sibling_groups == groups or not single_groups:
+        return replacements, rejected
+    single_kernels, reasons = kernels.find_kernels(single_groups)
+    return {**replacements, **single_kernels}, [*rejected, *reasons]
 
 
 def _is_inside(group: FusionGroup, larger_groups: Collection[FusionGroup]) -> bool:
