@@ -12,8 +12,18 @@ import pytest
 import torch
 
 from tests.entries import Runs, count_runs
-from tests.matrix_table import mark_matrix_cases
+from tests.matrix_table import find_cases_outside_share, mark_matrix_cases
 from torch_cudal1.core import telemetry
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--matrix-share`: how much of the large matrices a run has."""
+    parser.addoption(
+        "--matrix-share",
+        default="0/1",
+        metavar="K/N",
+        help="of the cases that `make test` leaves out, every N-th from the K-th on (default: all)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,9 +90,15 @@ def dynamo(clean: None) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `make test-all`; skip what needs a GPU where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-all`, and leave out what belongs to other shares of
+    it; skip what needs a GPU where there is none.
+    """
     mark_matrix_cases(items)
+    if outside := find_cases_outside_share(items, config.getoption("--matrix-share")):
+        config.hook.pytest_deselected(items=outside)
+        left_out = set(outside)
+        items[:] = [item for item in items if item not in left_out]
     if torch.cuda.is_available():
         return
     for item in items:

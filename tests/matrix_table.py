@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-__all__ = ["TABLE", "mark_matrix_cases", "read_table"]
+__all__ = ["TABLE", "find_cases_outside_share", "mark_matrix_cases", "read_table"]
 
 TABLE = Path(__file__).with_name("matrix.txt")
 SECONDS_PER_FUNCTION = 1.2
@@ -52,6 +52,22 @@ def mark_matrix_cases(items: Iterable[pytest.Item]) -> None:
         for index, item in enumerate(members):
             if index not in kept_positions:
                 item.add_marker(pytest.mark.matrix)
+
+
+def find_cases_outside_share(items: Sequence[pytest.Item], share: str) -> list[pytest.Item]:
+    """Of the cases with the mark `matrix`, those that a run with `--matrix-share K/N` leaves to the
+    others of the N: it has every N-th, from the K-th on, spread over all test functions.
+
+    Raises UsageError for a share that is no such pair.
+    """
+    position, slash, count = share.partition("/")
+    numbers = position.isdecimal() and count.isdecimal() and slash == "/"
+    if not numbers or not 0 <= int(position) < int(count):
+        raise pytest.UsageError(
+            f"--matrix-share {share}: expected K/N with K from 0 to N - 1, such as 0/4"
+        )
+    cases = [item for item in items if item.get_closest_marker("matrix")]
+    return [case for i, case in enumerate(cases) if i % int(count) != int(position)]
 
 
 def choose_evenly(total: int, count: int) -> frozenset[int]:
