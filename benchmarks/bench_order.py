@@ -108,6 +108,9 @@ def load_product_tables(results: Path, *, exact: bool) -> list[TimingTable]:
             ):
                 continue
             case = GemmCase(**document["cases"][row["case"]])
+            # A group of products has schedules of its own template.
+            if case.siblings > 1:
+                continue
             is_loose = case.dtype != "float32" or METHODS[row["config"]["method"]].needs_tf32
             if not (exact and is_loose):
                 proposal = Proposal("gemm", row["config"])

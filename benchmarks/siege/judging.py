@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from benchmarks.kernelbench.processes import die_with_parent
 from benchmarks.siege.faults import KINDS, Mutant, make_mutant
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.core.settings import Settings
@@ -42,6 +44,12 @@ _fork_servers: list[ForkServer | None] = []
 
 def start_judging(args: argparse.Namespace, count: Any) -> None:
     """In each process that judges, `count` started before it. Of several GPUs it sees one."""
+    # A killed siege would leave processes that judge on for as long as the queue lasts.
+    die_with_parent()
+    parent = multiprocessing.parent_process()
+    # It may have ended before that was asked for.
+    if parent is not None and os.getppid() != parent.pid:
+        raise SystemExit(1)
     with count.get_lock():
         position = count.value
         count.value += 1

@@ -33,6 +33,16 @@ def test_on_committed_products_the_model_orders_shapes_it_has_not_seen_better_th
     assert all(row["share_after"]["4"] > 0.98 for row in rows)
 
 
+def test_a_group_of_products_is_no_single_product(tmp_path: Path) -> None:
+    document = json.loads((RESULTS / "h200-gemm-layers.json").read_text())
+    (tmp_path / "h200-gemm.json").write_text(json.dumps(document))
+    assert load_product_tables(tmp_path, exact=False)
+    for case in document["cases"].values():
+        case["siblings"] = 3
+    (tmp_path / "h200-gemm.json").write_text(json.dumps(document))
+    assert load_product_tables(tmp_path, exact=False) == []
+
+
 def test_without_a_model_what_is_chosen_is_the_familys_order() -> None:
     for table in load_product_tables(RESULTS, exact=False)[:2]:
         curves = compute_curves(table, Refusal("nothing"))
