@@ -77,9 +77,14 @@ struct Executable::Lines {  // the nodes of a graph, and which waits for which
     if (const int status = api.nodes(graph, nullptr, &count)) return status;
     nodes.resize(count);
     if (const int status = api.nodes(graph, nodes.data(), &count)) return status;
-    if (const int status = api.edges(graph, nullptr, nullptr, &pairs)) return status;
+    if (const int status = edges(api, graph, nullptr, nullptr, nullptr, &pairs)) return status;
     from.resize(pairs), to.resize(pairs);
-    return pairs == 0 ? 0 : api.edges(graph, from.data(), to.data(), &pairs);
+    std::vector<EdgeData> data(pairs);
+    return pairs == 0 ? 0 : edges(api, graph, from.data(), to.data(), data.data(), &pairs);
+  }
+  // The data is only asked for because the driver refuses to leave it out; the edges keep it.
+  static int edges(const CaptureApi& api, void* graph, void** from, void** to, EdgeData* data, size_t* pairs) {
+    return api.edges_with_data ? api.edges_with_data(graph, from, to, data, pairs) : api.edges(graph, from, to, pairs);
   }
   // Nodes that no pair has on this side: `to`: nothing comes before them; `from`: nothing comes after them.
   std::vector<void*> ends(const std::vector<void*>& side) const {

@@ -34,9 +34,13 @@ struct MemoryCopy {  // CUDA_MEMCPY3D_v2 of cuda.h
 };
 static_assert(sizeof(MemoryCopy) == 200, "the layout that the driver writes");
 
+struct EdgeData {  // CUgraphEdgeData of cuda.h: how a node waits; not 0 where a kernel may begin before the one ahead has ended
+  unsigned char words[8];
+};
+
 constexpr size_t widths[] = {16, 4, 1};  // bytes that one thread of a mover moves
 
-struct CaptureApi {  // addresses in libcuda, and the kernels of torch_cudal1/device/cuda/copy_kernels.py by width; those may be null
+struct CaptureApi {  // addresses in libcuda, and the kernels of torch_cudal1/device/cuda/copy_kernels.py by width; what has a comment may be null
   int (*clone)(void**, void*) = nullptr;
   int (*nodes)(void*, void**, size_t*) = nullptr;
   int (*edges)(void*, void**, void**, size_t*) = nullptr;
@@ -50,8 +54,9 @@ struct CaptureApi {  // addresses in libcuda, and the kernels of torch_cudal1/de
   int (*set_kernel)(void*, void*, const KernelNode*) = nullptr;
   int (*destroy_executable)(void*) = nullptr;
   int (*destroy_graph)(void*) = nullptr;
-  void* copy[std::size(widths)] = {};
-  void* fill[std::size(widths)] = {};
+  int (*edges_with_data)(void*, void**, void**, EdgeData*, size_t*) = nullptr;  // null before driver 12.3, whose edges have no data
+  void* copy[std::size(widths)] = {};  // null: no kernels
+  void* fill[std::size(widths)] = {};  // as `copy`
 };
 
 constexpr size_t most_by_kernel = 4 << 20;  // bytes; for more, the device's own copies are faster and the host's time does not matter

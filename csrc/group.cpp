@@ -6,6 +6,9 @@ namespace cudal1 {
 
 namespace {
 
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: in this graph a kernel begins when the one ahead has ended, which serves it as well
+constexpr int early_start = 6;
+
 struct Filled {  // the description of one launch with its parameters in place
   KernelNode node{};
   c10::SmallVector<void*, 24> places;
@@ -26,7 +29,7 @@ bool LaunchGroup::build(uint64_t* words) {  // a chain: in a stream, each launch
   if (api_.make_graph(&graph_, 0) != 0) return false;
   const uint64_t* const begin = words;
   for (const LaunchStep& launch : launches) {
-    if (!launch.attributes.empty()) return false;
+    if (!std::all_of(launch.attributes.begin(), launch.attributes.end(), [](const auto& it) { return it.id == early_start; })) return false;
     Filled filled(launch, words);
     void* node = nullptr;
     if (api_.add_kernel(&node, graph_, nodes_.empty() ? nullptr : &nodes_.back(), nodes_.empty() ? 0 : 1, &filled.node) != 0) return false;

@@ -190,6 +190,7 @@ bool read_driver(GraphDriver& driver, PyObject* addresses) {
   take(captures.fill_of, captures.copy_of, captures.add_kernel, captures.depend, captures.destroy_node, captures.instantiate);
   take(captures.set_kernel, captures.destroy_executable, captures.destroy_graph);
   const size_t needed = places.size();
+  take(captures.edges_with_data);
   for (void*& mover : captures.copy) places.push_back(&mover);
   for (void*& mover : captures.fill) places.push_back(&mover);
   if (static_cast<size_t>(PyTuple_GET_SIZE(addresses)) != places.size())

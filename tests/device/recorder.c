@@ -140,7 +140,7 @@ EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *found, size_t *count
   *count = n;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
+static CUresult all_edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
   int g = graph_of(graph);
   size_t n = 0;
   for (int i = 0; i < counts[g]; i++)
@@ -148,6 +148,19 @@ EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *t
       if (from) from[n] = handle_of(g, nodes[g][i].waits[k]), to[n] = handle_of(g, i);
   *count = n;
   return CUDA_SUCCESS;
+}
+/* With `early_edges` kernels begin before those ahead have ended: the driver then refuses to tell of edges without their data. */
+EXPORT int early_edges;
+EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count) {
+  CUresult status = early_edges && from && !data ? CUDA_ERROR_LOSSY_QUERY : all_edges(graph, from, to, count);
+  for (size_t i = 0; status == CUDA_SUCCESS && data && i < *count; i++) {
+    memset(&data[i], 0, sizeof data[i]);
+    data[i].type = early_edges ? CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC : 0;
+  }
+  return status;
+}
+EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
+  return early_edges ? CUDA_ERROR_LOSSY_QUERY : all_edges(graph, from, to, count);
 }
 EXPORT CUresult cuGraphNodeGetType(CUgraphNode n, CUgraphNodeType *type) { *type = node_of(n)->type; return CUDA_SUCCESS; }
 EXPORT CUresult cuGraphMemsetNodeGetParams(CUgraphNode n, CUDA_MEMSET_NODE_PARAMS *p) { *p = node_of(n)->fill; return CUDA_SUCCESS; }

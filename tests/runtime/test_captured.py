@@ -84,6 +84,18 @@ def test_captured_fills_become_kernels_where_one_can_do_it(graph_runner, cuda, n
 
 
 @needs_extension
+def test_kernels_that_begin_before_those_ahead_have_ended_keep_their_order(graph_runner, cuda):
+    ctypes.c_int.in_dll(cuda.library, "early_edges").value = 1
+    ctypes.c_int.in_dll(cuda.library, "captured_kernels").value = 3
+    echo = graph_runner.make(lambda inputs: [inputs[0] + 1])
+    for _ in range(2):
+        x = torch.randint(100, (4,))
+        assert torch.equal(echo([x])[0], x + 1)
+    # Copies around the graph are nodes of it, as they are without such kernels.
+    assert number(cuda, "copies") == 0
+
+
+@needs_extension
 @pytest.mark.parametrize(("kind", "stays"), [(2, False), (1, True)])
 def test_captured_copies_within_the_device_become_kernels(graph_runner, cuda, kind, stays):
     source, scratch = torch.arange(40.0), torch.zeros(40)

@@ -76,6 +76,8 @@ _REPLAY = (
     "cuGraphExecDestroy",
     "cuGraphDestroy",
 )
+# Tells of edges across which a kernel begins before the one ahead has ended (since driver 12.3).
+_EDGES_WITH_DATA = "cuGraphGetEdges_v2"
 # In the order in which csrc/timer.cpp reads them.
 _TIMER = (
     "cuCtxSynchronize",
@@ -117,7 +119,10 @@ def find_replay_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
     )
     if isinstance(addresses, Refusal):
         return addresses
-    return (*addresses, *load_copy_kernels(_index(device)))
+    library = open_driver().library
+    # 0 tells the extension that this driver lacks it.
+    edges = _read_address(library, _EDGES_WITH_DATA) if hasattr(library, _EDGES_WITH_DATA) else 0
+    return (*addresses, edges, *load_copy_kernels(_index(device)))
 
 
 def find_timer_addresses(device: torch.device) -> tuple[int, ...] | Refusal:
@@ -179,7 +184,7 @@ def pack_launch(loaded: LoadedLaunch) -> tuple[Any, ...]:
     """(symbol, function, grid, block, shared bytes, attributes, parameter words, (parameter, value,
     mask) of each pointer).
     """
-    launch, frame = loaded.launch, Frame(loaded.launch)
+    launch, frame = loaded.launch, Frame(loaded.launch, loaded.starts_early)
     attributes = [(attribute.id, list(attribute.value)) for attribute in frame.attributes]
     # As bytes: C++ stores them as they are, so a float keeps its bit pattern.
     words = [int.from_bytes(bytes(slot), "little") for slot in frame.slots]

@@ -25,7 +25,8 @@ from typing import Any, NoReturn
 import torch
 
 from torch_cudal1.core.errors import DriverError, ProgramError
-from torch_cudal1.device.cuda.cubin import check_launch, inspect_cubin
+from torch_cudal1.device.cuda.cubin import Cubin, check_launch, inspect_cubin
+from torch_cudal1.device.cuda.early_start import waits_first
 from torch_cudal1.ir.program import Launch, LaunchArg, Value
 
 __all__ = [
@@ -59,6 +60,10 @@ _NEEDED = (
 # CUfunction_attribute, CUlaunchAttributeID and CUclusterSchedulingPolicy of cuda.h
 _MAX_DYNAMIC_SHARED_SIZE_BYTES, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 8, 14
 _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING_POLICY_PREFERENCE, _SPREAD = 4, 5, 1
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+# A driver without it (before 12.3) cannot capture such launches, and the replay of a captured graph
+# reads which launches began early with it.
+_EARLY_START_FUNCTION = "cuGraphGetEdges_v2"
 # A kernel with more dynamic shared memory has to opt in through cuFuncSetAttribute (CUDA C++
 # Programming Guide, shared memory).
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
@@ -118,13 +123,17 @@ def driver_status() -> tuple[bool, str]:
 
 @dataclass(frozen=True, eq=False)
 class LoadedLaunch:
-    """A launch whose kernel is loaded and ready on device `index`, in PyTorch's context there."""
+    """A launch whose kernel is loaded and ready on device `index`, in PyTorch's context there.
+
+    `starts_early`: before the kernel ahead of it has ended, since it waits for that itself.
+    """
 
     driver: Driver
     context: ctypes.c_void_p
     function: ctypes.c_void_p
     launch: Launch
     index: int
+    starts_early: bool = False
 
 
 def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> LoadedLaunch:
@@ -149,7 +158,8 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
     try:
         # Before the driver sees the image: it answers a wrong symbol or architecture with a number,
         # and does not compare the sizes of parameters at all.
-        check_launch(inspect_cubin(image), launch, 10 * major + minor)
+        cubin_facts = inspect_cubin(image)
+        check_launch(cubin_facts, launch, 10 * major + minor)
         context = driver.retain_context(index)
         with driver.make_current(context):
             function = driver.function(index, image, launch)
@@ -160,7 +170,13 @@ def load_launch(cubin: torch.Tensor, launch: Launch, device: torch.device) -> Lo
         raise DriverError(
             error.call, error.status, f"kernel {launch.symbol!r}: {error.hint}"
         ) from error
-    return LoadedLaunch(driver, context, function, launch, index)
+    starts_early = _starts_early(driver, cubin_facts, launch)
+    return LoadedLaunch(driver, context, function, launch, index, starts_early)
+
+
+def _starts_early(driver: Driver, cubin: Cubin, launch: Launch) -> bool:
+    code = dict(cubin.code).get(f".text.{launch.symbol}", b"")
+    return hasattr(driver.library, _EARLY_START_FUNCTION) and waits_first(code)
 
 
 def prepare_launch(
@@ -175,7 +191,7 @@ def prepare_launch(
     """
     loaded = load_launch(cubin, launch, device)
     driver, context, function, index = loaded.driver, loaded.context, loaded.function, loaded.index
-    frames, place = Frame(launch), torch.device("cuda", index)
+    frames, place = Frame(launch, loaded.starts_early), torch.device("cuda", index)
     # Bound once: this is all that a launch in Python has to look up at each call.
     start, current_stream = driver.library.cuLaunchKernelEx, torch.cuda.current_stream
 
@@ -227,7 +243,7 @@ class Frame(threading.local):
     The driver copies parameters before it returns, so one block per thread is enough.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, starts_early: bool = False) -> None:
         slots = [_make_slot(arg) for arg in launch.args]
         self.pointers = [
             (slot, arg.value.index, ALIGNMENT - 1 if arg.value.index in launch.aligned else 0)
@@ -239,7 +255,7 @@ class Frame(threading.local):
         self.parameters = (ctypes.c_void_p * max(len(slots), 1))(
             *[ctypes.addressof(slot) for slot in slots]
         )
-        self.attributes = _make_attributes(launch)
+        self.attributes = _make_attributes(launch, starts_early)
         self.config = _make_config(launch, self.attributes)
         self.config_pointer = ctypes.byref(self.config)
         self.current = ctypes.c_void_p()
@@ -256,14 +272,18 @@ def _make_slot(arg: LaunchArg) -> Any:
     return slot
 
 
-def _make_attributes(launch: Launch) -> Any:
-    if launch.cluster == 1:
-        return (_LaunchAttribute * 0)()
-    pair = (_LaunchAttribute * 2)()
-    pair[0].id, pair[1].id = _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING_POLICY_PREFERENCE
-    pair[0].value[:3] = [launch.cluster, 1, 1]
-    pair[1].value[0] = _SPREAD
-    return pair
+def _make_attributes(launch: Launch, starts_early: bool) -> Any:
+    words: dict[int, list[int]] = {}
+    if launch.cluster > 1:
+        words[_CLUSTER_DIMENSION] = [launch.cluster, 1, 1]
+        words[_CLUSTER_SCHEDULING_POLICY_PREFERENCE] = [_SPREAD]
+    if starts_early:
+        words[_PROGRAMMATIC_STREAM_SERIALIZATION] = [1]
+    attributes = (_LaunchAttribute * len(words))()
+    for attribute, (number, value) in zip(attributes, words.items(), strict=True):
+        attribute.id = number
+        attribute.value[: len(value)] = value
+    return attributes
 
 
 def _make_config(launch: Launch, attributes: Any) -> _LaunchConfig:

@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.device.cuda.nvrtc import compile_cuda
 from torch_cudal1.device.specs import max_shared_bytes
 from torch_cudal1.ir.program import Program
+from torch_cudal1.kernels.codegen.early_start import add_early_start, add_early_start_to_cuda
 from torch_cudal1.kernels.codegen.sass import disassemble, find_unwritten_reads
 from torch_cudal1.kernels.lowering import CompiledKernel, assemble, lower
 from torch_cudal1.kernels.proposal import KernelSource, Proposal
@@ -77,7 +78,7 @@ def compile_cuda_text(kernel: KernelSource, sm: int) -> bytes:
     # as for Triton: no contraction across operators; the kernels ask for fused multiply-adds by
     # name
     built = compile_cuda(
-        kernel.text,
+        add_early_start_to_cuda(kernel.text, sm),
         # wgmma exists only in the architecture-specific targets.
         f"sm_{sm}a" if sm >= 90 else f"sm_{sm}",
         options=["--fmad=false", "--std=c++17", *defines],
@@ -135,9 +136,10 @@ def compile_kernel(kernel: KernelSource, sm: int) -> CompiledKernel:
     options = {"num_warps": kernel.warps, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     options |= {} if kernel.stages is None else {"num_stages": kernel.stages}
     options |= {} if kernel.registers is None else {"maxnreg": kernel.registers}
+    extended = replace(kernel, text=add_early_start(kernel.text, kernel.symbol, sm))
     with tempfile.TemporaryDirectory() as folder, _isolate_triton(folder):
         source = ASTSource(
-            fn=getattr(load_source(kernel, Path(folder)), kernel.symbol),
+            fn=getattr(load_source(extended, Path(folder)), kernel.symbol),
             signature={f"p{value}": kind for value, kind in kernel.arguments},
             constexprs={},
             attrs={(i,): _ALIGNED for i in range(len(kernel.arguments))},

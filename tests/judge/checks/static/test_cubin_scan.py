@@ -71,12 +71,12 @@ BODIES: dict[str, tuple[str, str, str]] = {
         "ATOM",
     ),
 }
-DEPENDENT: dict[str, tuple[str, str, str]] = {  # needs sm_90
-    "waits": ("int", 'asm volatile("griddepcontrol.wait;" ::: "memory"); o[0] = 1;', "ACQBULK"),
+DEPENDENT: dict[str, tuple[str, str, str]] = {  # needs sm_90; the launcher decides what it may do
+    "waits": ("int", 'asm volatile("griddepcontrol.wait;" ::: "memory"); o[0] = 1;', ""),
     "releases": (
         "int",
         'asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); o[0] = 1;',
-        "PREEXIT",
+        "",
     ),
 }
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
@@ -154,7 +154,7 @@ WORDS = [
     (0x0000000000090805, 0x000FE40000005000, "CS2R reads SR_CLOCKLO"),  # under a predicate
     (0x0000000000077919, 0x000E220000002100, ""),  # S2R R7, SR_TID.X
     (0x00000000000579C3, 0x000E620000002500, ""),  # S2UR UR5, SR_CTAID.X
-    (0x000000000000782E, 0x000FCA0000000000, "ACQBULK (griddepcontrol.wait)"),
+    (0x000000000000782E, 0x000FCA0000000000, ""),  # ACQBULK
     (0x0000000000007992, 0x000FEC000000B000, "MEMBAR of the system's scope"),
     (0x0000000000007992, 0x000FEC000000A000, ""),  # MEMBAR.ALL.GPU
     (0x00000000020709A8, 0x002EA200081F41C4, "ATOMG of the system's scope"),

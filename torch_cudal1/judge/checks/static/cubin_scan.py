@@ -5,7 +5,9 @@ Exactly the kernels that the plan launches, built for this architecture and with
 memory that outlives a call, no call out of the kernel, no launch from the device, no clock or
 counter, nothing ordered beyond the device. It looks at sections marked executable and decodes only
 the instructions of its table, so it does not tell what an address or a loop does. sm_100 cubins
-carry a second encoding of the same kernels (`.nv.capmerc`), which is not read.
+carry a second encoding of the same kernels (`.nv.capmerc`), which is not read. Programmatic
+dependent launch (PREEXIT, ACQBULK) is no impurity: both do nothing in an ordinary launch, and only
+kernels that wait ahead of all else are launched otherwise (`device.cuda.early_start`).
 
 Source of the table: nvcc 13.0 built known positives (`tests/judge/checks/static/test_cubin_scan.py` builds
 them again), nvdisasm named them; for special registers all 256 indices were decoded. sm_80, sm_90,
@@ -39,10 +41,6 @@ _SPECIAL = {
     0x53: "SR_GLOBALTIMERHI",
     **dict.fromkeys(range(0x64, 0x74), "SR_PM"),
     **dict.fromkeys(range(0x74, 0x84), "SR_SNAP_PM"),
-}
-_DEPENDENT = {
-    0x82D: "PREEXIT (griddepcontrol.launch_dependents)",
-    0x82E: "ACQBULK (griddepcontrol.wait)",
 }
 _FENCE, _FENCE_SYSTEM = 0x992, 3
 _ATOMICS = {
@@ -104,8 +102,6 @@ def _find_impurity(low: int, high: int) -> str:
     # The index of a special register stands in bits 72 to 79: bits 8 to 15 of the upper half.
     if opcode in _READS_SPECIAL and high >> 8 & 0xFF in _SPECIAL:
         return f"{_READS_SPECIAL[opcode]} reads {_SPECIAL[high >> 8 & 0xFF]}"
-    if opcode in _DEPENDENT:
-        return _DEPENDENT[opcode]
     # Memory order beyond the device reaches the host and other GPUs.
     if opcode == _FENCE and high >> 12 & 0x7 == _FENCE_SYSTEM:
         return "MEMBAR of the system's scope"

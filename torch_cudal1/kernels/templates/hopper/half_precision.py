@@ -40,6 +40,9 @@ _MAX_SHARED_COLUMNS = 128
 _RESERVED_BYTES = 1024
 _SM_SHARED_BYTES = max_shared_bytes(90) + _RESERVED_BYTES
 _REACH = 2**31 - 1
+# Of the weight, lines of 128 bytes that each thread fetches while the kernel ahead ends: 384 threads
+# bring 393 KB, the whole of k of a tile up to k = 12,288.
+_MAX_EARLY_LINES = 8
 # What the kernel's text has once for each right operand.
 _PART_BEGINS, _PART_ENDS = "// PART BEGINS\n", "// PART ENDS\n"
 
@@ -145,6 +148,8 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
         # registers are left for the sums.
         "COPIERS": 32 if per_sm == 2 and schedule.rows == 128 else 128,
         "BLOCKS": min(tiles, per_sm * _SM_COUNT),
+        # What a batch multiplies is made by the kernel ahead as a rule.
+        "EARLY_LINES": _MAX_EARLY_LINES if product.batch == 1 else 0,
         "A_ROW": lhs.row,
         "A_DEPTH": lhs.depth,
         "A_BATCH": lhs.batch,
@@ -247,6 +252,17 @@ def _print_part(text: str, number: int, part: _Part) -> str:
     )
 
 
+def _print_fetches(parts: Sequence[_Part], rights: Sequence[_Strides]) -> dict[str, str]:
+    """What stands for the words that read right operands."""
+    fetches, early_fetches = [], []
+    for i, (part, right) in enumerate(zip(parts, rights, strict=True)):
+        strides = f"{part.product.n}, {right.row}, {right.depth}, {bool(right.along_k):d}"
+        start = f"b{i} + {right.offset} + tile.batch * (i64){right.batch}, tile.column"
+        fetches.append(f"  if (tile.part == {i}) fetch<BN, {strides}>(to, {start}, k, thread);")
+        early_fetches.append(f"  fetch_weight<BN, {strides}>({start}, tile.part == {i});")
+    return {"FETCH_RIGHT": "\n".join(fetches), "FETCH_WEIGHTS": "\n".join(early_fetches)}
+
+
 def _print_words(
     parts: Sequence[_Part], rights: Sequence[_Strides], schedule: GemmSchedule
 ) -> dict[str, str]:
@@ -258,11 +274,6 @@ def _print_words(
     # Of each tile and part in turn; the last part is what is left.
     choose_part = "".join(f"tile < {first_tiles[i + 1]} ? {i} : " for i in numbers[:-1])
     choose_first = "".join(f"part == {i} ? {first_tiles[i]} : " for i in numbers[:-1])
-    fetches = [
-        f"  if (tile.part == {i}) fetch<BN, {part.product.n}, {right.row}, {right.depth}, {bool(right.along_k):d}>"
-        f"(to, b{i} + {right.offset} + tile.batch * (i64){right.batch}, tile.column, k, thread);"
-        for i, (part, right) in enumerate(zip(parts, rights, strict=True))
-    ]
     stores = [
         f"      if (tile.part == {i}) part{i}::store(sum, c{i}, tile, first, quad{part.epilogue.arguments});"
         for i, part in enumerate(parts)
@@ -287,7 +298,7 @@ def _print_words(
             f"__device__ __forceinline__ int part_of(int tile) {{ return {choose_part}{numbers[-1]}; }}\n"
             f"__device__ __forceinline__ int first_tile_of(int part) {{ return {choose_first}{first_tiles[-2]}; }}"
         ),
-        "FETCH_RIGHT": "\n".join(fetches),
+        **_print_fetches(parts, rights),
         "STORE_PARTS": "\n".join(stores),
         "LOOK_AHEAD": "\n".join(prefetches),
         "RIGHT_PARAMETERS": "".join(f", const u16* b{i}" for i in numbers),

@@ -12,7 +12,8 @@
 //
 // Constants beside those of packed_machine.cu (PLANES = 1, HALF: 1 for fp16, CLUSTER = 1, STREAM = 0): BM (64 or 128), BN (multiple of 16, of 64 where B
 // lies across k), PER_SM blocks of an SM, COPIERS (threads that copy: 32 or 128), BLOCKS of the grid,
-// TILES, HIGH and WIDE (tiles of rows and of columns), GROUP; M, K; A_ROW, A_DEPTH, A_BATCH, A_OFFSET: strides in elements. Of a part, defined before its
+// TILES, HIGH and WIDE (tiles of rows and of columns), GROUP; EARLY_LINES (of 128 bytes of the weight, a thread's share, fetched before the
+// kernel ahead has ended); M, K; A_ROW, A_DEPTH, A_BATCH, A_OFFSET: strides in elements. Of a part, defined before its
 // text: PART (its namespace), N, RUN (so many columns of C are one aligned store: 8, 2, 1), ROUNDED (1: C is of the operands' type, 0: fp32).
 // Other words in capitals are what the generator replaces; `half_precision.py` says by what.
 
@@ -28,6 +29,13 @@ __device__ __forceinline__ void arrive_when_copied(u32 barrier) {  // once all c
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+__device__ __forceinline__ void fetch_early(const void* from, bool inside) {  // a predicate, no branch: see wait_for_previous
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p prefetch.global.L2 [%0];\n}" ::"l"(from), "r"((u32)inside));
+}
+// The next kernel's blocks may be placed from now on, and what the kernel ahead of this one writes is there afterwards. The launcher starts
+// only such kernels early that touch no memory and take no branch before they wait (device/cuda/early_start.py).
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void show_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Of three warpgroups each has 168 a thread at the start; sums and the steps after them need more than copies.
 __device__ __forceinline__ void take_producer_registers() {
@@ -83,6 +91,30 @@ __device__ __forceinline__ void fetch(u32 to, const u16* from, int row, int k, i
 
 __device__ __forceinline__ void fetch_right(u32 to, const Tile& tile, int k, int thread RIGHT_PARAMETERS) {
 FETCH_RIGHT
+}
+
+// Brings lines of the weight's first tile, of SIZE rows from `row` on, into the L2, which holds whatever is written to them meanwhile
+template <int SIZE, int LIMIT, int ROW, int DEPTH, bool ALONG_K>
+__device__ __forceinline__ void fetch_weight(const u16* from, int row, bool is_needed) {
+  constexpr int line = 64, wide = ((ALONG_K ? K : SIZE) + line - 1) / line, lines = wide * (ALONG_K ? SIZE : K);
+  constexpr int turns = (lines + THREADS - 1) / THREADS;
+#pragma unroll
+  for (int i = 0; i < (turns < EARLY_LINES ? turns : EARLY_LINES); ++i) {
+    const int number = threadIdx.x + THREADS * i, along = number % wide * line, across = number / wide;
+    const int inside = row + (ALONG_K ? across : along), k = ALONG_K ? along : across;
+    fetch_early(from + inside * (i64)ROW + k * (i64)DEPTH, is_needed && number < lines && inside < LIMIT && k < K);
+  }
+}
+
+__device__ __forceinline__ void fetch_first_weights(const u16* a RIGHT_PARAMETERS) {
+#if EARLY_LINES > 0
+  const Tile tile = tile_of(blockIdx.x);
+#if SWAPPED
+  fetch_weight<BM, M, A_ROW, A_DEPTH, A_ALONG_K>(a + A_OFFSET, tile.row, true);
+#else
+FETCH_WEIGHTS
+#endif
+#endif
 }
 
 __device__ __forceinline__ void produce(const u16* a, u32 ring, u32 full, u32 empty, int thread RIGHT_PARAMETERS) {
@@ -271,6 +303,9 @@ __device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const 
 // PART ENDS
 
 extern "C" __global__ void __launch_bounds__(THREADS, PER_SM) MULTIPLY(const u16* a RIGHT_PARAMETERS RESULT_PARAMETERS ALL_PARAMETERS) {
+  fetch_first_weights(a RIGHT_ARGUMENTS);
+  let_next_start();
+  wait_for_previous();
   const u32 ring = (shared_address(memory) + 1023) & ~1023u;  // the swizzle is of address bits
   const u32 full = ring + STAGES * STAGE, empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
