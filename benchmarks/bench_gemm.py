@@ -118,8 +118,8 @@ def compile_candidate(candidate: GemmCandidate, sm: int, path: Path) -> GemmCand
     torch.set_num_threads(1)
     begin = time.perf_counter()
     try:
-        family = "gemm" if candidate.case.siblings == 1 else "sibling_gemm"
-        program = build(candidate.case.program(), Proposal(family, dict(candidate.config)), sm)
+        proposal = Proposal(candidate.case.family, dict(candidate.config))
+        program = build(candidate.case.program(), proposal, sm)
     except (Cudal1Error, OSError) as error:
         return replace(
             candidate,

@@ -20,7 +20,8 @@ class GemmCase:
     """C (batch, m, n) = A B. `layout`: "n" or "t" for A and for B (t: its memory is the
     transpose's). `tail`: what follows the product, some of "bias", "gelu" and "residual" in this
     order, with "+" between them. `siblings`: so many products of one A, each with a B and a bias of
-    its own, as query, key and value; no batch, no residual.
+    its own, as query, key and value; no batch, no residual. With the tail "gate" two siblings make
+    one result: the SiLU of the first times the second.
     """
 
     name: str
@@ -39,6 +40,13 @@ class GemmCase:
     def flops(self) -> float:
         """Multiplications and additions."""
         return 2.0 * max(1, self.batch) * self.siblings * self.m * self.n * self.k
+
+    @property
+    def family(self) -> str:
+        """Of the template that serves it."""
+        if self.siblings == 1:
+            return "gemm"
+        return "gated_gemm" if "gate" in self._tail else "sibling_gemm"
 
     def specs(self, device: str) -> tuple[TensorSpec, ...]:
         """A, B, and what the tail reads: a bias, a residual. Then B and bias of each sibling."""
@@ -82,6 +90,11 @@ class GemmCase:
                 steps.append(Aten("aten.add.Tensor", operands, (), (result + 1,)))
                 result += 1
             results.append(result)
+        if "gate" in self._tail:
+            opened, result = results[1], len(specs) + len(steps)
+            steps.append(Aten("aten.silu.default", (Value(results[0]),), (), (result,)))
+            steps.append(Aten("aten.mul.Tensor", (Value(result), Value(opened)), (), (result + 1,)))
+            results = [result + 1]
         return Program(specs, tuple(steps), tuple(results))
 
     def run(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -95,6 +108,8 @@ class GemmCase:
             if "gelu" in self._tail:
                 result = torch.nn.functional.gelu(result)
             results.append(result + inputs[-1] if "residual" in self._tail else result)
+        if "gate" in self._tail:
+            return (torch.nn.functional.silu(results[0]) * results[1],)
         return tuple(results)
 
     def _list_firsts(self) -> range:
@@ -171,6 +186,14 @@ _LAYERS = (
             ("encoder large q, k and v", 4096, 768, "bias"),
             ("language small q, k and v", 128, 4096, ""),
             ("language large q, k and v", 2048, 4096, ""),
+        )
+    ),
+    *(
+        replace(_name_linear(f"layer {name}", rows, columns, inner, "gate"), siblings=2)
+        for name, rows, columns, inner in (
+            ("encoder small gate", 128, 2048, 768),
+            ("language small gate", 128, 11008, 4096),
+            ("language large gate", 2048, 11008, 4096),
         )
     ),
     _name_linear("layer vision small up", 197, 3072, 768, "bias+gelu"),

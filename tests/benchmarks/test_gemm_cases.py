@@ -26,6 +26,7 @@ def test_every_case_is_a_product_that_something_is_proposed_for() -> None:
         GemmCase("batch", 8, 9, 10, batch=2, layout="tn"),
         GemmCase("tail", 8, 9, 10, tail="bias+gelu", dtype="bfloat16"),
         GemmCase("siblings", 8, 9, 10, tail="bias", layout="nt", siblings=3),
+        GemmCase("gate", 8, 9, 10, tail="bias+gate", layout="nt", siblings=2),
     ],
 )
 def test_inputs_have_the_specs_of_the_program_and_pytorch_runs_the_same(case: GemmCase) -> None:

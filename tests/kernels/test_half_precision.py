@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.kernels.cuda_on_cpu import compiler, run_on_cpu
 from tests.kernels.traced_programs import trace_program
 from torch_cudal1.core.errors import NotLowerableError, ProgramError
+from torch_cudal1.device.cuda.cubin import inspect_cubin
 from torch_cudal1.kernels import build, propose
 from torch_cudal1.kernels.lowering import lower
 from torch_cudal1.kernels.ops.matmul import Operand, Product
@@ -206,6 +207,17 @@ def test_registers_of_all_warps_are_there(stages: int, threads_that_copy: int) -
         )
         # ptxas gives each of 384 threads 168; who asks for more than that waits for ever
         assert of_producers + 2 * of_consumers <= 3 * 168
+
+
+@pytest.mark.parametrize(("columns", "stages"), [(128, 3), (256, 4)])
+def test_an_operand_across_k_leaves_registers_for_the_sums(columns: int, stages: int) -> None:
+    shapes = ((512, 768), (768, 3072))
+    inputs = tuple(torch.empty(shape, dtype=BF16, device="meta") for shape in shapes)
+    proposal = make_schedule(columns, stages).proposal()
+    (payload,) = build(trace_program(lambda x, w: x @ w, inputs), proposal, 90).payloads.values()
+    (kernel,) = inspect_cubin(bytes(payload.numpy())).kernels
+    # Addresses of all copies of a stage, kept for the next one, once took 1,264 bytes of a thread.
+    assert kernel.stack_bytes == 0
 
 
 @needs_compiler

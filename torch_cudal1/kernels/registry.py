@@ -23,7 +23,7 @@ from torch_cudal1.kernels.templates import (
     scans,
     softmax,
 )
-from torch_cudal1.kernels.templates.hopper import siblings
+from torch_cudal1.kernels.templates.hopper import gated, siblings
 
 __all__ = [
     "TEMPLATES",
@@ -45,6 +45,7 @@ TEMPLATES: tuple[Template, ...] = (
     attention_backward.TEMPLATE,
     attention.TEMPLATE,
     conv.TEMPLATE,
+    gated.TEMPLATE,
     siblings.TEMPLATE,
     gemm.TEMPLATE,
     softmax.TEMPLATE,

@@ -4,13 +4,20 @@
      x ─┼─ mm ── silu ──┼─   becomes one group  x ─┼─ mm ── silu ──┼─
         └─ mm ──────────┘                          └─ mm ──────────┘
 
+A product that is read by the group of another one alone, as what a gate opens, joins that group:
+
+        ┌─ mm ── silu ──┐
+     x ─┤               mul ──   becomes one group of one result
+        └─ mm ──────────┘
+
 A merged group is worth a look beside the groups that it is made of: nothing is decided here about
 speed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -50,25 +57,74 @@ def merge_siblings(region: Region, groups: Sequence[FusionGroup]) -> tuple[Fusio
     """
     program = region.program
     uses, specs = collect_uses(program), value_specs(program)
-    members: dict[_Operand, list[_Member]] = {}
-    for group in groups:
-        member = _read_member(group, uses, specs)
-        if member is not None:
-            base = uses.steps[member.reshapes[0]].reads[0] if member.reshapes else member.operand
-            members.setdefault((base, specs[member.operand].shape), []).append(member)
-    sibling_groups: list[FusionGroup] = []
-    member_groups: set[FusionGroup] = set()
-    for siblings in members.values():
-        for first in range(0, len(siblings), _MAX_SIBLINGS):
-            together = _leave_out_readers(siblings[first : first + _MAX_SIBLINGS])
-            if len(together) > 1:
-                steps = _collect_steps(together, uses)
-                name = f"{region.name}/siblings{len(sibling_groups)}"
-                sibling_groups.append(extract_group(program, steps, specs, region.kind, name))
-                member_groups |= {member.group for member in together}
-    other_groups = [group for group in groups if group not in member_groups]
-    result = tuple(sorted((*other_groups, *sibling_groups), key=lambda group: group.steps))
-    return result if sibling_groups and _has_order(program, result) else tuple(groups)
+    merging = _Merging(region, uses, specs)
+    gated = merging.merge_gates(groups)
+    for merged in (merging.merge_independent(gated), gated):
+        if merged != tuple(groups) and _has_order(program, merged):
+            return merged
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class _Merging:
+    """What both ways of merging look up in a region."""
+
+    region: Region
+    uses: Uses
+    specs: Mapping[int, TensorSpec]
+
+    def collect_members(self, groups: Sequence[FusionGroup]) -> dict[_Operand, list[_Member]]:
+        """The groups of one product, by its left operand."""
+        members: dict[_Operand, list[_Member]] = {}
+        for group in groups:
+            member = _read_member(group, self.uses, self.specs)
+            if member is not None:
+                base = member.operand
+                if member.reshapes:
+                    (base, *_) = self.uses.steps[member.reshapes[0]].reads
+                members.setdefault((base, self.specs[member.operand].shape), []).append(member)
+        return members
+
+    def merge_gates(self, groups: Sequence[FusionGroup]) -> tuple[FusionGroup, ...]:
+        """`groups` with each one that another of the same left operand alone reads merged into that."""
+        merged = dict.fromkeys(groups)
+        for members in self.collect_members(groups).values():
+            for reader, source in itertools.permutations(members, 2):
+                pair = (source, reader)
+                steps = _collect_steps(pair, self.uses)
+                is_read_inside = bool(set(source.group.outputs) & set(reader.group.inputs)) and all(
+                    self.uses.readers.get(out, frozenset()) <= set(steps)
+                    for out in source.group.outputs
+                )
+                if is_read_inside and all(member.group in merged for member in pair):
+                    for member in pair:
+                        del merged[member.group]
+                    merged[self.extract(steps, f"gate{steps[0]}")] = None
+        return _sort_by_steps(merged)
+
+    def merge_independent(self, groups: Sequence[FusionGroup]) -> tuple[FusionGroup, ...]:
+        """`groups` with those of one left operand that read no result of each other merged."""
+        merged = dict.fromkeys(groups)
+        for siblings in self.collect_members(groups).values():
+            for first in range(0, len(siblings), _MAX_SIBLINGS):
+                together = _leave_out_readers(siblings[first : first + _MAX_SIBLINGS])
+                if len(together) > 1:
+                    for member in together:
+                        del merged[member.group]
+                    steps = _collect_steps(together, self.uses)
+                    merged[self.extract(steps, f"siblings{steps[0]}")] = None
+        return _sort_by_steps(merged)
+
+    def extract(self, steps: tuple[int, ...], name: str) -> FusionGroup:
+        """The group of these steps."""
+        region = self.region
+        return extract_group(
+            region.program, steps, self.specs, region.kind, f"{region.name}/{name}"
+        )
+
+
+def _sort_by_steps(groups: Iterable[FusionGroup]) -> tuple[FusionGroup, ...]:
+    return tuple(sorted(groups, key=lambda group: group.steps))
 
 
 def _read_member(group: FusionGroup, uses: Uses, specs: Mapping[int, TensorSpec]) -> _Member | None:
@@ -98,9 +154,7 @@ def _find_reshapes(index: int, uses: Uses, inside: Collection[int]) -> tuple[int
 
 
 def _leave_out_readers(members: Sequence[_Member]) -> list[_Member]:
-    """Those that read no result of another: a gate times what it opens is one result of two
-    products, which no kernel of siblings yields.
-    """
+    """Those that read no result of another: no kernel of siblings yields one result of two."""
     independent: list[_Member] = []
     for member in members:
         outputs = {out for other in independent for out in other.group.outputs}

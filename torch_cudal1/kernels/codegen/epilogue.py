@@ -9,7 +9,7 @@ steps without a translation (chains through other types) are refused with NotLow
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,9 +125,15 @@ def print_triton_epilogue(
     return _EpiloguePrinter(nest, Tile(rows, columns), masks).lines()
 
 
-def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpilogue:
-    """The epilogue as C++ functions. Raises NotLowerableError for several outputs, a dtype that is
-    neither fp32 nor `half`, or a template without a translation.
+def print_cuda_epilogue(
+    nest: Nest, half: torch.dtype | None = None, second: int | None = None
+) -> CudaEpilogue:
+    """The epilogue as C++ functions. `second`: the value that stands for the result of a second
+    product, of the same shape; then tails take its sums behind the first ones, and read no memory
+    for it.
+
+    Raises NotLowerableError for several outputs, a dtype that is neither fp32 nor `half`, a template
+    without a translation, or a second product that is needed at another place than the first.
     """
     stores = [s for s in nest.statements if s.kind == "store"]
     dtypes = (torch.float32, half)
@@ -140,13 +146,24 @@ def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpil
         _declare_in_c(line, number)
         for line in (*printer.index_lines("row", False), *printer.index_lines("column", True))
     ]
-    body = [_print_c_statement(printer, s, dtype) for s in nest.statements if s.kind != "store"]
-    reads = list_values(nest)[0]
-    loads = {s.value: _find_c_load_type(s, half) for s in nest.statements if s.kind == "load"}
+    sums = [s for s in nest.statements if s.kind == "load" and s.value == second]
+    if any(not _is_own_element(nest, s.access) for s in sums):
+        raise NotLowerableError("an element of C that needs another one of the second product")
+    body = [
+        f"const float {s.name} = second;" if s in sums else _print_c_statement(printer, s, dtype)
+        for s in nest.statements
+        if s.kind != "store"
+    ]
+    reads = tuple(value for value in list_values(nest)[0] if value != second)
+    loads = {
+        s.value: _find_c_load_type(s, half)
+        for s in nest.statements
+        if s.kind == "load" and s not in sums
+    }
     parameters = "".join(f", const {loads[value]}* p{value}" for value in reads)
     result = store.operands[0].name
     lines = [
-        f"__device__ __forceinline__ float tail(float acc, {number} row, {number} column{parameters}) {{",
+        f"__device__ __forceinline__ float tail(float acc{', float second' if sums else ''}, {number} row, {number} column{parameters}) {{",
         *(f"  {line}" for line in (*digits, *body, f"return {result};")),
         "}",
         f"__device__ __forceinline__ i64 place({number} row, {number} column) {{",
@@ -156,7 +173,7 @@ def print_cuda_epilogue(nest: Nest, half: torch.dtype | None = None) -> CudaEpil
     arguments = "".join(f", p{value}" for value in reads)
     run = next((run for run in _RUNS if _has_aligned_runs(nest, store.access, run)), 1)
     if half is not None and run == _RUNS[0]:
-        lines += _print_run_tail(printer, digits, number, parameters, arguments)
+        lines += _print_run_tail(printer, digits, number, parameters, arguments, second)
     return CudaEpilogue("\n".join(lines), parameters, arguments, reads, store.value, run, dtype)
 
 
@@ -166,6 +183,7 @@ def _print_run_tail(
     number: str,
     parameters: str,
     arguments: str,
+    second: int | None,
 ) -> list[str]:
     """Lines of `tail_run`, of the tail of one column of it, and of `tail_ahead`, which has the
     kernel's own `fetch_ahead` bring what `tail_run` reads.
@@ -176,38 +194,70 @@ def _print_run_tail(
         s.name: f"{_C_HALF if s.node.dtype in _HALF_DTYPES else 'float'}"
         for s in nest.statements
         if s.kind == "load"
+        and s.value != second
         and s.node.dtype in (torch.float32, *_HALF_DTYPES)
         and _has_aligned_runs(nest, s.access, length)
     }
+    body, reads, fetches = _print_run_operands(printer, loads, second)
+    elements = "".join(f", {kind} x_{name}" for name, kind in loads.items())
+    columns = "".join(f", x_{name}[i]" for name in loads)
+    of_one, of_run, of_column = (
+        (", float second", f", const float (&second)[{length}]", ", second[i]")
+        if any(s.kind == "load" and s.value == second for s in nest.statements)
+        else ("", "", "")
+    )
+    return [
+        f"__device__ __forceinline__ float tail_in_run(float acc{of_one}, {number} row, {number} column{parameters}{elements}) {{",
+        *(f"  {line}" for line in (*digits, *body, f"return {stores[0].operands[0].name};")),
+        "}",
+        f"__device__ __forceinline__ void tail_run(float (&acc)[{length}]{of_run}, {number} row, {number} column{parameters}) {{",
+        *(f"  {line}" for line in (*digits, *reads)),
+        "#pragma unroll",
+        f"  for (int i = 0; i < {length}; ++i) acc[i] = tail_in_run(acc[i]{of_column}, row, column + i{arguments}{columns});",
+        "}",
+        f"__device__ __forceinline__ void tail_ahead({number} row, {number} column{parameters}) {{",
+        *(f"  {line}" for line in (*digits, *fetches)),
+        "}",
+    ]
+
+
+def _print_run_operands(
+    printer: TritonPrinter, loads: Mapping[str, str], second: int | None
+) -> tuple[list[str], list[str], list[str]]:
+    """Lines that compute one column, that read the operands `loads` of eight, and that fetch those."""
     body, reads, fetches = [], [], []
-    for s in nest.statements:
-        if s.name in loads:
+    (stored,) = (s for s in printer.nest.statements if s.kind == "store")
+    for s in printer.nest.statements:
+        if s.kind == "load" and s.value == second:
+            body.append(f"const float {s.name} = second;")
+        elif s.name in loads:
             element = f"x_{s.name}"
             is_half = loads[s.name] == _C_HALF
             body.append(
                 f"const float {s.name} = {f'from_half({element})' if is_half else element};"
             )
             address = f"p{s.value} + {printer.offset(s.access) or 0}"
-            reads.append(f"{loads[s.name]} {element}[{length}];")
+            reads.append(f"{loads[s.name]} {element}[{_RUNS[0]}];")
             reads.append(f"load_run({element}, {address});")
             fetches.append(f"fetch_ahead({address});")
         elif s.kind != "store":
-            body.append(_print_c_statement(printer, s, stores[0].tensor_dtype))
-    elements = "".join(f", {kind} x_{name}" for name, kind in loads.items())
-    columns = "".join(f", x_{name}[i]" for name in loads)
-    return [
-        f"__device__ __forceinline__ float tail_in_run(float acc, {number} row, {number} column{parameters}{elements}) {{",
-        *(f"  {line}" for line in (*digits, *body, f"return {stores[0].operands[0].name};")),
-        "}",
-        f"__device__ __forceinline__ void tail_run(float (&acc)[{length}], {number} row, {number} column{parameters}) {{",
-        *(f"  {line}" for line in (*digits, *reads)),
-        "#pragma unroll",
-        f"  for (int i = 0; i < {length}; ++i) acc[i] = tail_in_run(acc[i], row, column + i{arguments}{columns});",
-        "}",
-        f"__device__ __forceinline__ void tail_ahead({number} row, {number} column{parameters}) {{",
-        *(f"  {line}" for line in (*digits, *fetches)),
-        "}",
-    ]
+            body.append(_print_c_statement(printer, s, stored.tensor_dtype))
+    return body, reads, fetches
+
+
+def _is_own_element(nest: Nest, place: AffineExpr) -> bool:
+    """Whether a row-major matrix of the product's shape is read at the product's own row and
+    column.
+    """
+    rows, columns = (
+        [a for a in nest.atoms if a.column is of_column] for of_column in (False, True)
+    )
+    step = 1
+    for atom in reversed([*rows, *columns]):
+        if atom.extent > 1 and place.coefficient(atom) != step:
+            return False
+        step *= atom.extent
+    return not place.offset
 
 
 def _has_aligned_runs(nest: Nest, place: AffineExpr, run: int) -> bool:

@@ -25,11 +25,13 @@ from torch_cudal1.kernels.proposal import CudaOptions, KernelSource, Proposal
 from torch_cudal1.kernels.templates.gemm_tiled import GemmParts
 from torch_cudal1.kernels.templates.gemm_tiles import GemmSchedule, read_schedule
 
-__all__ = ["lower_half_precision", "lower_siblings"]
+__all__ = ["lower_gated", "lower_half_precision", "lower_siblings"]
 
 # One text in four parts.
 _FILES = ("packed_machine.cu", "tail_functions.cu", "half_functions.cu", "wgmma.cu")
 _ITEM_BYTES = 2
+# Rows of an operand along k that a warpgroup copies at once.
+_COPIED_ROWS = 16
 # Elements of one copy of 16 bytes, and rows of an operand across k that one swizzle covers.
 _COPIED, _SWIZZLED = 8, 64
 # A block computes tiles until none is left.
@@ -49,10 +51,16 @@ _PART_BEGINS, _PART_ENDS = "// PART BEGINS\n", "// PART ENDS\n"
 
 @dataclass(frozen=True)
 class _Part:
-    """A right operand, its result, and the steps after it."""
+    """A right operand, its result, and the steps after it; or two, whose products make one result."""
 
     product: Product
     epilogue: CudaEpilogue
+    second: Product | None = None
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """One, or both."""
+        return (self.product,) if self.second is None else (self.product, self.second)
 
 
 def lower_half_precision(parts: GemmParts, proposal: Proposal) -> KernelSource:
@@ -79,7 +87,22 @@ def lower_siblings(siblings: Sequence[GemmParts], schedule: GemmSchedule) -> Ker
     return _lower(parts_of_kernel, schedule, is_swapped=False)
 
 
-def _print_epilogue(parts: GemmParts) -> CudaEpilogue:
+def lower_gated(
+    parts: GemmParts, second: Product, second_value: int, schedule: GemmSchedule
+) -> KernelSource:
+    """The kernel of two products of one left operand that make one result; `second_value` stands for
+    the second one's result in the steps after them. Raises as `lower_siblings`.
+    """
+    first = parts.product
+    if replace(second, right=first.right) != first or first.batch != 1:
+        raise NotLowerableError("products of different left operands or shapes, or batches")
+    if schedule.columns % (2 * _COPIED_ROWS):
+        raise NotLowerableError(f"half of {schedule.columns} columns of a tile for each product")
+    epilogue = _print_epilogue(parts, second_value)
+    return _lower([_Part(first, epilogue, second)], schedule, is_swapped=False)
+
+
+def _print_epilogue(parts: GemmParts, second: int | None = None) -> CudaEpilogue:
     if parts.weight is not None:
         raise NotLowerableError(
             "a weight that is made in the fusion group; wgmma reads operands from memory"
@@ -87,21 +110,25 @@ def _print_epilogue(parts: GemmParts) -> CudaEpilogue:
     dtype = parts.product.dtype
     if dtype not in (torch.float16, torch.bfloat16):
         raise NotLowerableError(f"a wgmma product of {dtype}")
-    return print_cuda_epilogue(parts.epilogue, dtype)
+    return print_cuda_epilogue(parts.epilogue, dtype, second)
 
 
 def _lower(parts: Sequence[_Part], schedule: GemmSchedule, *, is_swapped: bool) -> KernelSource:
     sizes = _define_sizes(parts, schedule) | {"SWAPPED": int(is_swapped)}
+    sides = len(parts[0].products)
     rights = [
-        _describe_operand(product.right, product.n, product.k, schedule.columns)
-        for product in (part.product for part in parts)
+        _describe_operand(product.right, product.n, product.k, schedule.columns // sides)
+        for part in parts
+        for product in part.products
     ]
+    if len({right.along_k for right in rights}) > 1:
+        raise NotLowerableError("right operands of which some lie along k and some across it")
     sizes["B_ALONG_K"] = rights[0].along_k
     text, name = _print_text(parts, rights, schedule, sizes)
     reads = dict.fromkeys(value for part in parts for value in part.epilogue.reads)
     arguments = (
         parts[0].product.left.value,
-        *(part.product.right.value for part in parts),
+        *(product.right.value for part in parts for product in part.products),
         *(part.epilogue.written for part in parts),
         *reads,
     )
@@ -121,7 +148,8 @@ def _lower(parts: Sequence[_Part], schedule: GemmSchedule, *, is_swapped: bool) 
 def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, int]:
     product = parts[0].product
     high = math.ceil(product.m / schedule.rows)
-    wide = sum(math.ceil(part.product.n / schedule.columns) for part in parts)
+    sides = len(parts[0].products)
+    wide = sum(math.ceil(part.product.n * sides / schedule.columns) for part in parts)
     tiles = product.batch * high * wide
     fits = 2 * (_count_shared_bytes(schedule) + _RESERVED_BYTES) <= _SM_SHARED_BYTES
     per_sm = 2 if fits and schedule.columns <= _MAX_SHARED_COLUMNS else 1
@@ -138,6 +166,7 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
         "ACC": schedule.columns // 2,
         "STAGES": schedule.stages,
         "GROUP": schedule.group,
+        "SIDES": sides,
         "M": product.m,
         "K": product.k,
         "HIGH": high,
@@ -252,14 +281,22 @@ def _print_part(text: str, number: int, part: _Part) -> str:
     )
 
 
-def _print_fetches(parts: Sequence[_Part], rights: Sequence[_Strides]) -> dict[str, str]:
+def _print_fetches(
+    parts: Sequence[_Part], rights: Sequence[_Strides], schedule: GemmSchedule
+) -> dict[str, str]:
     """What stands for the words that read right operands."""
     fetches, early_fetches = [], []
-    for i, (part, right) in enumerate(zip(parts, rights, strict=True)):
-        strides = f"{part.product.n}, {right.row}, {right.depth}, {bool(right.along_k):d}"
-        start = f"b{i} + {right.offset} + tile.batch * (i64){right.batch}, tile.column"
-        fetches.append(f"  if (tile.part == {i}) fetch<BN, {strides}>(to, {start}, k, thread);")
-        early_fetches.append(f"  fetch_weight<BN, {strides}>({start}, tile.part == {i});")
+    of_parts = [
+        (i, side, part) for i, part in enumerate(parts) for side in range(len(part.products))
+    ]
+    for number, ((i, side, part), right) in enumerate(zip(of_parts, rights, strict=True)):
+        strides = f"TN, {part.product.n}, {right.row}, {right.depth}, {bool(right.along_k):d}"
+        start = f"b{number} + {right.offset} + tile.batch * (i64){right.batch}, tile.column"
+        # Rows of 128 bytes along k, or 8192 bytes for 64 columns across it.
+        columns = schedule.columns // len(part.products) * side
+        place = f"to + {columns} * 128" if columns else "to"
+        fetches.append(f"  if (tile.part == {i}) fetch<{strides}>({place}, {start}, k, thread);")
+        early_fetches.append(f"  fetch_weight<{strides}>({start}, tile.part == {i});")
     return {"FETCH_RIGHT": "\n".join(fetches), "FETCH_WEIGHTS": "\n".join(early_fetches)}
 
 
@@ -269,7 +306,8 @@ def _print_words(
     """What stands for the words that all parts share."""
     first_tiles = [0]
     for part in parts:
-        first_tiles.append(first_tiles[-1] + math.ceil(part.product.n / schedule.columns))
+        columns = schedule.columns // len(part.products)
+        first_tiles.append(first_tiles[-1] + math.ceil(part.product.n / columns))
     numbers = range(len(parts))
     # Of each tile and part in turn; the last part is what is left.
     choose_part = "".join(f"tile < {first_tiles[i + 1]} ? {i} : " for i in numbers[:-1])
@@ -298,11 +336,11 @@ def _print_words(
             f"__device__ __forceinline__ int part_of(int tile) {{ return {choose_part}{numbers[-1]}; }}\n"
             f"__device__ __forceinline__ int first_tile_of(int part) {{ return {choose_first}{first_tiles[-2]}; }}"
         ),
-        **_print_fetches(parts, rights),
+        **_print_fetches(parts, rights, schedule),
         "STORE_PARTS": "\n".join(stores),
         "LOOK_AHEAD": "\n".join(prefetches),
-        "RIGHT_PARAMETERS": "".join(f", const u16* b{i}" for i in numbers),
-        "RIGHT_ARGUMENTS": "".join(f", b{i}" for i in numbers),
+        "RIGHT_PARAMETERS": "".join(f", const u16* b{i}" for i in range(len(rights))),
+        "RIGHT_ARGUMENTS": "".join(f", b{i}" for i in range(len(rights))),
         "RESULT_PARAMETERS": "".join(results),
         "ALL_PARAMETERS": "".join(f", {parameter}" for parameter in parameters),
     }

@@ -7,17 +7,21 @@
 // A may meet several right operands, each with a result and steps of its own: the query, key and value of attention in one launch. The tiles of
 // their columns lie side by side; a tile is of one "part".
 //
+// Or two right operands make one result, as a gate and what it opens (SIDES = 2): half of a tile's columns of B are of each, so that one thread has both
+// sums of an element of C, and the steps after the products get both.
+//
 // A copy is of eight elements along k (A_ALONG_K, B_ALONG_K: 1) or across it (0: a transposed operand of wgmma). The operand that is A may
 // be the right one of the Program (SWAPPED: rows of A are columns of C): then few rows of the other one are no half-empty tile.
 //
 // Constants beside those of packed_machine.cu (PLANES = 1, HALF: 1 for fp16, CLUSTER = 1, STREAM = 0): BM (64 or 128), BN (multiple of 16, of 64 where B
-// lies across k), PER_SM blocks of an SM, COPIERS (threads that copy: 32 or 128), BLOCKS of the grid,
+// lies across k), PER_SM blocks of an SM, SIDES (right operands of one result: 1 or 2), COPIERS (threads that copy: 32 or 128), BLOCKS of the grid,
 // TILES, HIGH and WIDE (tiles of rows and of columns), GROUP; EARLY_LINES (of 128 bytes of the weight, a thread's share, fetched before the
 // kernel ahead has ended); M, K; A_ROW, A_DEPTH, A_BATCH, A_OFFSET: strides in elements. Of a part, defined before its
 // text: PART (its namespace), N, RUN (so many columns of C are one aligned store: 8, 2, 1), ROUNDED (1: C is of the operands' type, 0: fp32).
 // Other words in capitals are what the generator replaces; `half_precision.py` says by what.
 
 #define THREADS (COPIERS + 2 * BM)
+#define TN (BN / SIDES)  // columns of C of a tile
 #define ACROSS 8192  // bytes of 64 rows x 64 of k of an operand that lies across k
 
 #ifndef EMULATED
@@ -62,7 +66,7 @@ __device__ __forceinline__ Tile tile_of(int number) {  // GROUP rows of tiles at
   const int batch = number / (HIGH * WIDE), inside = number % (HIGH * WIDE);
   const int band = inside / (GROUP * WIDE), rows = min(GROUP, HIGH - band * GROUP), rest = inside % (GROUP * WIDE);
   const int across = rest / rows, part = part_of(across);
-  return {batch, (band * GROUP + rest % rows) * BM, (across - first_tile_of(part)) * BN, part};
+  return {batch, (band * GROUP + rest % rows) * BM, (across - first_tile_of(part)) * TN, part};
 }
 
 // Starts the copies of 64 of k of an operand's tile: SIZE rows from `row` on, of LIMIT that there are
@@ -80,7 +84,7 @@ __device__ __forceinline__ void fetch(u32 to, const u16* from, int row, int k, i
       copy_or_clear(place, from + i * (i64)(step * ROW), inside && (whole || row + first + step * i < LIMIT));
     }
   } else {
-#pragma unroll
+#pragma unroll 8
     for (int i = 0; i < 8 * SIZE / COPIERS; ++i) {
       const int number = thread + COPIERS * i, piece = number % (SIZE / 8), depth = number / (SIZE / 8);
       const u32 place = to + piece / 8 * ACROSS + depth / 8 * 1024 + depth % 8 * 128 + (piece % 8 ^ depth % 8) * 16;
@@ -202,6 +206,23 @@ __device__ __forceinline__ void transpose(float (&value)[4], int quad) {
   }
 }
 
+// Eight neighbouring columns of a row, of which a thread has two numbers and its three neighbours the rest
+__device__ __forceinline__ void collect_run(float (&run)[8], const float (&sum)[ACC], int at, int quad) {
+  float low[4], high[4];  // columns 2 i and 2 i + 1
+#pragma unroll
+  for (int j = 0; j < 4; ++j) low[j] = sum[at + 4 * j], high[j] = sum[at + 4 * j + 1];
+  transpose(low, quad);
+  transpose(high, quad);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) run[2 * i] = low[i], run[2 * i + 1] = high[i];
+}
+
+#if SIDES == 2
+#define SECOND(sums) , sums
+#else
+#define SECOND(sums)
+#endif
+
 // PART BEGINS
 namespace PART {
 #if ROUNDED
@@ -211,7 +232,7 @@ typedef float Result;
 #endif
 
 // tail(x, row, column, ...), place(row, column), and of eight columns tail_run(x, row, column, ...) and tail_ahead(row, column, ...), which fetches what
-// that reads; rows are counted through the batch
+// that reads; rows are counted through the batch. With two sides both tails take the second sums behind the first
 TAIL_DEFINITION
 
 __device__ __forceinline__ Result rounded(float x) {
@@ -223,14 +244,14 @@ __device__ __forceinline__ Result rounded(float x) {
 }
 
 __device__ __forceinline__ bool is_outside(int row, int column) {  // N is a multiple of a run
-  return (M % BM && row >= M) || (N % BN && column >= N);
+  return (M % BM && row >= M) || (N % TN && column >= N);
 }
 
 // Brings what the tail of a tile reads into the L2 while the tile is multiplied: a residual would be waited for once a run
 __device__ __forceinline__ void look_ahead(const Tile& tile, int first, int quad TAIL_PARAMETERS) {
-#if RUN == 8 && !SWAPPED && BN % 32 == 0
+#if RUN == 8 && !SWAPPED && TN % 32 == 0
 #pragma unroll
-  for (int block = 0; block < BN / 32; ++block) {
+  for (int block = 0; block < TN / 32; ++block) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int inside = tile.row + first + 8 * side, column = tile.column + 32 * block + 8 * quad;
@@ -241,50 +262,48 @@ __device__ __forceinline__ void look_ahead(const Tile& tile, int first, int quad
 }
 
 __device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const Tile& tile, int first, int quad TAIL_PARAMETERS) {
-#if RUN == 8 && !SWAPPED && BN % 32 == 0
+#if RUN == 8 && !SWAPPED && TN % 32 == 0
 #pragma unroll
-  for (int block = 0; block < BN / 32; ++block) {
+  for (int block = 0; block < TN / 32; ++block) {
     float value[2][8];
 #pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      float low[4], high[4];  // columns 2 i and 2 i + 1 of a run
+    for (int side = 0; side < 2; ++side) collect_run(value[side], sum, 4 * 4 * block + 2 * side, quad);
+#if SIDES == 2
+    float second[2][8];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) low[j] = sum[4 * (4 * block + j) + 2 * side], high[j] = sum[4 * (4 * block + j) + 2 * side + 1];
-      transpose(low, quad);
-      transpose(high, quad);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) value[side][2 * i] = low[i], value[side][2 * i + 1] = high[i];
-    }
+    for (int side = 0; side < 2; ++side) collect_run(second[side], sum, ACC / 2 + 4 * 4 * block + 2 * side, quad);
+#endif
     const int column = tile.column + 32 * block + 8 * quad;
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int inside = tile.row + first + 8 * side;
       if (is_outside(inside, column)) continue;
       const INDEX row = tile.batch * (INDEX)M + inside;
-      tail_run(value[side], row, column TAIL_ARGUMENTS);
+      tail_run(value[side] SECOND(second[side]), row, column TAIL_ARGUMENTS);
       store_run(c + place(row, column), value[side]);
     }
   }
 #else
 #pragma unroll
-  for (int j = 0; j < BN / 8; ++j) {
+  for (int j = 0; j < TN / 8; ++j) {
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int inside = tile.row + first + 8 * side, column = tile.column + 8 * j + 2 * quad;
       if (inside >= M || column >= N) continue;
-      const float x = sum[4 * j + 2 * side], y = sum[4 * j + 2 * side + 1];
+      const int at = 4 * j + 2 * side;
+      const float x = sum[at], y = sum[at + 1];
 #if SWAPPED
       const INDEX row = tile.batch * (INDEX)N + column;
       c[place(row, inside)] = rounded(tail(x, row, inside TAIL_ARGUMENTS));
       if (column + 1 < N) c[place(row + 1, inside)] = rounded(tail(y, row + 1, inside TAIL_ARGUMENTS));
 #else
       const INDEX row = tile.batch * (INDEX)M + inside;
-      const Result low = rounded(tail(x, row, column TAIL_ARGUMENTS));
+      const Result low = rounded(tail(x SECOND(sum[ACC / 2 + at]), row, column TAIL_ARGUMENTS));
       if (column + 1 == N) {
         c[place(row, column)] = low;
         continue;
       }
-      const Result high = rounded(tail(y, row, column + 1 TAIL_ARGUMENTS));
+      const Result high = rounded(tail(y SECOND(sum[ACC / 2 + at + 1]), row, column + 1 TAIL_ARGUMENTS));
 #if RUN > 1 && ROUNDED
       *reinterpret_cast<u32*>(c + place(row, column)) = (u32)low | (u32)high << 16;
 #elif RUN > 1
