@@ -16,6 +16,7 @@ from torch_cudal1.core.version import __version__
 if TYPE_CHECKING:
     from torch_cudal1.api.accelerate import accelerate, disabled, explain, restore
     from torch_cudal1.api.plan import plan
+    from torch_cudal1.api.quantised.quantise import quantise
     from torch_cudal1.api.recording.recorder import record
     from torch_cudal1.api.special import log_bessel_i as log_bessel_i
     from torch_cudal1.api.special import log_bessel_k as log_bessel_k
@@ -31,6 +32,7 @@ __all__ = [
     "disabled",
     "explain",
     "plan",
+    "quantise",
     "record",
     "report",
     "restore",
@@ -48,6 +50,7 @@ _HOME = {
     "log_bessel_i": "api.special",
     "log_bessel_k": "api.special",
     "plan": "api.plan",
+    "quantise": "api.quantised.quantise",
     "record": "api.recording.recorder",
     "report": "core.telemetry",
     "restore": "api.accelerate",

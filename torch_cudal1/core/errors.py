@@ -14,6 +14,7 @@ __all__ = [
     "DriverError",
     "NotLowerableError",
     "ProgramError",
+    "QuantisationError",
     "SandboxError",
     "SettingError",
     "SupplyError",
@@ -48,6 +49,20 @@ class ProgramError(Cudal1Error, ValueError):
 
     def __str__(self) -> str:
         return f"program refused by rule {self.rule!r}: {self.found}"
+
+
+class QuantisationError(Cudal1Error, ValueError):
+    """A module of fewer bits was not made; the one that it would have been made of is as it was."""
+
+    def __init__(self, contract: str, found: str, expected: str) -> None:
+        self.contract, self.found, self.expected = contract, found, expected
+        super().__init__(contract, found, expected)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.contract}: {self.found}; expected {self.expected}. Skip layers (`skip`), set wider "
+            "`limits`, or take a contract of more bits"
+        )
 
 
 class NotLowerableError(Cudal1Error, ValueError):
