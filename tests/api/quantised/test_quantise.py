@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import cudal1
 from tests.kernels.traced_programs import trace_program
 from torch_cudal1.api.quantised.layers import Int8Linear, QuantisedLinear
-from torch_cudal1.api.quantised.quantise import CONTRACTS, OutputLimits
+from torch_cudal1.api.quantised.quantise import CONTRACTS, OutputLimits, _Plan
 from torch_cudal1.core.errors import QuantisationError, SettingError
 from torch_cudal1.kernels import propose
 
@@ -114,6 +114,17 @@ def test_layers_that_deviate_most_go_back_first(network: Network, x: Tensor) -> 
         module = cudal1.quantise(network, x, limits=OutputLimits(relative_error=1e-2))
     assert [layer.name for layer in module.quantisation.layers] == ["first"]
     assert "deviates" in module.quantisation.left_out["second"]
+
+
+def test_a_layer_whose_result_is_no_number_goes_back_first() -> None:
+    layers = {name: nn.Linear(4, 4) for name in ("first", "second", "third")}
+    factors = {"first": 2.0, "second": float("nan"), "third": 3.0}
+    plan = _Plan(layers=dict(layers))
+    for name, factor in factors.items():
+        plan.replacements[name] = lambda x, factor=factor: factor * x  # type: ignore[assignment,misc]
+        plan.measure_layer(name, (torch.ones(4),), torch.ones(4))
+    plan.take_back_worst()
+    assert list(plan.layers) == ["first", "third"]
 
 
 def test_what_deviates_too_much_is_not_made(network: Network, x: Tensor) -> None:

@@ -10,6 +10,7 @@ again.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,7 +112,9 @@ class _Plan:
     def measure_layer(self, name: str, inputs: tuple[Any, ...], result: Tensor) -> None:
         """Note how far a layer's result in the module is from that of its quantised form."""
         error = measure_deviation(self.replacements[name](*inputs), result).relative_error
-        self.errors[name] = max(error, self.errors.get(name, 0.0))
+        # What is not a number is as far off as can be, so that it goes back first.
+        finite = math.inf if math.isnan(error) else error
+        self.errors[name] = max(finite, self.errors.get(name, 0.0))
 
     def leave_out_uncalled(self, called: Collection[str], reason: str) -> bool:
         """Leave out layers that were not called; whether there were any."""
