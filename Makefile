@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 # CI's share of the cases that `make test` leaves out: a quarter, another one from commit to commit.
-SHARE  ?= $(shell printf '%d' 0x$$(git rev-parse --short=4 HEAD 2>/dev/null | cut -c1-4 || echo 0) | awk '{ print $$1 % 4 "/4" }')
+SHARE  ?= $(shell printf '%d' 0x0$$(git rev-parse --short=4 HEAD 2>/dev/null | cut -c1-4) | awk '{ print $$1 % 4 "/4" }')
 
 .PHONY: demo test test-ci test-all lint types check wheel asan clean
 

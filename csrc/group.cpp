@@ -29,7 +29,8 @@ bool LaunchGroup::build(uint64_t* words) {  // a chain: in a stream, each launch
   if (api_.make_graph(&graph_, 0) != 0) return false;
   const uint64_t* const begin = words;
   for (const LaunchStep& launch : launches) {
-    if (!std::all_of(launch.attributes.begin(), launch.attributes.end(), [](const auto& it) { return it.id == early_start; })) return false;
+    const auto is_early_start = [](const LaunchAttribute& attribute) { return attribute.id == early_start; };
+    if (!std::all_of(launch.attributes.begin(), launch.attributes.end(), is_early_start)) return false;
     Filled filled(launch, words);
     void* node = nullptr;
     if (api_.add_kernel(&node, graph_, nodes_.empty() ? nullptr : &nodes_.back(), nodes_.empty() ? 0 : 1, &filled.node) != 0) return false;

@@ -223,6 +223,13 @@ def test_launches_side_by_side_are_one_graph_whose_nodes_follow_their_parameters
     assert (number(cuda, "graphs_made"), number(cuda, "calls_launch")) == (1, 6)
 
 
+def test_launches_that_may_start_early_are_one_graph_too(cuda, add, monkeypatch):
+    monkeypatch.setattr(driver, "waits_first", lambda code: True)
+    plan = compile_on_recorder(chain(add, 3))
+    plan(inputs())
+    assert (number(cuda, "calls_launch"), number(cuda, "replays")) == (0, 1)
+
+
 def test_one_launch_is_a_graph_while_its_parameters_stay_and_goes_directly_when_they_are_new(
     cuda, add
 ):
