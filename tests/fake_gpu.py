@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_cudal1.ir.program import Aten, Program
 
-__all__ = ["graph_on_a_gpu", "on_the_cpu"]
+__all__ = ["graph_on_a_gpu", "on_the_cpu", "on_the_gpu"]
 
 
 def graph_on_a_gpu(
@@ -44,5 +44,23 @@ def on_the_cpu(program: Program) -> Program:
     return replace(
         program,
         inputs=tuple(replace(spec, device="cpu") for spec in program.inputs),
+        steps=tuple(steps),
+    )
+
+
+def on_the_gpu(program: Program) -> Program:
+    """The Program for tensors there: every step that names a device names that."""
+    steps = [
+        replace(
+            step,
+            kwargs=tuple((key, "cuda" if key == "device" else value) for key, value in step.kwargs),
+        )
+        if hasattr(step, "kwargs")
+        else step
+        for step in program.steps
+    ]
+    return replace(
+        program,
+        inputs=tuple(replace(spec, device="cuda") for spec in program.inputs),
         steps=tuple(steps),
     )

@@ -10,13 +10,9 @@ import torch
 from benchmarks import bench_early_start
 from benchmarks.bench_early_start import CASES, build_chain, count_launches, measure_case
 from benchmarks.bench_families import capture_case
+from tests.fake_gpu import on_the_gpu
 from torch_cudal1.device.cuda.cubin import inspect_cubin
 from torch_cudal1.device.cuda.early_start import waits_first
-from torch_cudal1.ir.program import Program
-
-
-def place_on_gpu(program: Program) -> Program:
-    return replace(program, inputs=tuple(replace(spec, device="cuda") for spec in program.inputs))
 
 
 def test_a_chain_is_made_of_kernels_that_wait_first() -> None:
@@ -24,12 +20,12 @@ def test_a_chain_is_made_of_kernels_that_wait_first() -> None:
     with torch.inference_mode():
         captured = capture_case(case, torch.device("cpu"))
     groups = [
-        replace(group, region=replace(group.region, program=place_on_gpu(group.region.program)))
+        replace(group, region=replace(group.region, program=on_the_gpu(group.region.program)))
         for group in captured.parts.groups
     ]
     captured = replace(
         captured,
-        program=place_on_gpu(captured.program),
+        program=on_the_gpu(captured.program),
         parts=replace(captured.parts, groups=tuple(groups)),
     )
     program = build_chain(captured, 90)

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 import triton
 
 from benchmarks import models
+from tests.fake_gpu import on_the_gpu
 from tests.kernels import cases, compare_attention, compare_products
 from tests.kernels.traced_programs import trace_program
 from torch_cudal1 import judge
@@ -199,23 +200,6 @@ def cubins() -> dict[str, Any]:
     return digests
 
 
-def _on_a_gpu(program: Program) -> Program:
-    steps = [
-        replace(
-            step,
-            kwargs=tuple((key, "cuda" if key == "device" else value) for key, value in step.kwargs),
-        )
-        if hasattr(step, "kwargs")
-        else step
-        for step in program.steps
-    ]
-    return replace(
-        program,
-        inputs=tuple(replace(spec, device="cuda") for spec in program.inputs),
-        steps=tuple(steps),
-    )
-
-
 def _regions(name: str, *, train: bool) -> tuple[Region, ...]:
     torch.manual_seed(0)
     workload = models.build(name, sizes="small", device="cpu")
@@ -228,7 +212,7 @@ def _regions(name: str, *, train: bool) -> tuple[Region, ...]:
 
 
 def _find_groups(region: Region) -> list[Any]:
-    on_gpu = replace(region, program=_on_a_gpu(region.program))
+    on_gpu = replace(region, program=on_the_gpu(region.program))
     groups = [
         *partition(on_gpu, products=True).groups,
         *partition(on_gpu).groups,

@@ -102,5 +102,15 @@ def test_weights_that_are_not_finite_have_no_scale(linear):
     assert all("not finite" in kind.find_obstacle(linear) for kind in KINDS)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_of_fp16_that_is_next_to_nothing_stays_finite(kind):
+    linear = nn.Linear(256, 48)
+    with torch.no_grad():
+        linear.weight.fill_(1e-7)
+    layer = kind(linear.half())
+    assert layer.weight.isfinite().all()
+    assert layer.weight.abs().max() <= 2e-7
+
+
 def test_groups_divide_a_row():
     assert [choose_group(n) for n in (256, 192, 96, 48)] == [128, 64, 32, 0]

@@ -180,6 +180,25 @@ def test_what_a_call_writes_to_is_as_it_was(x: Tensor) -> None:
     assert not module.layer.training
 
 
+def test_what_a_forward_keeps_for_later_can_be_trained_with(x: Tensor) -> None:
+    class Remembering(nn.Module):
+        """Makes a table at its first call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.table = nn.Linear(256, 256), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table is None:
+                self.table = torch.ones(256)
+            return self.layer(x) * self.table
+
+    module = Remembering()
+    cudal1.quantise(module, x)
+    module(x).sum().backward()
+    assert module.layer.weight.grad is not None
+
+
 def test_a_subclass_of_linear_is_left_alone(x: Tensor) -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -3,13 +3,11 @@ operators of PyTorch, so that eager, torch.compile and the kernels of this packa
 
 Weights are (out, in), as `nn.Linear` has them; `weight` makes them numbers of the old dtype again, for
 models that look at it. What is stored, `digits`, is of integers, which `module.to(dtype)` leaves
-alone. Scales are per row of the weight, or for 4 bits per
-group of a row; inputs of `Fp8Linear` get a scale per row at each call.
+alone. Scales are per row of the weight, or for 4 bits per group of a row; inputs of `Fp8Linear` get
+a scale per row at each call.
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +28,8 @@ _FP8_STEP = 16
 
 
 class QuantisedLinear(nn.Linear):
-    """A linear layer made of another one. `bits`: of a weight's element."""
+    """A linear layer made of another one."""
 
-    bits: ClassVar[int]
     digits: Tensor
     scale: Tensor
 
@@ -69,14 +66,13 @@ class QuantisedLinear(nn.Linear):
 class Int8Linear(QuantisedLinear):
     """Weights in int8 with a scale a row; products in the input's dtype."""
 
-    bits = 8
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
         weight = linear.weight.detach()
-        scale = _scale_to(weight.float(), _INT8_MAX)
-        self.register_buffer("digits", (weight.float() / scale).round().to(torch.int8))
-        self.register_buffer("scale", scale.to(weight.dtype))
+        scale = _scale_to(weight.float(), _INT8_MAX, weight.dtype)
+        digits = (weight.float() / scale.float()).round().clamp(-_INT8_MAX, _INT8_MAX)
+        self.register_buffer("digits", digits.to(torch.int8))
+        self.register_buffer("scale", scale)
 
     def restore_weight(self, dtype: torch.dtype) -> Tensor:
         """See `QuantisedLinear`."""
@@ -86,17 +82,16 @@ class Int8Linear(QuantisedLinear):
 class Int4Linear(QuantisedLinear):
     """Weights in 4 bits, two to a byte, with a scale for each group of a row."""
 
-    bits = 4
-
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
         weight = linear.weight.detach()
         rows, columns = weight.shape
         groups = weight.float().view(rows, -1, choose_group(columns))
-        scale = _scale_to(groups, _INT4_MAX)
-        digits = ((groups / scale).round() + _INT4_ZERO).to(torch.uint8).view(rows, columns // 2, 2)
+        scale = _scale_to(groups, _INT4_MAX, weight.dtype)
+        steps = (groups / scale.float()).round().clamp(-_INT4_MAX, _INT4_MAX)
+        digits = (steps + _INT4_ZERO).to(torch.uint8).view(rows, columns // 2, 2)
         self.register_buffer("digits", digits[..., 0] | digits[..., 1] << 4)
-        self.register_buffer("scale", scale.to(weight.dtype))
+        self.register_buffer("scale", scale)
 
     @classmethod
     def find_obstacle(cls, linear: nn.Linear) -> str:
@@ -116,8 +111,6 @@ class Int4Linear(QuantisedLinear):
 
 class Fp8Linear(QuantisedLinear):
     """Weights and inputs in e4m3 with a scale a row; sums in fp32."""
-
-    bits = 8
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
@@ -163,9 +156,10 @@ def choose_group(columns: int) -> int:
     return next((size for size in _INT4_GROUPS if columns % size == 0), 0)
 
 
-def _scale_to(numbers: Tensor, largest: float) -> Tensor:
-    """A scale for each vector of the last dimension, so that its largest magnitude becomes
-    `largest`; 1 for a vector of zeros.
+def _scale_to(numbers: Tensor, largest: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A scale of `dtype` for each vector of the last dimension, so that its largest magnitude becomes
+    `largest`; 1 for a vector of zeros, or of numbers whose scale `dtype` rounds to 0.
     """
-    peak = numbers.abs().amax(-1, keepdim=True)
-    return torch.where(peak > 0, peak / largest, 1.0)
+    # Rounded here, before anything is divided by it: digits make up for its rounding.
+    scale = (numbers.abs().amax(-1, keepdim=True) / largest).to(dtype)
+    return torch.where(scale > 0, scale, 1.0)

@@ -165,7 +165,8 @@ def quantise(
         args, kwargs = split_example_inputs(copy.deepcopy(example_inputs))
         return callee(*args, **kwargs)
 
-    with _restored_afterwards(module), torch.inference_mode():
+    # Not inference_mode: a tensor that a forward keeps for later would be of no use in training.
+    with _restored_afterwards(module), torch.no_grad():
         module.eval()
         with _watch_calls(plan.layers, plan.measure_layer):
             expected = call(module)
