@@ -162,8 +162,9 @@ def print_cuda_epilogue(
     }
     parameters = "".join(f", const {loads[value]}* p{value}" for value in reads)
     result = store.operands[0].name
+    of_second = "" if second is None else ", float second"
     lines = [
-        f"__device__ __forceinline__ float tail(float acc{', float second' if sums else ''}, {number} row, {number} column{parameters}) {{",
+        f"__device__ __forceinline__ float tail(float acc{of_second}, {number} row, {number} column{parameters}) {{",
         *(f"  {line}" for line in (*digits, *body, f"return {result};")),
         "}",
         f"__device__ __forceinline__ i64 place({number} row, {number} column) {{",
@@ -203,7 +204,7 @@ def _print_run_tail(
     columns = "".join(f", x_{name}[i]" for name in loads)
     of_one, of_run, of_column = (
         (", float second", f", const float (&second)[{length}]", ", second[i]")
-        if any(s.kind == "load" and s.value == second for s in nest.statements)
+        if second is not None
         else ("", "", "")
     )
     return [
