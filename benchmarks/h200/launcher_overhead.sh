@@ -4,7 +4,7 @@
 # and, on this host's CPU, three operators no dearer than eager's module. Each results file is written after every row.
 set -uo pipefail
 python=${PYTHON:-python3} log=$OUT/launcher_overhead.txt
-timeout 30 "$python" -c "import torch; from torch_cudal1 import native; assert torch.cuda.is_available() and native.status()[0], native.status()" ||
+timeout 30 "$python" -c "import torch; from torch_cudal1.core import native; assert torch.cuda.is_available() and native.status()[0], native.status()" ||
     exit 1
 timeout 60 "$python" -m benchmarks.bench_overhead --calls 20 --only "launches, 1" --out "$OUT/launcher_smoke.json" >"$log" 2>&1 ||
     { tail -5 "$log" && exit 1; }

@@ -4,7 +4,7 @@
 set -uo pipefail
 python=${PYTHON:-python3} log=$OUT/launcher_sanitizer.txt
 tool=${SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer)}
-timeout 30 "$python" -c "import torch; from torch_cudal1 import native; assert torch.cuda.is_available() and native.status()[0], native.status()" ||
+timeout 30 "$python" -c "import torch; from torch_cudal1.core import native; assert torch.cuda.is_available() and native.status()[0], native.status()" ||
     exit 1
 work=$(mktemp -d)
 : >"$log"

@@ -43,7 +43,7 @@ set_up() { # the extension, and the entry points that torch.compile finds the ba
 import platform, tempfile
 import torch, triton
 import cudal1
-from torch_cudal1 import native
+from torch_cudal1.core import native
 print("python", platform.python_version(), "torch", torch.__version__, "triton", triton.__version__, torch.cuda.get_device_name())
 assert native.status()[0], native.status()
 model, x = torch.nn.Linear(64, 64).cuda().eval(), torch.randn(8, 64, device="cuda")

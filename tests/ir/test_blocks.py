@@ -18,7 +18,7 @@ from tests.ir.stacks import (
 )
 from torch_cudal1.ir.blocks import BlockPartition, extract_steps, partition_blocks
 from torch_cudal1.ir.interpreter import interpret
-from torch_cudal1.ir.program import Program
+from torch_cudal1.ir.program import Aten, Program
 from torch_cudal1.ir.value_specs import value_specs
 
 CPU = torch.device("cpu")
@@ -128,6 +128,26 @@ class Fused(nn.Module):
             side = torch.sin(torch.cos(side))
             x = two(torch.relu(one(x))) + side
         return x
+
+
+def test_a_cut_leaves_a_product_with_what_is_done_to_its_result() -> None:
+    class Branch(nn.Module):
+        """A layer whose products could be parted from what follows at no cost to Inductor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH)
+            self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    region = capture_region(nn.Sequential(nn.ReLU(), *(Branch() for _ in range(6))).eval(), X)
+    (block,) = partition_blocks(region.program).blocks
+    names = ("aten.mm.default", "aten.relu.default", "aten.add.Tensor")
+    order = [step.target for step in block.program.steps if step.target in names]
+    pairs = {tuple(order[number : number + 2]) for number in (0, 2)}
+    assert pairs == {("aten.mm.default", name) for name in names[1:]}
 
 
 def test_fusions_that_every_cut_parts_are_counted() -> None:

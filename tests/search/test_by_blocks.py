@@ -143,6 +143,24 @@ def test_the_whole_runs_as_its_blocks_do(block: str, whole: str, place: TuneCont
     assert entry.choice.schedule == whole
 
 
+@pytest.mark.parametrize(
+    ("schedule", "timed", "whole"),
+    [
+        ("eager+graph", ("eager", "inductor+graph"), "regional+graph"),
+        # Inductor does not work here: it is no baseline.
+        ("eager+graph", ("eager", "eager+graph"), "eager+graph"),
+        ("eager", ("eager", "inductor"), "regional"),
+    ],
+)
+def test_what_lies_between_blocks_of_kernels_is_compiled(
+    schedule: str, timed: tuple[str, ...], whole: str, place: TuneContext
+) -> None:
+    baselines_us = dict.fromkeys(timed, 100.0)
+    chooser = BlockChooser(add_one_to_output, schedule, baselines_us=baselines_us)
+    entry = compose(capture_region(make_stack(6), X), place, chooser)
+    assert entry.choice.schedule == whole
+
+
 def test_times_are_sums_over_all_occurrences(place: TuneContext) -> None:
     entry = compose(
         capture_region(make_stack(6), X),

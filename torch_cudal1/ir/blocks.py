@@ -367,6 +367,7 @@ class _BlockFinder:
             key=lambda begin: (
                 # At the first cut between two occurrences.
                 self._fusions.count_parted(begin + length, length),
+                self._fusions.count_parted_epilogues(begin + length, length),
                 self._count_crossing(begin + length),
                 self._forms[begin : begin + length],
             ),
@@ -455,6 +456,18 @@ class _Fusions:
         """
         return sum(
             cut - length <= source < cut <= user < cut + length and self._is_fusible(source, user)
+            for source, user in self._edges
+        )
+
+    def count_parted_epilogues(self, cut: int, length: int) -> int:
+        """How many products are on the other side of `cut` than a step that reads their result.
+        Inductor loses nothing there, but a kernel of this package computes both: the product of T5
+        and its ReLU.
+        """
+        return sum(
+            cut - length <= source < cut <= user < cut + length
+            and _is_product(self._steps[source])
+            and not _is_product(self._steps[user])
             for source, user in self._edges
         )
 

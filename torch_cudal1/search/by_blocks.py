@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_cudal1 import judge
 from torch_cudal1.core import telemetry
+from torch_cudal1.ir.aliasing import is_view
 from torch_cudal1.ir.blocks import (
     BlockPartition,
     RepeatedBlock,
@@ -147,7 +148,7 @@ def _make_block_region(region: Region, block: RepeatedBlock, number: int) -> Reg
 def _compose_candidate(
     region: Region, partition: BlockPartition, block_decisions: Sequence[_BlockDecision]
 ) -> Candidate:
-    schedule = _compose_schedule([item.choice.candidate.schedule for item in block_decisions])
+    schedule = _compose_schedule(partition, block_decisions)
     replacements: dict[str, Program] = {
         item.block.program.digest: item.choice.candidate.program
         for item in block_decisions
@@ -165,10 +166,38 @@ def _compose_candidate(
     return Candidate(program, schedule, COMPOSED_ORIGIN, tuple(sorted(techniques)))
 
 
-def _compose_schedule(schedules: Sequence[Schedule]) -> Schedule:
-    """Of the whole: compiled where a block is, in a CUDA graph where a block is."""
-    base = REGIONAL if any(schedule.compiles for schedule in schedules) else EAGER
+def _compose_schedule(
+    partition: BlockPartition, block_decisions: Sequence[_BlockDecision]
+) -> Schedule:
+    """Of the whole: compiled where a block is, and where steps between blocks of kernels are left to
+    PyTorch; in a CUDA graph where a block is.
+    """
+    schedules = [item.choice.candidate.schedule for item in block_decisions]
+    compiles = any(schedule.compiles for schedule in schedules)
+    # A block that is nothing but kernels runs without Inductor; what lies between has none.
+    if any(item.choice.swapped for item in block_decisions) and _computes_between(partition):
+        compiles = compiles or any(map(_has_inductor_timing, block_decisions))
+    base = REGIONAL if compiles else EAGER
     return Schedule(base.base, any(schedule.cuda_graph for schedule in schedules))
+
+
+def _computes_between(partition: BlockPartition) -> bool:
+    """Whether a step outside the blocks launches anything."""
+    inside = {
+        position
+        for block in partition.blocks
+        for occurrence in block.occurrences
+        for position in occurrence.steps
+    }
+    return any(
+        position not in inside and not is_view(step)
+        for position, step in enumerate(partition.program.steps)
+    )
+
+
+def _has_inductor_timing(item: _BlockDecision) -> bool:
+    """Whether Inductor ran as a baseline of the block, and so works on this machine."""
+    return any(Schedule.parse(name).compiles for name in item.evidence.get("baselines_us") or {})
 
 
 def _compose_evidence(
