@@ -18,7 +18,7 @@ from tests.ir.stacks import (
 )
 from torch_cudal1.ir.blocks import BlockPartition, extract_steps, partition_blocks
 from torch_cudal1.ir.interpreter import interpret
-from torch_cudal1.ir.program import Aten, Program
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.value_specs import value_specs
 
 CPU = torch.device("cpu")

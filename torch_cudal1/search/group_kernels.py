@@ -8,6 +8,7 @@ kernels of a matrix product or a convolution a prescreen finds the fastest.
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,8 +45,9 @@ Replacements: TypeAlias = Mapping[FusionGroup, tuple[Program, tuple[str, ...]]]
 BuildAnswers: TypeAlias = tuple[Candidate | Rejected, ...]
 StoreKernel: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]], None]
 
-# Timings suffer from company: more compilers would slow the baselines down.
-_MAX_COMPILERS = 2  # processes at work while the baselines are timed
+# Processes at work while the baselines are timed. Timings suffer from company: where cores are few,
+# more compilers would slow the baselines down.
+_MAX_COMPILERS = max(2, min(4, (os.cpu_count() or 2) // 4))
 _UNTIMED_PROPOSALS_PER_GROUP = 2  # templates list their best guess first
 _KERNEL_TIME_FRACTION = 0.6  # of the time that is left, for the kernels of one form of the region
 # So many different products are checked in the whole region only; of more, the one whose kernel is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -159,3 +160,36 @@ def test_a_batch_that_keeps_nothing_leaves_what_is_held(session: Session, calls:
 def test_a_call_that_was_never_made_is_an_error_of_the_request(session: Session) -> None:
     with pytest.raises(SandboxError, match="a call of the last batch, 0 to 4; came 5"):
         find_unlike(session, [7.0] * 5, judged=5)
+
+
+def test_slots_that_cannot_be_captured_are_timed_call_by_call(
+    session: Session, calls: list[str]
+) -> None:
+    answer = call(session, "chains", slots=["a", "b"], sets=SETS, budget_s=0.01)
+    assert set(answer["samples"]) == set(calls) == {"a", "b"}
+    assert all(us > 0 for samples in answer["samples"].values() for us in samples)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+def test_in_a_chain_launches_are_none_of_a_kernels_time(session: Session) -> None:
+    session.device = torch.device("cuda", 0)
+    inputs = [torch.ones(1 << 20, device=session.device) for _ in SETS]
+    session.sets |= {name: [tensor] for name, tensor in zip(SETS, inputs, strict=True)}
+    session.slots |= {
+        "once": lambda tensors: [tensors[0] + 1],
+        "thrice": lambda tensors: [tensors[0] + 1 + 1 + 1],
+    }
+    single, chained = (
+        {
+            slot: statistics.median(samples)
+            for slot, samples in call(
+                session, verb, slots=["once", "thrice"], sets=SETS, budget_s=0.5
+            )["samples"].items()
+        }
+        for verb in ("bench", "chains")
+    )
+    assert chained["once"] < single["once"]
+    assert chained["thrice"] < single["thrice"]
+    # The first of a call meets a cold cache, the others what was just written.
+    assert 1.3 < chained["thrice"] / chained["once"] < 4

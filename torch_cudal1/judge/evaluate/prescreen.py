@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from torch_cudal1.core import telemetry
 from torch_cudal1.device.gpu_lock import lock_gpu
 from torch_cudal1.device.gpu_memory import release_cached_memory
+from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.fusion_estimate import approximate_fused_epilogue
 from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import EAGER
@@ -145,7 +146,16 @@ def _prescreen_once(
         release_cached_memory(config.device)
         # Work of other processes on this GPU would be in the samples.
         with lock_gpu(config.device, "shortlist"):
-            return _time_slots(child, references, ready, sets, failures)
+            verb = "chains" if _runs_in_graph(region, config) else "bench"
+            return _time_slots(child, verb, references, ready, sets, failures)
+
+
+def _runs_in_graph(region: Region, config: EvaluationConfig) -> bool:
+    """Whether the kernels will run in a CUDA graph as a rule, so that what their launches cost is
+    none of their time.
+    """
+    is_allowed = config.device.type == "cuda" and "graphs" not in config.settings.without
+    return is_allowed and not is_random_program(region.program)
 
 
 def _runs_in_one_pass(trial: Trial, eager: Candidate, inputs: str) -> bool:
@@ -211,6 +221,7 @@ def _run_slot(trial: Trial, slot: str, candidate: Candidate, inputs: str) -> Out
 
 def _time_slots(
     child: Child,
+    verb: str,
     references: Sequence[str],
     ready: Sequence[int],
     sets: Sequence[str],
@@ -218,7 +229,7 @@ def _time_slots(
 ) -> dict[str, float]:
     slots = [*references, *map(str, ready)]
     try:
-        answer = child.call("bench", slots=slots, sets=list(sets), budget_s=_BUDGET_S)
+        answer = child.call(verb, slots=slots, sets=list(sets), budget_s=_BUDGET_S)
     except CandidateFailure as error:
         # the others run again
         # The slot loaded last has proven least.

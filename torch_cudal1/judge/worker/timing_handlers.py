@@ -19,9 +19,10 @@ import torch
 
 from torch_cudal1.core.errors import SandboxError
 from torch_cudal1.device.gpu_state import reset_persisting_l2
+from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.judge.benchmark import timing
 from torch_cudal1.judge.benchmark.clock import synchronise
-from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls
+from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls, RotatingInputs
 from torch_cudal1.judge.wire.tensor_bits import all_same_bits
 from torch_cudal1.judge.worker.heap import keep_freed
 from torch_cudal1.judge.worker.raw_copy import copy_raw_tensors, refuse_lazy
@@ -272,6 +273,38 @@ def _time_interleaved(session: Session, request: Request) -> Answer:
     }
 
 
+def _time_chains(session: Session, request: Request) -> Answer:
+    """Interleaved samples of several slots that have run before, in microseconds per call: each slot
+    as a CUDA graph that calls it once on every entry of the ring. A call by itself takes as long as
+    its launch, where inside a model the next kernel is launched meanwhile.
+
+    Where one cannot be captured, as `_time_interleaved`.
+    """
+    ring = session.turn_ring(request)
+    chains: dict[str, Callable[[], object]] = {}
+    try:
+        for slot in request["slots"]:
+            chains[slot] = _capture_chain(session.slots[slot], ring)
+    # Whatever an operator raises that may not be captured: single calls say something, too.
+    except Exception:  # noqa: BLE001
+        chains.clear()
+        synchronise(session.device)
+        return _time_interleaved(session, request)
+    samples = timing.interleave(
+        chains, session.device, budget_s=float(request["budget_s"]), ran=True
+    )
+    calls = len(ring.entries)
+    return {"samples": {slot: [us / calls for us in chain] for slot, chain in samples.items()}}
+
+
+def _capture_chain(runner: Runner, ring: RotatingInputs) -> Callable[[], object]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        for entry in ring.entries:
+            runner(entry)
+    return graph.replay
+
+
 HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
     "warm": _warm_up,
     "time": _time_pairs,
@@ -281,4 +314,5 @@ HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {
     "pairs": _time_alternating,
     "unseen": _time_unseen,
     "bench": _time_interleaved,
+    "chains": _time_chains,
 }

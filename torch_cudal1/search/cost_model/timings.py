@@ -41,6 +41,8 @@ __all__ = [
 Config: TypeAlias = Mapping[str, int | str | bool]
 
 _MAX_FILE_BYTES = 1 << 20  # some 3000 lines
+# How the times of a file were measured.
+_TIMED = "in chains"
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ def make_timing(group: KernelFeatures, proposal: Proposal, us: float) -> KernelT
 
 def timings_path(root: Path, target: Target, contract: Contract) -> Path:
     """The file below a cache's folder. The GPU's name and the contract tell times apart; another
-    version has other kernels.
+    version has other kernels, or another way of timing.
     """
-    name = digest_of([target.device, target.arch, target.sku, contract.digest, __version__])
+    parts = [target.device, target.arch, target.sku, contract.digest, __version__, _TIMED]
+    name = digest_of(parts)
     return timings_folder(root) / f"{name[:32]}.jsonl"
 
 
