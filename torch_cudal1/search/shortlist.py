@@ -29,7 +29,7 @@ __all__ = [
 
 # The bound that orders proposals is rough, and each costs half a second of a compiler and a fifth of
 # one of the GPU.
-PROPOSALS_PER_GROUP = 8
+PROPOSALS_PER_GROUP = 6
 # nearly the speed-up from which the judge asks for a second measurement
 _REMEASURED_RATIO = 2.5
 # root mean square, relative: sums in another order differ by 1e-7 to 1e-5, TF32 and fp32 by 3e-4

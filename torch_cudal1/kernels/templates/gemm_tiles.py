@@ -69,6 +69,10 @@ FP32_METHODS = frozenset(name for name, method in METHODS.items() if method.item
 # How much slower than its bound another schedule of a method counts. The bound knows no difference
 # between methods that it does not model, so the first few proposals must not all be tiles of one.
 _SAME_METHOD_PENALTY = 1.5
+# Between the L2 and all SMs together: 128 blocks that read 100 MB through it took 16.5 us (H200,
+# benchmarks/LOG.md, 2026-12-01).
+_L2_BYTES_PER_S = 6.5e12
+_FED_FROM_L2 = ("half", "wgmma")
 # A fold reads the matrix once for each vector; with more vectors it would be read too often.
 _MAX_FOLD_COLUMNS = 4
 
@@ -315,12 +319,7 @@ def estimate_s(product: Product, schedule: GemmSchedule) -> float:
     moved = operands + 4 * product.batch * product.m * product.n
     if schedule.method == "fold":
         return moved / H200.bytes_per_s + H200.launch_s
-    tiles = (
-        product.batch
-        * math.ceil(product.m / schedule.rows)
-        * math.ceil(product.n / schedule.columns)
-        * schedule.split
-    )
+    tiles = _count_tiles(product, schedule.rows, schedule.columns) * schedule.split
     area = schedule.rows * schedule.columns
     # Small tiles wait for the shared memory more than they compute.
     share = min(1.0, 0.35 + 0.65 * area / 16384)
@@ -337,6 +336,10 @@ def estimate_s(product: Product, schedule: GemmSchedule) -> float:
         * waves
         / (method.flops_per_s * share / H200.sm_count)
     )
+    if schedule.method in _FED_FROM_L2:
+        # Every tile reads its rows and columns through the L2.
+        fed = size * tiles * (schedule.rows + schedule.columns) * product.k / schedule.split
+        work = max(work, fed / _L2_BYTES_PER_S)
     launches = 1
     if schedule.split > 1:
         # Partial sums are written and read once, 4 bytes each way; a second launch adds them up.
