@@ -59,7 +59,7 @@ def on_gpu(place, monkeypatch):
         )
 
     monkeypatch.setattr(
-        kernels, "propose", lambda program, sm, rights: (Proposal("norm", {"tile": 1}),)
+        kernels, "propose", lambda program, sm, rights: (Proposal("elementwise", {"tile": 1}),)
     )
     monkeypatch.setattr(judge, "build_candidates", build)
     monkeypatch.setattr(judge, "validate_candidate", lambda region, candidate, job: PASSED)

@@ -26,6 +26,7 @@ from torch_cudal1 import judge, kernels
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.captured import capture_regions
+from torch_cudal1.graph.fusion.partition import partition
 from torch_cudal1.ir.records import (
     Candidate,
     CheckResult,
@@ -75,6 +76,22 @@ def test_many_different_products_are_checked_one_by_one_and_asked_once(
         replacements, _ = make_group_kernels(place).find_kernels(partition_products(region))
         assert [techniques for _, techniques in replacements.values()] == [("gemm", "best")] * 3
     assert telemetry.report().counters["entries_reused"] == 3
+
+
+def test_the_fastest_correct_kernel_of_a_norm_is_remembered_for_every_model(
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole region would check it too, but few models have no norm of that width."""
+    proposed = tuple(Proposal("norm", proposal.config) for proposal in PROPOSED)
+    monkeypatch.setattr(kernels, "propose", lambda program, sm, rights: proposed)
+    for count in (1, 2):
+        layers = nn.Sequential(*(nn.LayerNorm(16) for _ in range(count))).eval()
+        with torch.no_grad():
+            (region,) = capture_regions(layers, (torch.randn(4, 16),))
+        replacements, _ = make_group_kernels(place).find_kernels(partition(region).groups)
+        # "wrong" is faster, and does not pass its checks.
+        assert {techniques for _, techniques in replacements.values()} == {("gemm", "best")}
+    assert telemetry.report().counters["entries_reused"] == 1
 
 
 def test_a_search_out_of_time_remembers_nothing(
@@ -146,8 +163,8 @@ def test_no_kernel_is_checked_beyond_the_budget(
         kernels,
         "propose",
         lambda program, sm, rights: (
-            Proposal("norm", {"name": "a"}),
-            Proposal("norm", {"name": "b"}),
+            Proposal("elementwise", {"name": "a"}),
+            Proposal("elementwise", {"name": "b"}),
         ),
     )
     monkeypatch.setattr(judge, "working_s", lambda: clock[0])

@@ -20,6 +20,7 @@ import torch
 
 from torch_cudal1 import judge, kernels
 from torch_cudal1.core import telemetry
+from torch_cudal1.graph.fusion.fusible_ops import starts_group
 from torch_cudal1.graph.fusion.partition import FusionGroup
 from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.program import Program
@@ -142,6 +143,8 @@ class GroupKernels:
         proposals = self._list_proposals(region)
         # Only of such families does a time alone say what a kernel takes inside a model.
         if any(is_shortlisted(proposal.family) for proposal in proposals):
+            # Those of a norm or a softmax are few, and stand in every model of that width.
+            check = check or not _has_product(region)
             answers = self._wait_for_build(region, proposals)
             evolution = EvolutionarySearch(
                 region,
@@ -234,6 +237,10 @@ class GroupKernels:
                 return answer, reasons
             reasons.append(reject_for_failure(verdict))
         return None, reasons
+
+
+def _has_product(region: Region) -> bool:
+    return any(starts_group(step) for step in region.program.steps)
 
 
 def _reject_for_time(reason: str) -> Rejected:

@@ -35,6 +35,8 @@ _COMBINE = {
 _COMBINE_INT = _COMBINE | {"max": "tl.maximum({0}, {1})", "min": "tl.minimum({0}, {1})"}
 _FUNCTION = {"max": "nan_max", "min": "nan_min", "prod": "product"}
 _INT32_REACH = 2**31 - 1
+# Wider rows leave no registers for what is loaded early.
+_MAX_EARLY_LOAD_COLUMNS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,15 @@ class TritonPrinter:
         return self.print_loops() if self.tile.loop else self.print_tile()
 
     def print_tile(self) -> list[str]:
-        """Every statement once: the whole row is in the tile."""
-        return [line for s in self.nest.statements for line in self.line(s)]
+        """Every statement once: the whole row is in the tile.
+
+        Loads come first: in a reduction warps wait for one another, and no compiler moves a load
+        ahead of that. The weights of a norm would be waited for when all else is done.
+        """
+        statements = self.nest.statements
+        if self.nest.levels and self.tile.columns <= _MAX_EARLY_LOAD_COLUMNS:
+            statements = tuple(sorted(statements, key=lambda s: s.kind != "load"))
+        return [line for s in statements for line in self.line(s)]
 
     def print_loops(self) -> list[str]:
         """A loop over column tiles for each level of reductions. Each loop computes again what it

@@ -20,4 +20,5 @@ TEMPLATE = make_template(
     HANDLERS,
     FusionRules("row", target_names(HANDLERS.keys() - _ELEMENTWISE)),
     summary="Layer, RMS, group, instance and batch norm, forward.",
+    is_shortlisted=True,
 )

@@ -33,4 +33,5 @@ TEMPLATE = make_template(
     ),
     summary="Sums, means, extremes and their positions, variances and vector norms.",
     dtypes="fp32, fp16, bf16, int32, int64; bool for any and all",
+    is_shortlisted=True,
 )

@@ -18,4 +18,5 @@ TEMPLATE = make_template(
     # logsumexp leaves one value a row, which a sum may follow.
     FusionRules("row", target_names(HANDLERS), row_results=target_names(["logsumexp.default"])),
     summary="Softmax, log-softmax, log-sum-exp and the softmax backwards along one dimension.",
+    is_shortlisted=True,
 )
