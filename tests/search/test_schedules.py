@@ -17,7 +17,11 @@ from torch_cudal1.ir.records import (
     Region,
 )
 from torch_cudal1.ir.schedule import Schedule
-from torch_cudal1.search.schedules import order_schedules, propose_other_base
+from torch_cudal1.search.schedules import (
+    order_for_program,
+    order_schedules,
+    propose_other_base,
+)
 from torch_cudal1.store.context import TuneContext
 
 
@@ -44,6 +48,22 @@ def _kernel_and(operators: int) -> Program:
         for index in range(operators)
     ]
     return Program((spec,), (Call(kernel, (0,), (1,)), *steps), (1 + operators,))
+
+
+@pytest.mark.parametrize(
+    ("operators", "names", "expected"),
+    [
+        (0, ["inductor", "eager"], ["eager", "inductor"]),
+        (8, ["inductor", "eager"], ["inductor", "eager"]),
+        (9, ["inductor", "eager", "inductor+graph"], ["inductor", "inductor+graph"]),
+        (9, ["eager", "eager+graph"], ["eager", "eager+graph"]),
+    ],
+)
+def test_many_steps_beside_kernels_are_not_left_to_eager(
+    operators: int, names: list[str], expected: list[str]
+) -> None:
+    schedules = [Schedule.parse(name) for name in names]
+    assert order_for_program(_kernel_and(operators), schedules) == expected
 
 
 @pytest.mark.parametrize(

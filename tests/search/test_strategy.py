@@ -19,6 +19,7 @@ from tests.search.scripted_kernels import (
 from torch_cudal1 import judge, kernels
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.fusible_ops import is_product
+from torch_cudal1.graph.propose import Variant
 from torch_cudal1.ir.program import Call, Program
 from torch_cudal1.ir.records import (
     Candidate,
@@ -27,7 +28,7 @@ from torch_cudal1.judge.evaluate.prescreen import PrescreenResult
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.search import shortlist
 from torch_cudal1.search.new_entry import store_checked_kernel
-from torch_cudal1.search.space import build_search_space
+from torch_cudal1.search.space import SearchSpace, build_search_space
 from torch_cudal1.search.strategy import StagedSearch
 from torch_cudal1.store.context import TuneContext
 
@@ -54,24 +55,11 @@ def test_where_products_are_most_of_the_work_they_are_judged_first(place: TuneCo
     assert first.techniques == ("gemm", "wrong")  # unchecked: the judge of the whole will say so
 
 
-@pytest.mark.parametrize(
-    ("best_us", "gain", "more"),
-    [
-        (None, 0.9, [{"norm"}]),
-        (30.0, 1.3, [{"gemm", "norm"}]),
-        (None, 1.03, [{"gemm", "norm"}, {"norm"}]),
-    ],
-)
-def test_what_follows_the_products_depends_on_whether_they_won(
-    place: TuneContext,
-    monkeypatch: pytest.MonkeyPatch,
-    best_us: float | None,
-    gain: float,
-    more: list[set[str]],
-) -> None:
-    """They lost: the rest is tried without them. They won: with them. They gained too little by
-    themselves: both.
-    """
+@pytest.fixture
+def norm_space(
+    place: TuneContext, monkeypatch: pytest.MonkeyPatch
+) -> tuple[SearchSpace, judge.BaselineRanking]:
+    """A product and a norm, with one kernel for each."""
     with torch.no_grad():
         layers = nn.Sequential(nn.Linear(2048, 2048), nn.LayerNorm(2048)).eval()
         (region,) = capture_regions(layers, (torch.randn(4096, 2048),))
@@ -100,13 +88,59 @@ def test_what_follows_the_products_depends_on_whether_they_won(
     ranking = judge.BaselineRanking(
         Candidate(region.program, "eager", "baseline"), {"eager": 100.0}
     )
+    return space, ranking
+
+
+@pytest.mark.parametrize(
+    ("best_us", "gain", "more"),
+    [
+        (None, 0.9, [{"norm"}]),
+        (30.0, 1.3, [{"gemm", "norm"}]),
+        (None, 1.03, [{"gemm", "norm"}, {"norm"}]),
+    ],
+)
+def test_what_follows_the_products_depends_on_whether_they_won(
+    norm_space: tuple[SearchSpace, judge.BaselineRanking],
+    best_us: float | None,
+    gain: float,
+    more: list[set[str]],
+) -> None:
+    """They lost: the rest is tried without them. They won: with them. They gained too little by
+    themselves: both.
+    """
+    assert list_techniques(*norm_space, best_us, gain) == [{"gemm"}, *more]
+
+
+@pytest.mark.parametrize(
+    ("best_us", "expected"),
+    [
+        (30.0, [{"gemm"}, {"gemm", "norm"}]),
+        (None, [{"gemm"}, {"rewritten"}, {"gemm", "norm"}, {"norm"}]),
+    ],
+)
+def test_where_kernels_won_the_form_without_them_takes_no_time(
+    norm_space: tuple[SearchSpace, judge.BaselineRanking],
+    best_us: float | None,
+    expected: list[set[str]],
+) -> None:
+    space, ranking = norm_space
+    rewritten = Variant(space.region.program, ("rewritten",), gain=2.0)
+    names = list_techniques(replace(space, variant=rewritten), ranking, best_us, 1.03)
+    kernels_only = [each - {"rewritten"} or each for each in names]
+    assert kernels_only == expected
+
+
+def list_techniques(
+    space: SearchSpace, ranking: judge.BaselineRanking, best_us: float | None, gain: float
+) -> list[set[str]]:
+    """Of the candidates in their order, each of which was measured so."""
     techniques = []
     strategy = StagedSearch(space, ranking, float("inf"))
     for candidate in propose_all(strategy):
         assert isinstance(candidate, Candidate)
-        techniques.append(set(candidate.techniques) & {"gemm", "norm"})
+        techniques.append(set(candidate.techniques) & {"gemm", "norm", "rewritten"})
         strategy.observe(make_attempt(candidate, best_us, gain))
-    assert techniques == [{"gemm"}, *more]
+    return techniques
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,19 @@ def test_a_long_call_is_not_judged_again_with_a_graph_around_it(region, place):
     assert session.check_launch_gain(replace(first, schedule="inductor+graph")) is None
 
 
+def test_a_call_that_is_launches_is_not_judged_again_without_its_graph(region, place):
+    timing = Timing(PASSED, "eager", 1.0, 3.0, 3.0, 2.9, 3.1, 14)
+    first = Candidate(region.program, "inductor+graph", "builtin", ("gemm",))
+    session = session_of(region, place, Attempt(judge.Evaluation(first, Accepted(timing), PASSED)))
+    refusal = session.check_launch_gain(replace(first, schedule="inductor"))
+    assert "without its graph launches" in str(refusal)
+    assert session.check_launch_gain(replace(first, schedule="eager+graph")) is None
+    # Of a call that is longer than its launches a graph may only copy more.
+    longer = replace(timing, candidate_us=90.0, baseline_us=270.0)
+    session = session_of(region, place, Attempt(judge.Evaluation(first, Accepted(longer), PASSED)))
+    assert session.check_launch_gain(replace(first, schedule="inductor")) is None
+
+
 @pytest.mark.parametrize(
     ("budget_s", "evaluated", "reason"),
     [(12.0, 1, "2.0 s of the budget were left, and a judgement has taken 10.0 s"), (18.0, 2, "")],

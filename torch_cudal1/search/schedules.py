@@ -110,8 +110,13 @@ def _estimate_copy_us(region: Region) -> float:
 
 
 def order_for_program(program: Program, schedules: Sequence[Schedule]) -> list[Schedule]:
-    """The schedules in their order; where no step is left for Inductor to compile, eager first."""
-    if _count_aten_steps(program):
+    """The schedules in their order; where no step is left for Inductor to compile, eager first, and
+    where many are, without eager, as long as Inductor is among them.
+    """
+    count = _count_aten_steps(program)
+    if count > _MAX_STEPS_BESIDE_KERNELS and any(schedule.compiles for schedule in schedules):
+        return [schedule for schedule in schedules if schedule.compiles]
+    if count:
         return list(schedules)
     return sorted(schedules, key=lambda schedule: schedule.compiles)
 

@@ -76,7 +76,8 @@ class TuningSession:
 
     def check_launch_gain(self, candidate: Candidate) -> Refusal | None:
         """Why `candidate` cannot win by 5 %: the best is the same Program with or without a CUDA
-        graph, and launches are less than that of its time.
+        graph, and launches are less than that of its time; or the best is in a graph, and takes
+        no longer than launches without one.
         """
         best = self.strategy.history.best
         if best is None or best.timing is None:
@@ -88,6 +89,12 @@ class TuningSession:
         if best.candidate.schedule.partition("+")[0] != candidate.schedule.partition("+")[0]:
             return None
         launch_us, best_us = estimate_launch_us(best.candidate.program), best.timing.candidate_us
+        is_graph_dropped = best.candidate.schedule.cuda_graph and not candidate.schedule.cuda_graph
+        if is_graph_dropped and launch_us >= best_us:
+            return Refusal(
+                f"{best.candidate.label} takes {per_call(best_us)}; without its graph launches "
+                f"alone take about {per_call(launch_us)}"
+            )
         if launch_us > _MAX_LAUNCH_SHARE * best_us:
             return None
         return Refusal(
