@@ -56,7 +56,7 @@ def test_a_block_decided_in_one_model_serves_another(layers: int, tmp_path: Path
         cudal1.accelerate(module, X, cache_dir=tmp_path, on_miss="tune", strictness="error")
         torch.testing.assert_close(module(X), expected)
     (report,) = cudal1.explain(module).regions
-    assert (report.granularity, report.origin, report.schedule) == ("whole", "blocks", "eager")
+    assert (report.granularity, report.origin, report.schedule) == ("whole", "blocks", "regional")
     assert f"decided by its blocks, each searched for once: {layers - 1} times" in report.reason
     counters = telemetry.report().counters
     # No candidate was judged: the block was known.

@@ -16,17 +16,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
-from torch.utils.flop_counter import flop_registry
-
-from torch_cudal1.ir.aliasing import is_view
-from torch_cudal1.ir.aten import CUSTOM_OPERATORS, overload
 from torch_cudal1.ir.block_layouts import insert_contiguous_copies, is_permuted
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.equal_steps import merge_equal_steps
-from torch_cudal1.ir.ops import attention_names
+from torch_cudal1.ir.fusible_pairs import FusiblePairs, is_library_call
 from torch_cudal1.ir.program import (
     Aten,
     Call,
@@ -58,14 +54,6 @@ _MAX_EQUAL_PRODUCTS = 8
 _MAX_LENGTHS = 32
 # A lone product with what surrounds it is a fusion group, and stands several times in one layer.
 _MIN_PRODUCTS = 2
-# Beside what PyTorch counts as floating-point operations of a library.
-_LIBRARY_CALLS = CUSTOM_OPERATORS | attention_names.targets(
-    (
-        *attention_names.FORWARDS,
-        *attention_names.BACKWARDS,
-        *attention_names.FORWARDS_ELSEWHERE,
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -271,7 +259,7 @@ class _BlockFinder:
         numbers: dict[str, int] = {}
         # Numbers are compared faster than texts.
         self._classes = [numbers.setdefault(form, len(numbers)) for form in self._forms]
-        self._fusions = _Fusions(program)
+        self._fusions = FusiblePairs(program)
         self._readers: dict[int, list[int]] = {}
         for position, step in enumerate(program.steps):
             for value in step.reads:
@@ -296,7 +284,7 @@ class _BlockFinder:
     def is_computed_by_kernel(self, value: int) -> bool:
         """Whether a kernel that Inductor writes makes the value: no library, whose layout is its own."""
         maker = self._fusions.makers.get(value)
-        return maker is not None and not _is_product(self.program.steps[maker])
+        return maker is not None and not is_library_call(self.program.steps[maker])
 
     def _write_forms(self) -> list[str]:
         """A text for each step, the same for steps that differ in nothing but the values they
@@ -323,7 +311,7 @@ class _BlockFinder:
         classes, steps = self._classes, self.program.steps
         positions_of_class: dict[int, list[int]] = {}
         for position in range(begin, end):
-            if _is_product(steps[position]):
+            if is_library_call(steps[position]):
                 positions_of_class.setdefault(classes[position], []).append(position)
         distances = Counter(
             later - earlier
@@ -345,7 +333,7 @@ class _BlockFinder:
                 if (
                     match_count >= (MIN_OCCURRENCES - 1) * length
                     and match_count > most_matches
-                    and sum(map(_is_product, steps[start : start + length])) >= _MIN_PRODUCTS
+                    and sum(map(is_library_call, steps[start : start + length])) >= _MIN_PRODUCTS
                 ):
                     most_matches, best = match_count, (start, length, position + length)
                 match_count = 0
@@ -405,7 +393,7 @@ class _BlockFinder:
     def _count_elements(self, position: int) -> int:
         """Elements that the step computes; 0 for a library call."""
         step = self.program.steps[position]
-        if _is_product(step):
+        if is_library_call(step):
             return 0
         return max(math.prod(self.specs[value].shape) for value in step.writes)
 
@@ -419,89 +407,11 @@ class _BlockFinder:
         )
 
 
-class _Fusions:
-    """Which steps Inductor may compute in one kernel: those that are no products, where one reads the
-    other's result and no product between them waits for it.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self._steps = program.steps
-        # The step that computes a value, followed back through views; a view is no kernel.
-        self.makers: dict[int, int] = {}
-        makers = self.makers
-        self._edges: list[tuple[int, int]] = []
-        self._users: dict[int, list[int]] = {}
-        # A value that every layer reads has as many readers, and each is asked for at every cut.
-        self._is_fusible = cache(self._look_for_detour)
-        for position, step in enumerate(program.steps):
-            sources = [makers[value] for value in step.reads if value in makers]
-            if is_view(step):
-                makers.update((value, sources[0]) for value in step.writes if sources)
-                continue
-            makers.update((value, position) for value in step.writes)
-            for source in dict.fromkeys(sources):
-                self._edges.append((source, position))
-                self._users.setdefault(source, []).append(position)
-
-    def list_users(self, value: int) -> Sequence[int]:
-        """The steps that read what the maker of a value makes, also through views."""
-        return self._users.get(self.makers.get(value, -1), ())
-
-    def count_parted(self, cut: int, length: int) -> int:
-        """How many fusible pairs have one step among the `length` before `cut`, and one among as many
-        from there on.
-
-        What every layer reads is made before all of them: unless it is large, it costs no more in
-        memory than computed anew.
-        """
-        return sum(
-            cut - length <= source < cut <= user < cut + length and self._is_fusible(source, user)
-            for source, user in self._edges
-        )
-
-    def count_parted_epilogues(self, cut: int, length: int) -> int:
-        """How many products are on the other side of `cut` than a step that reads their result.
-        Inductor loses nothing there, but a kernel of this package computes both: the product of T5
-        and its ReLU.
-        """
-        return sum(
-            cut - length <= source < cut <= user < cut + length
-            and _is_product(self._steps[source])
-            and not _is_product(self._steps[user])
-            for source, user in self._edges
-        )
-
-    def _look_for_detour(self, source: int, user: int) -> bool:
-        if _is_product(self._steps[source]) or _is_product(self._steps[user]):
-            return False
-        # A path through a product: in one kernel the product would wait for itself.
-        pending = [(position, False) for position in self._users[source] if position < user]
-        visited = set(pending)
-        while pending:
-            position, behind_product = pending.pop()
-            behind_product = behind_product or _is_product(self._steps[position])
-            for follower in self._users.get(position, ()):
-                if follower == user and behind_product:
-                    return False
-                item = (follower, behind_product)
-                if follower < user and item not in visited:
-                    visited.add(item)
-                    pending.append(item)
-        return True
-
-
 def _has_equal_products(program: Program) -> bool:
     products = Counter(
-        step.target for step in program.steps if isinstance(step, Aten) and _is_product(step)
+        step.target for step in program.steps if isinstance(step, Aten) and is_library_call(step)
     )
     return any(count >= MIN_OCCURRENCES for count in products.values())
-
-
-def _is_product(step: Step) -> bool:
-    """Whether Inductor calls a library, or another kernel, for a step: nothing is fused with it."""
-    if not isinstance(step, Aten):
-        return True
-    return overload(step.target).overloadpacket in flop_registry or step.target in _LIBRARY_CALLS
 
 
 def _blank(arg: Any) -> Any:

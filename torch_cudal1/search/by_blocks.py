@@ -5,8 +5,9 @@ what was decided for it is put into every occurrence.
                            └─miss──> tune ───────┴──> composed ──> checked once, end to end
 
 A block is validated and benchmarked as any region, and its entry serves every model that has the
-block. The composed whole is neither run nor benchmarked here: whoever binds it compares its outputs
-with the own forward's and measures it end to end.
+block. What lies between blocks, such as the ends of a stack that is cut within its layers, takes
+the kernels that won in them. The composed whole is neither run nor benchmarked here: whoever binds it
+compares its outputs with the own forward's and measures it end to end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch_cudal1.ir.aliasing import is_view
 from torch_cudal1.ir.blocks import (
     BlockPartition,
     RepeatedBlock,
+    Segment,
     compose_blocks,
     partition_blocks,
 )
@@ -40,8 +42,11 @@ __all__ = ["COMPOSED_ORIGIN", "find_blocks_to_tune", "list_block_regions", "tune
 # The origin of a whole whose blocks run what was decided for them.
 COMPOSED_ORIGIN = "blocks"
 # Steps of a region that are copies of others. A smaller region is searched for as a whole, where
-# kernels may reach across the ends of blocks.
+# kernels may reach across the ends of blocks, unless it is a stack of layers: of six transformers
+# of 12 layers a minute's search of the whole found kernels for three, beside four other searches
+# (H200, 2026-12-01).
 MIN_COPIED_STEPS = 400
+_MIN_STACK_STEPS, _MIN_STACKED = 120, 5
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,12 @@ def find_blocks_to_tune(region: Region) -> BlockPartition | None:
     if region.kind != "inference" or region.granularity != "whole":
         return None
     # Finding blocks takes a while, and this bounds the number of copies.
-    if len(region.program.steps) < MIN_COPIED_STEPS:
+    if len(region.program.steps) < min(MIN_COPIED_STEPS, _MIN_STACK_STEPS):
         return None
     partition = partition_blocks(region.program)
-    is_deep = partition.copied_steps >= MIN_COPIED_STEPS
+    most = max((len(block.occurrences) for block in partition.blocks), default=0)
+    needed_steps = _MIN_STACK_STEPS if most >= _MIN_STACKED else MIN_COPIED_STEPS
+    is_deep = partition.copied_steps >= min(needed_steps, MIN_COPIED_STEPS)
     return partition if is_deep and not partition.lost_fusions else None
 
 
@@ -79,9 +86,12 @@ def tune_by_blocks(
     place: TuneContext,
     partition: BlockPartition,
     choose_block: Callable[[Region, TuneContext], Choice],
+    *,
+    fills_rest: bool = True,
 ) -> Entry:
-    """Decide each block with `choose_block`, and compose the whole. The entry of the whole is not yet
-    stored. The budget is that of all blocks together.
+    """Decide each block with `choose_block`, and compose the whole. The entry of the whole is not
+    yet stored. The budget is that of all blocks together. `fills_rest`: what lies between the
+    blocks takes their kernels, for which templates and rewrites are imported.
     """
     started_s = judge.working_s()
     blocks = _sort_by_steps(partition.blocks)
@@ -102,7 +112,9 @@ def tune_by_blocks(
         blocks=[item.choice.region.key for item in block_decisions],
         occurrences=[item.count for item in block_decisions],
     )
-    candidate = _compose_candidate(region, partition, block_decisions)
+    candidate = _compose_candidate(
+        region, partition, block_decisions, place if fills_rest else None
+    )
     # Found wrong in this place before, though every block is right alone.
     if check_quarantine(place, region, candidate) is not None:
         candidate = Candidate(region.program, candidate.schedule, "baseline")
@@ -146,8 +158,12 @@ def _make_block_region(region: Region, block: RepeatedBlock, number: int) -> Reg
 
 
 def _compose_candidate(
-    region: Region, partition: BlockPartition, block_decisions: Sequence[_BlockDecision]
+    region: Region,
+    partition: BlockPartition,
+    block_decisions: Sequence[_BlockDecision],
+    place: TuneContext | None,
 ) -> Candidate:
+    """`place`: where kernels for what lies between are looked for, None for none."""
     schedule = _compose_schedule(partition, block_decisions)
     replacements: dict[str, Program] = {
         item.block.program.digest: item.choice.candidate.program
@@ -162,6 +178,14 @@ def _compose_candidate(
         if item.choice.swapped
         for name in item.choice.candidate.techniques
     }
+    if place is not None:
+        from torch_cudal1.search.rest_of_blocks import splice_known_kernels
+
+        block_programs = list(replacements.values())
+        for segment in _list_rest(partition):
+            program = splice_known_kernels(segment.program, block_programs, region, place)
+            if program is not None:
+                replacements[segment.digest] = program
     program = compose_blocks(partition, replacements)
     return Candidate(program, schedule, COMPOSED_ORIGIN, tuple(sorted(techniques)))
 
@@ -169,8 +193,8 @@ def _compose_candidate(
 def _compose_schedule(
     partition: BlockPartition, block_decisions: Sequence[_BlockDecision]
 ) -> Schedule:
-    """Of the whole: compiled where a block is, and where steps between blocks of kernels are left to
-    PyTorch; in a CUDA graph where a block is.
+    """Of the whole: compiled where a block is, and where steps between blocks of kernels are left
+    to PyTorch; in a CUDA graph where a block is.
     """
     schedules = [item.choice.candidate.schedule for item in block_decisions]
     compiles = any(schedule.compiles for schedule in schedules)
@@ -181,17 +205,16 @@ def _compose_schedule(
     return Schedule(base.base, any(schedule.cuda_graph for schedule in schedules))
 
 
+def _list_rest(partition: BlockPartition) -> list[Segment]:
+    """What lies between blocks, before and behind them."""
+    digests = {block.program.digest for block in partition.blocks}
+    return [segment for segment in partition.segments if segment.digest not in digests]
+
+
 def _computes_between(partition: BlockPartition) -> bool:
     """Whether a step outside the blocks launches anything."""
-    inside = {
-        position
-        for block in partition.blocks
-        for occurrence in block.occurrences
-        for position in occurrence.steps
-    }
     return any(
-        position not in inside and not is_view(step)
-        for position, step in enumerate(partition.program.steps)
+        not is_view(step) for segment in _list_rest(partition) for step in segment.program.steps
     )
 
 

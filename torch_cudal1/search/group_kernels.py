@@ -60,7 +60,8 @@ _MAX_UNCHECKED_PRODUCTS = 6
 class GroupKernels:
     """Finds a kernel for each fusion group until `deadline`.
 
-    `store_kernel` stores a checked kernel, or that there is none. By region key: `kernels_found`
+    `store_kernel` stores a checked kernel, or that there is none; `checks_each`: each is checked,
+    and not in the whole region alone. By region key: `kernels_found`
     (None where there is none), `building` in the background, `proposed`, and `saved_us`, the
     microseconds of a call that a timed kernel saves.
     """
@@ -69,6 +70,7 @@ class GroupKernels:
     job: judge.EvaluationConfig
     store_kernel: StoreKernel
     deadline: float = math.inf
+    checks_each: bool = False
     # By region key, since equal groups of a model share one kernel.
     kernels_found: dict[str, Candidate | None] = field(default_factory=dict)
     building: dict[str, Future[BuildAnswers]] = field(default_factory=dict)
@@ -93,7 +95,9 @@ class GroupKernels:
         part of the time until `deadline` is left to judge the whole region.
         """
         # With few kernels a failure of the whole region points at one of them.
-        check = len({group.region.key for group in groups}) > _MAX_UNCHECKED_PRODUCTS
+        check = self.checks_each or (
+            len({group.region.key for group in groups}) > _MAX_UNCHECKED_PRODUCTS
+        )
         now_s = judge.working_s()
         until_s = now_s + _KERNEL_TIME_FRACTION * (self.deadline - now_s)
         replacements: dict[FusionGroup, tuple[Program, tuple[str, ...]]] = {}

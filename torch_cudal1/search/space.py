@@ -95,7 +95,8 @@ def build_search_space(
     if region.kind != "inference" and not dominant:
         # what else a training step is made of, Inductor fuses as well
         return SearchSpace(region, variant)
-    kernels = GroupKernels(place, job, store_kernel)
+    # What lies between blocks takes kernels that were checked and stored.
+    kernels = GroupKernels(place, job, store_kernel, checks_each=region.granularity == "block")
     # Now, so that compilers work while the baselines are timed.
     kernels.begin(merge_siblings(unsplit_region, dominant or minor))
     return SearchSpace(region, variant, unsplit, dominant, minor, kernels)

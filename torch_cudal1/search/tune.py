@@ -138,7 +138,9 @@ def compose_known_blocks(region: Region, place: TuneContext) -> Choice | Refusal
         # An entry of the whole would keep a search from those that are not known.
         if choice.entry is None:
             return Refusal(f"{block.name}: {choice.reason}")
-    entry = tune_by_blocks(region, place, partition, lambda block, _: choices[block.key])
+    entry = tune_by_blocks(
+        region, place, partition, lambda block, _: choices[block.key], fills_rest=False
+    )
     if entry.choice.origin != COMPOSED_ORIGIN:
         return Refusal("nothing beats PyTorch's own ways in its blocks")
     return Choice(region, entry.choice, entry, "composed of what was decided for its blocks")
