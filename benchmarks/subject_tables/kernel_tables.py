@@ -27,6 +27,7 @@ def tabulate_kernels(results: Path) -> list[str]:
         ("*-families*.json", _tabulate_families),
         ("h200-gemm*.json", _tabulate_products),
         ("h200-conv*.json", _tabulate_convolutions),
+        ("*-early-start*.json", _tabulate_early_starts),
         ("schedule-order*.json", _tabulate_orders),
     ):
         for path in sorted(results.glob(pattern)):
@@ -50,6 +51,17 @@ def _tabulate_families(name: str, document: Mapping[str, Any]) -> list[str]:
                 f"{format_interval(row['vs_better'])} | {row['of_copy']['speedup']:.2f} | {error}"
             )
         lines.append(f"| {row['family']}: {row['case']} | {times} | {figures} |")
+    return lines
+
+
+def _tabulate_early_starts(name: str, document: Mapping[str, Any]) -> list[str]:
+    titles = "| kernels in one CUDA graph | launches | ordinary, µs | early start, µs | speed-up | results |"
+    lines = [*make_heading(name, document), titles, "|---|---|---|---|---|---|"]
+    for row in document["rows"]:
+        lines.append(
+            f"| {row['case']} | {row['launches']} | {row['ordinary_us']:.1f} | {row['early_us']:.1f} "
+            f"| {format_interval(row)} | {row['status']} |"
+        )
     return lines
 
 

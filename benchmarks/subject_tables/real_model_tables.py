@@ -18,6 +18,7 @@ __all__ = ["summarise_real_models", "tabulate_real_models"]
 
 _BASELINES = ("eager", "torch.compile", "reduce-overhead")
 _UNTUNED = ("accelerate", "backend")
+_TUNED = "accelerate-tuned"
 
 
 def tabulate_real_models(results: Path) -> list[str]:
@@ -31,7 +32,7 @@ def tabulate_real_models(results: Path) -> list[str]:
 
 def summarise_real_models(results: Path) -> list[str]:
     """One line for each model in half precision with one item, untuned: the newest measurement. Then
-    what large batches are in all.
+    the same after a search, and what large batches are in all.
     """
     newest = _find_newest(results, "small")
     if not newest:
@@ -57,7 +58,24 @@ def summarise_real_models(results: Path) -> list[str]:
     lines.append(f"| geometric mean | | | | {' | '.join(means)} |")
     missing = [name for name in MODELS if name not in newest]
     lines += ["", *([f"Not measured yet: {', '.join(missing)}.", ""] if missing else [])]
+    lines += _summarise_searches(_find_newest(results, "small", (_TUNED,)))
     return [*lines, *_summarise_large(_find_newest(results, "large"))]
+
+
+def _summarise_searches(newest: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Models that were searched for, each beside the fastest of PyTorch's ways in its own run."""
+    if not newest:
+        return []
+    speedups = [row["against"]["speedups"][_TUNED]["best"] for row in newest.values()]
+    lines = [
+        "| model, half precision, batch 1, a minute's search | fastest of PyTorch's ways, ms | accelerate, ms | vs that |",
+        "|---|---|---|---|",
+    ]
+    for (model, row), speedup in zip(newest.items(), speedups, strict=True):
+        best, tuned = (row["columns"][name] for name in (row["against"]["best"], _TUNED))
+        times = f"{_format_time(best)} | {_format_time(tuned)}"
+        lines.append(f"| {model} | {times} | {speedup:.2f}x |")
+    return [*lines, f"| geometric mean | | | {geometric_mean(speedups):.2f}x |", ""]
 
 
 def _summarise_large(newest: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -75,13 +93,17 @@ def _summarise_large(newest: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"With large batches ({count}), of the fastest of these: {', '.join(parts)}.", ""]
 
 
-def _find_newest(results: Path, size: str) -> dict[str, Mapping[str, Any]]:
-    """The newest row of each model of one size in half precision."""
+def _find_newest(
+    results: Path, size: str, columns: Sequence[str] = _UNTUNED
+) -> dict[str, Mapping[str, Any]]:
+    """The newest row of each model of one size in half precision that has these of the package's
+    columns.
+    """
     newest: dict[str, Mapping[str, Any]] = {}
     for document in sorted(map(load, results.glob("h200-real-*.json")), key=_read_date):
         if document["kind"] == "real_models":
             rows = document["rows"]
-            newest |= {row["model"]: row for row in rows if _is_in_half(row, size)}
+            newest |= {row["model"]: row for row in rows if _is_in_half(row, size, columns)}
     return newest
 
 
@@ -89,8 +111,8 @@ def _read_date(document: Mapping[str, Any]) -> str:
     return str(document["created"])
 
 
-def _is_in_half(row: Mapping[str, Any], size: str) -> bool:
-    is_measured = set(_UNTUNED) <= set(row["against"].get("speedups", {}))
+def _is_in_half(row: Mapping[str, Any], size: str, columns: Sequence[str]) -> bool:
+    is_measured = set(columns) <= set(row["against"].get("speedups", {}))
     return is_measured and (row["size"], row["precision"]) == (size, "half")
 
 

@@ -28,6 +28,7 @@ NAMED_BY = {
     "gemm": ("name",),
     "order": ("kind", "case", "strategy"),
     "families": ("case",),
+    "early-start": ("case",),
     "real_models": ("model",),
     "real_models.blocks": ("model",),
     "real_models.depth": ("model",),

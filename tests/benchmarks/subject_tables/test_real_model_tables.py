@@ -77,6 +77,25 @@ def test_a_search_has_the_seconds_that_it_took(tmp_path: Path) -> None:
     assert "| bert (small, half) | 2.000 | 1.000 | 2.00x | 90 |" in lines
 
 
+def test_a_summary_has_the_newest_search_of_each_model(tmp_path: Path) -> None:
+    rows = {}
+    for name, created, us in (("old", "2026-11-28", 1000.0), ("new", "2026-11-29", 500.0)):
+        row = make_row("bert", "small", 2000.0)
+        row["columns"] = {"reduce-overhead": {"us": 1500.0}, "accelerate-tuned": {"us": us}}
+        row["against"] = {
+            "best": "reduce-overhead",
+            "speedups": {"accelerate-tuned": {"best": 1500.0 / us}},
+        }
+        rows[name] = {**make_document("real_models"), "created": created, "rows": [row]}
+        (tmp_path / f"h200-real-{name}.json").write_text(json.dumps(rows[name]))
+    untuned = {**make_document("real_models"), "rows": [make_row("bert", "small", 2000.0)]}
+    (tmp_path / "h200-real-untuned.json").write_text(json.dumps(untuned))
+    lines = summarise_real_models(tmp_path)
+    assert "| bert | 1.500 | 0.500 | 3.00x |" in lines
+    assert "| bert | 1.500 | 1.000 | 1.50x |" not in lines
+    assert "| geometric mean | | | 3.00x |" in lines
+
+
 BLOCKS = {
     "blocks": [{"occurrences": 11, "steps": 38}],
     "inductor": {"compiled_kernels": 41, "compile_s": 9.27},
