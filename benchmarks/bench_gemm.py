@@ -8,7 +8,8 @@ after the other, and writes each result to a journal before it goes on: a candid
 kills that process is a row with the reason, and a new process measures the others
 (`gemm_supervisor`). A second run with the same --out measures what is missing. A candidate is timed
 on the device with a cold L2 cache; the best ones of each case are then timed against cuBLAS in
-interleaved pairs, of fp32 with host work, of half types as CUDA graphs. Errors are those of rows
+interleaved pairs, of fp32 with host work, of half types as CUDA graphs that call it on several sets of
+inputs, one after the other, as the layers of a model do. Errors are those of rows
 0-255 of the first matrix, in units of the rms of the result: rms and worst. The benchmark accepts
 no kernel for use: that is the task of `torch_cudal1/judge`.
 """
@@ -20,12 +21,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -34,6 +35,7 @@ from benchmarks.gemm_cases import CASES, GemmCase
 from benchmarks.gemm_supervisor import append_journal, read_journal, supervise
 from benchmarks.timing import collect_samples
 from torch_cudal1.core.errors import Cudal1Error
+from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Program
 from torch_cudal1.judge.benchmark.timing import measure_device_time_us
 from torch_cudal1.judge.wire.transport import read_program, write_payloads
@@ -41,11 +43,16 @@ from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["main"]
 
+Inputs: TypeAlias = tuple[torch.Tensor, ...]
+Run: TypeAlias = Callable[[Inputs], torch.Tensor]
+
 _CHECKED_ROWS = 256  # of C that are compared with float64
 _MAX_METHOD_FAILURES = (
     2  # of this many candidates of one method that hang or crash, the method is left out
 )
 _MAX_FINALISTS = 3
+# Calls of a product in one CUDA graph, each on inputs of its own, and bytes of all these.
+_MAX_CHAIN, _CHAIN_BYTES = 8, 2 << 30
 _BASELINES = ("cublas fp32", "cublas tf32")
 # TF32 does not apply to half types. Inductor leaves the product to cuBLAS, and fuses what follows.
 _HALF_BASELINES = ("cublas", "inductor")
@@ -136,6 +143,24 @@ def load_program(candidate: GemmCandidate) -> Program:
     return read_program(candidate.program["program"], candidate.program["payloads"])
 
 
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor of the same values and strides."""
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
+
+
+def _take_first(runner: Runner) -> Run:
+    """The first result of a prepared Program."""
+
+    def run(inputs: Inputs) -> torch.Tensor:
+        result = runner(list(inputs))[0]
+        assert result is not None
+        return result
+
+    return run
+
+
 class GemmMeasurer:
     """The measuring process: one case's inputs, reference and baselines at a time."""
 
@@ -147,6 +172,9 @@ class GemmMeasurer:
         baselines.
         """
         self.case, self.inputs = case, case.inputs(str(self.device))
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs)
+        copies = min(_MAX_CHAIN, _CHAIN_BYTES // max(1, size)) - 1 if self.runs_in_chains else 0
+        self.chain = [self.inputs, *(tuple(map(_copy, self.inputs)) for _ in range(copies))]
         # Dynamo would stop compiling one function for more than a few cases.
         torch._dynamo.reset()
         self.compiled = torch.compile(case.run, dynamic=False)
@@ -157,7 +185,14 @@ class GemmMeasurer:
         few = [t[:1] if case.batch else t for t in rows[:2]] + rows[2:]
         self.exact = self._small(replace(case, batch=min(case.batch, 1)), [t.double() for t in few])
         self.scale = float(self.exact[self.exact.isfinite()].pow(2).mean().sqrt())
-        return [self.row(name, lambda name=name: self.baseline(name)) for name in self.baselines()]  # type: ignore[misc]
+        return [self.row(name, self.get_baseline(name)) for name in self.baselines()]
+
+    @property
+    def runs_in_chains(self) -> bool:
+        """Products of half types are so short that eager's launches and Dynamo's guards would be
+        measured in their place.
+        """
+        return self.device.type == "cuda" and self.case.dtype != "float32"
 
     def _has_rows(self, position: int) -> bool:
         """Whether that input has a row for each row of the result: A and the residual."""
@@ -173,38 +208,42 @@ class GemmMeasurer:
         """The names of the baselines."""
         return _BASELINES if self.case.dtype == "float32" else _HALF_BASELINES
 
-    def baseline(self, name: str) -> torch.Tensor:
+    def get_baseline(self, name: str) -> Run:
         """cuBLAS through PyTorch, or Inductor. Setting the TF32 switch costs a microsecond of host
         time in both baselines.
         """
-        torch.backends.cuda.matmul.allow_tf32 = name.endswith("tf32")
-        run = self.compiled if name == "inductor" else self.case.run
-        # Of siblings the first is compared; all are computed.
-        return run(self.inputs)[0]
 
-    def row(self, name: str, run: Any, **more: Any) -> dict[str, Any]:
+        def run(inputs: Inputs) -> torch.Tensor:
+            torch.backends.cuda.matmul.allow_tf32 = name.endswith("tf32")
+            call = self.compiled if name == "inductor" else self.case.run
+            # Of siblings the first is compared; all are computed.
+            return call(inputs)[0]
+
+        return run
+
+    def row(self, name: str, run: Run, **more: Any) -> dict[str, Any]:
         """A row: errors, then device time."""
-        row: dict[str, Any] = {"case": self.case.name, "name": name, **more, **self.errors(run())}
-        us = measure_device_time_us(self.capture(run), self.device, calls=10)
+        errors = self.errors(run(self.inputs))
+        row: dict[str, Any] = {"case": self.case.name, "name": name, **more, **errors}
+        us = measure_device_time_us(self.capture(run), self.device, calls=10) / len(self.chain)
         return {
             **row,
             "device_us": round(us, 2),
             "tflops": round(self.case.flops / us / 1e6, 2) if us else None,
         }
 
-    def capture(self, run: Any) -> Any:
-        """What is timed: a replay of the call as a CUDA graph for half types, whose products are so
-        short that eager's launches and Dynamo's guards would be measured in their place.
-        """
-        if self.device.type != "cuda" or self.case.dtype == "float32":
-            return run
+    def capture(self, run: Run) -> Callable[[], torch.Tensor]:
+        """What is timed: the call, or for half types a CUDA graph of one on each set of inputs."""
+        if not self.runs_in_chains:
+            return lambda: run(self.inputs)
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             for _ in range(3):
-                run()
+                run(self.inputs)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=stream):
-            result = run()
+            for inputs in self.chain:
+                result = run(inputs)
         # the result lives as long as what writes it
         return lambda: (graph.replay(), result)[1]
 
@@ -246,7 +285,7 @@ class GemmMeasurer:
             "repeats": same,
             "compile_s": round(candidate.compile_s, 2),
         }
-        return self.row(candidate.name, lambda: runner(inputs)[0], **facts)
+        return self.row(candidate.name, _take_first(runner), **facts)
 
     def try_measure(self, candidate: GemmCandidate) -> dict[str, Any]:
         """`measure`, or the reason why the Program cannot run here."""
@@ -262,14 +301,12 @@ class GemmMeasurer:
 
     def final(self, chosen: Sequence[GemmCandidate]) -> list[dict[str, Any]]:
         """The best candidates against cuBLAS, in pairs."""
-        runs: dict[str, Any] = {
-            name: (lambda name=name: self.baseline(name)) for name in self.baselines()
-        }
+        runs = {name: self.get_baseline(name) for name in self.baselines()}
         for candidate in chosen:
             runner = prepare(load_program(candidate), self.device)
-            runs[candidate.name] = lambda runner=runner: runner(list(self.inputs))
-        runs = {name: self.capture(run) for name, run in runs.items()}
-        samples = collect_samples(runs, device=str(self.device), rounds=14)
+            runs[candidate.name] = _take_first(runner)
+        chains = {name: self.capture(run) for name, run in runs.items()}
+        samples = collect_samples(chains, device=str(self.device), rounds=14)
         rows = []
         for candidate in chosen:
             against = {base: samples.speedup(base, candidate.name) for base in self.baselines()}
@@ -278,7 +315,7 @@ class GemmMeasurer:
                     "case": self.case.name,
                     "name": candidate.name,
                     "final": True,
-                    "us": samples.median_us(candidate.name),
+                    "us": samples.median_us(candidate.name) / len(self.chain),
                     "against": against,
                 }
             )
@@ -306,7 +343,7 @@ def serve(folder: Path, deadline_s: float) -> int:
             return 0
         of_case = [candidate for candidate in candidates if candidate.case == case]
         _measure_case(measurer, case, of_case, rows_by_name, folder, end)
-        del measurer.inputs, measurer.exact
+        del measurer.inputs, measurer.chain, measurer.exact
         if cuda:
             torch.cuda.empty_cache()
     return 0
