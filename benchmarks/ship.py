@@ -24,7 +24,7 @@ from torch_cudal1.store.cache.files import write_file
 from torch_cudal1.store.cache.inventory import CacheFile, take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 
-__all__ = ["MAX_SHIPPED_BYTES", "main", "ship"]
+__all__ = ["MAX_SHIPPED_BYTES", "ShippingError", "main", "ship"]
 
 MAX_SHIPPED_BYTES = 40 << 20
 _ROOT = Path(__file__).resolve().parents[1]

@@ -3,7 +3,8 @@
 # Arguments, separated by commas: what, then models.
 #   columns,swin-tiny,convnext-tiny   150 s a batch of as many models as 15 processes take; every batch is kept when it ends. WAYS: the
 #                                     columns (eager,torch.compile,reduce-overhead,accelerate,accelerate-tuned); SIZE, PRECISION; PROFILE=1:
-#                                     the kernels of each column too, and the floor of each model
+#                                     the kernels of each column too, and the floor of each model; ENTRIES=1: what searches found, as
+#                                     NAME-entries.tgz for `benchmarks.ship`
 #   starts,bert-base                  90 s a model: cold side by side, then two warm starts of each way alone
 #   depth                             230 s: a Llama of 7-billion width with 2 and 32 layers, then another with the same blocks
 # A process takes 10 to 30 s to its first line there. REAL_S: seconds at most for all of it (500).
@@ -16,12 +17,14 @@ import sys
 import torch, transformers, cudal1, benchmarks.real_models.columns
 assert sys.argv[1] == "cpu" or torch.cuda.is_available(), "no GPU"
 PY
+entries=$(mktemp -d)
 name=real-$what${models:+-${models//,/_}}
 common=(--device "$device" --out "$OUT/h200-$name.json")
 case $what in
 columns)
     command=(benchmarks.real_models "${common[@]}" --columns "${WAYS:-eager,torch.compile,reduce-overhead,accelerate,accelerate-tuned}"
-        --workers "${WORKERS:-15}" --limit-s "${BATCH_S:-180}" --size "${SIZE:-small}" --precision "${PRECISION:-half}" ${PROFILE:+--profile})
+        --workers "${WORKERS:-15}" --limit-s "${BATCH_S:-180}" --size "${SIZE:-small}" --precision "${PRECISION:-half}" ${PROFILE:+--profile}
+        ${ENTRIES:+--entries "$entries"})
     ;;
 starts)
     command=(benchmarks.real_models.start "${common[@]}" --columns "${WAYS:-torch.compile,accelerate,backend}" --runs "${RUNS:-2}"
@@ -33,5 +36,6 @@ esac
 [ -z "$models" ] || command+=(--models "$models")
 timeout -k 10 "$limit" "$python" -m "${command[@]}" >"$OUT/$name.txt" 2>&1
 code=$?
+[ ! -d "$entries/v1" ] || tar czf "$OUT/h200-$name-entries.tgz" -C "$entries" v1
 tail -12 "$OUT/$name.txt" | cut -c1-700
 exit $code

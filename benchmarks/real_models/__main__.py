@@ -34,8 +34,9 @@ from benchmarks.real_models.column_run import (
 )
 from benchmarks.real_models.columns import BASELINES, COLUMNS, OURS
 from benchmarks.real_models.zoo import MODELS
+from benchmarks.ship import ShippingError, ship
 
-__all__ = ["compare_with_baselines", "geometric_mean", "main"]
+__all__ = ["compare_with_baselines", "geometric_mean", "keep_entries", "main"]
 
 ROUNDS = 5
 
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         batch = args.models[begin : begin + batch_size]
         with tempfile.TemporaryDirectory(prefix="real-models-") as scratch:
             runs = _measure_batch(batch, args, Path(scratch))
+            if args.entries is not None:
+                keep_entries(Path(scratch), args.entries)
         for model in batch:
             rows.append(_make_row(model, args, [run for run in runs if run.model == model]))
             print(_describe_row(rows[-1]), flush=True)
@@ -56,6 +59,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.save(args.out, _make_document(args, rows))
     print(json.dumps(_summarise(rows)))
     return 0 if rows else 1
+
+
+def keep_entries(scratch: Path, into: Path) -> int:
+    """Copy what searches of columns found, from the caches below `scratch` into one cache folder that
+    `benchmarks.ship` takes; how many entries that are.
+    """
+    caches = sorted(path.parent for path in scratch.glob("*/cache/v1"))
+    try:
+        count = ship(caches, into)[0]
+    except ShippingError as error:
+        print(f"entries were not kept: {error}", file=sys.stderr)
+        return 0
+    return count
 
 
 def _measure_batch(
@@ -193,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--compile-threads", type=int, default=2, help="of Inductor, in each process")
     add("--limit-s", type=float, default=240.0, help="for the preparation of one batch")
+    add("--entries", type=Path, help="a folder for what searches found; see benchmarks.ship")
     return parser
 
 

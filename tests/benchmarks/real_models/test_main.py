@@ -11,6 +11,7 @@ import pytest
 
 import benchmarks.real_models.__main__ as runner
 from benchmarks.real_models.__main__ import compare_with_baselines, geometric_mean, main
+from tests.benchmarks.test_ship import fill_cache, make_kernel_entry
 
 
 def test_the_fastest_baseline_is_the_measure_and_a_failure_counts_as_one() -> None:
@@ -34,6 +35,22 @@ def test_a_geometric_mean_needs_a_ratio() -> None:
     assert geometric_mean([4.0, 0.25, 8.0]) == pytest.approx(2.0)
     with pytest.raises(ValueError, match="at least one ratio"):
         geometric_mean([])
+
+
+def test_what_searches_found_is_kept_and_a_broken_cache_costs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scratch, entries = tmp_path / "scratch", tmp_path / "entries"
+    for number, column in enumerate(("bert.accelerate-tuned", "bert.reduce-overhead"), 1):
+        fill_cache(scratch / column / "cache", make_kernel_entry(number))
+    (scratch / "bert.eager").mkdir()
+    assert runner.keep_entries(scratch, entries) == 2
+    assert len(list(entries.rglob("*.safetensors"))) == 2
+    (broken,) = (scratch / "bert.accelerate-tuned").rglob("*.safetensors")
+    broken.write_bytes(b"broken")
+    assert runner.keep_entries(scratch, entries) == 0
+    assert "entries were not kept" in capsys.readouterr().err
+    assert len(list(entries.rglob("*.safetensors"))) == 2
 
 
 def test_an_unknown_model_is_refused_with_those_that_are_known(
