@@ -58,6 +58,11 @@ GATES: dict[str, tuple[tuple[int, int], Callable[..., Any], tuple[Tensor, ...]]]
             0.5 * normal(BF16, 76),
         ),
     ),
+    "halves of one weight": (
+        (64, 64),
+        lambda x, both: F.gelu(x @ both.t()[:, :136]) * (x @ both.t()[:, 136:]),
+        (normal(BF16, 70, 200), 0.7 * normal(BF16, 272, 200)),
+    ),
     "a residual": (
         (128, 256),
         lambda x, gate, up, r: r + F.relu(x @ gate.t()) * (x @ up.t()),

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch_cudal1.graph.fusion.fusible_ops import is_product
+from torch_cudal1.graph.fusion.halved_products import join_halves
 from torch_cudal1.graph.fusion.partition import FusionGroup, extract_group
 from torch_cudal1.graph.fusion.uses import Uses, collect_uses
 from torch_cudal1.ir.program import Aten, Program, TensorSpec, Value
@@ -59,7 +60,9 @@ def merge_siblings(region: Region, groups: Sequence[FusionGroup]) -> tuple[Fusio
     uses, specs = collect_uses(program), value_specs(program)
     merging = _Merging(region, uses, specs)
     gated = merging.merge_gates(groups)
-    for merged in (merging.merge_independent(gated), gated):
+    for merged in (merging.merge_independent(gated), gated, tuple(groups)):
+        # Last: what such a group computes is not the steps that it stands for.
+        merged = join_halves(region, merged, uses, specs)
         if merged != tuple(groups) and _has_order(program, merged):
             return merged
     return tuple(groups)
