@@ -4,7 +4,7 @@
 # Put it on the line of each GPU: lanes share the tasks, and a later call goes on where all lanes together had stopped. Argument: the
 # seconds of this call (900). KERNELBENCH: a checkout of KernelBench. SIZES=release with RELEASE=FILE.json: the sizes of a CUDA-L1
 # release, whose code becomes a column with CANDIDATES=1. ARMS="only rewrites,only kernels": searches with techniques left out, as
-# columns. RIGHTS=tf32|ieee: other precision for everyone. ONLY="1/1 2/76": these tasks.
+# columns. RIGHTS=tf32|ieee|bf16: other precision for everyone. ONLY="1/1 2/76": these tasks.
 # PROFILE=quick: longer searches. THREADS=4: compilers of each task. Rows go to kernelbench-SIZES-RIGHTS-LANE.jsonl; those that
 # KNOWN names (files) are not done again. The entries of the searches, which a cache folder can hold, come back in NAME-entries.tgz.
 set -uo pipefail

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.kernelbench.job import Rights, get_dtype
 from benchmarks.kernelbench.planning import capture_task
 from benchmarks.kernelbench.processes import die_with_parent
 from benchmarks.kernelbench.tasks import Task
@@ -36,7 +37,12 @@ from torch_cudal1.search.space import list_fusion_groups
 __all__ = ["CompileSummary", "compile_ahead"]
 
 _NICENESS = 19  # a measurement on the same machine comes first
-_TF32_OP_CLASSES = {"default": ("conv",), "tf32": ("matmul", "conv"), "ieee": ()}
+_TF32_OP_CLASSES: dict[Rights, tuple[str, ...]] = {
+    "default": ("conv",),
+    "tf32": ("matmul", "conv"),
+    "ieee": (),
+    "bf16": (),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def compile_ahead(
     cache: Path,
     *,
     sm: int,
-    rights: str = "default",
+    rights: Rights = "default",
     processes: int = 1,
     until: float | None = None,
 ) -> CompileSummary:
@@ -72,10 +78,7 @@ def compile_ahead(
         processes, get_context("spawn"), initializer=_prepare_worker, initargs=(os.getpid(),)
     )
     try:
-        listings = {
-            task.key: pool.submit(_list_kernels, task, sm, _TF32_OP_CLASSES[rights])
-            for task in tasks
-        }
+        listings = {task.key: pool.submit(_list_kernels, task, sm, rights) for task in tasks}
         building: list[Future[str]] = []
         for key, future in listings.items():
             try:
@@ -110,13 +113,14 @@ def _prepare_worker(parent: int) -> None:
     torch.set_num_threads(1)
 
 
-def _list_kernels(task: Task, sm: int, rights: tuple[str, ...]) -> list[str]:
+def _list_kernels(task: Task, sm: int, rights: Rights) -> list[str]:
     """The fusion group and the proposal of each kernel of a task, as JSON."""
-    regions = {group.region.key: group.region for group in list_fusion_groups(capture_task(task))}
+    groups = list_fusion_groups(capture_task(task, get_dtype(rights)))
+    regions = {group.region.key: group.region for group in groups}
     return [
         json.dumps([region.program.to_json(), proposal.to_json()])
         for region in regions.values()
-        for proposal in list_proposals(region, sm, rights)
+        for proposal in list_proposals(region, sm, _TF32_OP_CLASSES[rights])
     ]
 
 

@@ -28,7 +28,16 @@ from torch import nn
 from benchmarks import report
 from benchmarks.kernelbench import contenders, verify
 from benchmarks.kernelbench.baselines import STARTS, Call, copy_tensors, find_gross_error
-from benchmarks.kernelbench.job import COMPILE, EAGER, GRAPH, OURS, RELEASE, Job, set_precision
+from benchmarks.kernelbench.job import (
+    COMPILE,
+    EAGER,
+    GRAPH,
+    OURS,
+    RELEASE,
+    Job,
+    get_dtype,
+    set_precision,
+)
 from benchmarks.kernelbench.loading import (
     Demand,
     TaskSource,
@@ -136,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     set_precision(job.rights)
     torch.set_num_threads(max(1, int(spec["threads"])))
     line.stage("load")
-    source = import_source(args.spec.with_suffix(".py"))
+    source = import_source(args.spec.with_suffix(".py"), get_dtype(job.rights))
     bench = Bench(source, job, line, spec)
     estimate = estimate_demand(source, job.mode)
     with torch.no_grad(), bench.helpers:

@@ -27,10 +27,10 @@ __all__ = [
         "REDUCE",
         "RELEASE",
     ),
-    *("Job", "Profile", "Rights", "set_precision"),
+    *("Job", "Profile", "Rights", "get_dtype", "set_precision"),
 ]
 
-Rights: TypeAlias = Literal["default", "tf32", "ieee"]
+Rights: TypeAlias = Literal["default", "tf32", "ieee", "bf16"]
 
 EAGER, COMPILE, REDUCE, GRAPH, AUTOTUNE = (
     "eager",
@@ -46,6 +46,7 @@ LABELS: Mapping[Rights, str] = MappingProxyType(
         "default": "float32; TF32 in convolutions only (PyTorch's default), for everyone",
         "tf32": "float32 with TF32 allowed everywhere, for everyone",
         "ieee": "IEEE float32, TF32 nowhere, for everyone",
+        "bf16": "bfloat16 weights and inputs, for everyone",
     }
 )
 
@@ -156,6 +157,11 @@ class Job:
         fields = {name: value for name, value in data.items() if name != "label"}
         lists = {name: tuple(data.get(name, ())) for name in ("arms", "left_out")}
         return cls(**{**fields, "profile": Profile(**data["profile"]), **lists})
+
+
+def get_dtype(rights: Rights) -> torch.dtype | None:
+    """What floating-point weights and inputs are converted to; None: as the task makes them."""
+    return torch.bfloat16 if rights == "bf16" else None
 
 
 def set_precision(rights: Rights) -> None:

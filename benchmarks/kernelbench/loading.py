@@ -47,17 +47,30 @@ _LIVE_INTERMEDIATES = 4  # intermediates of the largest size that are alive at o
 
 @dataclass(frozen=True)
 class TaskSource:
-    """The module that a task defines."""
+    """The module that a task defines. `dtype`: of its floating-point weights and inputs, where that is
+    not the task's own.
+    """
 
     source: ModuleType
+    dtype: torch.dtype | None = None
 
     def module(self) -> nn.Module:
         """A new Model, constructed as its file does."""
         args, kwargs = constructor_arguments(self.source.get_init_inputs())
-        return self.source.Model(*args, **kwargs)  # type: ignore[no-any-return]
+        module: nn.Module = self.source.Model(*args, **kwargs)
+        return module if self.dtype is None else module.to(self.dtype)
+
+    def inputs(self) -> list[Any]:
+        """A set of inputs, drawn by the task's own get_inputs."""
+        return list(pytree.tree_map(self._convert, list(self.source.get_inputs())))
+
+    def _convert(self, value: Any) -> Any:
+        if self.dtype is None or not isinstance(value, torch.Tensor):
+            return value
+        return value.to(self.dtype) if value.is_floating_point() else value
 
 
-def import_source(path: Path) -> TaskSource:
+def import_source(path: Path, dtype: torch.dtype | None = None) -> TaskSource:
     """Run a task's file. Raises what it raises, and ValueError for one without Model, get_inputs,
     get_init_inputs.
     """
@@ -69,7 +82,7 @@ def import_source(path: Path) -> TaskSource:
     spec.loader.exec_module(source)
     if absent := [name for name in NAMES if not hasattr(source, name)]:
         raise ValueError(f"the task defines no {', no '.join(absent)}; expected {', '.join(NAMES)}")
-    return TaskSource(source)
+    return TaskSource(source, dtype)
 
 
 def make_module(source: TaskSource, device: torch.device, mode: str) -> nn.Module:
@@ -82,9 +95,9 @@ def make_module(source: TaskSource, device: torch.device, mode: str) -> nn.Modul
 def make_inputs(source: TaskSource, device: torch.device, seed: int) -> tuple[Any, ...]:
     """A set of inputs, drawn by the task's own get_inputs, on the device."""
     with _fix_seed(_SEED + seed), torch.device(device):
-        inputs = source.source.get_inputs()
+        inputs = source.inputs()
     return tuple(
-        pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, list(inputs))
+        pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
     )
 
 
@@ -112,11 +125,13 @@ def make_fake_module(source: TaskSource) -> nn.Module:
     """The task's module without memory for its weights, in FakeTensorMode; with it where its
     constructor asks tensors for values (a Swin transformer its rates of stochastic depth).
     """
+    plain = TaskSource(source.source)
     try:
-        return source.module()
+        module = plain.module()
     except DataDependentOutputException:
         with unset_fake_temporarily():
             return source.module()
+    return module if source.dtype is None else _convert_fake(module, source.dtype)
 
 
 def estimate_demand(source: TaskSource, mode: str) -> Demand | None:
@@ -130,7 +145,7 @@ def estimate_demand(source: TaskSource, mode: str) -> Demand | None:
         with FakeTensorMode(allow_non_fake_inputs=True), _Outputs() as outputs, torch.no_grad():
             module, inputs = (
                 make_fake_module(source).train(mode == "train"),
-                source.source.get_inputs(),
+                source.inputs(),
             )
             fixed_bytes: int = tensor_bytes([*inputs, *module.parameters(), *module.buffers()])
             outputs.sizes.clear()
@@ -169,6 +184,25 @@ class _Outputs(TorchDispatchMode):
         if not func.is_view:
             self.sizes.append(tensor_bytes(result))
         return result
+
+
+def _convert_fake(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """`module.to(dtype)` where its tensors are fake, which PyTorch cannot put in each other's place."""
+    converted: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or not tensor.is_floating_point():
+                    continue
+                # One tensor under two names stays one.
+                if id(tensor) not in converted:
+                    other = tensor.detach().to(dtype)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    converted[id(tensor)] = nn.Parameter(other) if is_parameter else other
+                tensors[name] = converted[id(tensor)]  # type: ignore[assignment]
+        if isinstance(part, nn.RNNBase):
+            part._init_flat_weights()
+    return module
 
 
 @contextmanager

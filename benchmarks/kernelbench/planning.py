@@ -173,17 +173,17 @@ def format_coverage(coverages: Sequence[Coverage]) -> str:
     )
 
 
-def capture_task(task: Task) -> Region:
-    """The task's inference graph with CUDA tensors, as a search on a GPU meets it. Raises whatever
-    the task's own file raises.
+def capture_task(task: Task, dtype: torch.dtype | None = None) -> Region:
+    """The task's inference graph with CUDA tensors, as a search on a GPU meets it; `dtype` as for
+    `TaskSource`. Raises whatever the task's own file raises.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"task_{task.level}_{task.number}.py"
         path.write_text(task.source, encoding="utf-8")
-        source = import_source(path)
+        source = import_source(path, dtype)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             functional = FunctionalModule(
-                make_fake_module(source).eval(), tuple(source.source.get_inputs()), {}
+                make_fake_module(source).eval(), tuple(source.inputs()), {}
             )
             (graph,) = trace(functional, functional.tensors).graphs
             region = lower(graph.module, static=graph.static, kind=graph.kind, name=task.key).region

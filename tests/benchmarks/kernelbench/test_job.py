@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.kernelbench.job import LABELS, PROFILES, Job, Rights, set_precision
+from benchmarks.kernelbench.job import LABELS, PROFILES, Job, Rights, get_dtype, set_precision
 
 JOB = Job("cuda:0", PROFILES["quick"])
 
@@ -51,6 +51,12 @@ def test_a_job_survives_json(job: Job) -> None:
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
+def test_only_one_precision_converts_what_a_task_makes() -> None:
+    dtypes = {rights: get_dtype(rights) for rights in LABELS}
+    assert {name: dtype for name, dtype in dtypes.items() if dtype} == {"bf16": torch.bfloat16}
+    assert replace(JOB, rights="bf16").label == "bfloat16 weights and inputs, for everyone"
+
+
 def test_sizes_that_were_cut_down_are_in_the_label() -> None:
     assert JOB.label == LABELS["default"]
     assert replace(JOB, scale=8).label.endswith("SIZES CUT DOWN by 8: no result")
@@ -58,7 +64,12 @@ def test_sizes_that_were_cut_down_are_in_the_label() -> None:
 
 @pytest.mark.parametrize(
     ("rights", "matmul", "conv"),
-    [("default", "highest", True), ("tf32", "high", True), ("ieee", "highest", False)],
+    [
+        ("default", "highest", True),
+        ("tf32", "high", True),
+        ("ieee", "highest", False),
+        ("bf16", "highest", True),
+    ],
 )
 def test_rights_are_the_switches_of_pytorch(
     precision: None, rights: Rights, matmul: str, conv: bool

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.kernelbench.loading import (
+    TaskSource,
     estimate_demand,
     make_inputs,
     make_module,
@@ -27,6 +28,32 @@ def test_weights_are_the_same_every_time_and_inputs_only_for_one_seed(tmp_path: 
     assert (first.training, make_module(task, CPU, "train").training) == (False, True)
     assert torch.equal(make_inputs(task, CPU, 1)[0], make_inputs(task, CPU, 1)[0])
     assert not torch.equal(make_inputs(task, CPU, 1)[0], make_inputs(task, CPU, 2)[0])
+
+
+def test_weights_and_inputs_of_another_dtype_are_the_same_numbers_rounded(tmp_path: Path) -> None:
+    text = DIAGONAL.replace(
+        "def forward(self, a, b):\n        return",
+        "def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(4, 4)\n    def forward(self, a, b):\n        return",
+    ).replace("def get_inputs():", "def get_inputs():\n    # a draw ahead of the others")
+    plain = load_source(tmp_path, text)
+    half = TaskSource(plain.source, torch.bfloat16)
+    weights = [make_module(task, CPU, "eval").layer.weight for task in (plain, half)]
+    assert torch.equal(weights[1], weights[0].bfloat16())  # type: ignore[operator, arg-type]
+    inputs = [make_inputs(task, CPU, 1) for task in (plain, half)]
+    assert {tensor.dtype for tensor in inputs[1]} == {torch.bfloat16}
+    assert all(torch.equal(b, a.bfloat16()) for a, b in zip(*inputs, strict=True))
+    demands = [estimate_demand(task, "eval") for task in (plain, half)]
+    assert demands[0] is not None
+    assert demands[1] is not None
+    assert demands[1].least_bytes * 2 == demands[0].least_bytes
+
+
+def test_whole_numbers_keep_their_dtype(tmp_path: Path) -> None:
+    source = load_source(tmp_path).source
+    source.get_inputs = lambda: [torch.tensor([3]), 2, torch.ones(1)]
+    index, number, value = TaskSource(source, torch.bfloat16).inputs()
+    assert (index.dtype, number, value.dtype) == (torch.int64, 2, torch.bfloat16)
 
 
 def test_demand_is_estimated_without_making_a_tensor(tmp_path: Path) -> None:
