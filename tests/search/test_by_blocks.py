@@ -186,11 +186,24 @@ def test_of_blocks_that_were_not_benchmarked_no_speed_is_claimed(place: TuneCont
     assert entry.speedup == 1.0
 
 
+def put_on_cuda(region: Region) -> Region:
+    """The same region, as if its tensors were on a GPU."""
+    inputs = tuple(replace(spec, device="cuda") for spec in region.program.inputs)
+    return replace(region, program=replace(region.program, inputs=inputs))
+
+
 def test_deep_inference_regions_are_decided_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     region = capture_region(make_stack(6), X)
     assert find_blocks_to_tune(region) is None  # a search of the whole is short
     monkeypatch.setattr(by_blocks, "MIN_COPIED_STEPS", 10)
     assert find_blocks_to_tune(region) is not None
+    monkeypatch.setattr(by_blocks, "MIN_COPIED_STEPS", 10_000)
+    monkeypatch.setattr(by_blocks, "_MIN_STACK_STEPS", 10)
+    # A stack of layers is deep with fewer steps, where kernels may be found for them.
+    assert find_blocks_to_tune(region) is None
+    assert find_blocks_to_tune(put_on_cuda(region)) is not None
+    assert find_blocks_to_tune(put_on_cuda(capture_region(make_stack(5), X))) is None
+    monkeypatch.setattr(by_blocks, "MIN_COPIED_STEPS", 10)
     # A block is searched for as it is, and a training step is measured as a whole.
     assert find_blocks_to_tune(replace(region, granularity="block")) is None
     step = capture_regions(make_stack(6).train(), (X,))

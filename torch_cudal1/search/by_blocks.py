@@ -76,8 +76,10 @@ def find_blocks_to_tune(region: Region) -> BlockPartition | None:
         return None
     partition = partition_blocks(region.program)
     most = max((len(block.occurrences) for block in partition.blocks), default=0)
-    needed_steps = _MIN_STACK_STEPS if most >= _MIN_STACKED else MIN_COPIED_STEPS
-    is_deep = partition.copied_steps >= min(needed_steps, MIN_COPIED_STEPS)
+    # Without a CUDA graph blocks are called one by one, and on a CPU there are no kernels to find.
+    is_stack = most >= _MIN_STACKED and region.program.device == "cuda"
+    needed_steps = min(_MIN_STACK_STEPS, MIN_COPIED_STEPS) if is_stack else MIN_COPIED_STEPS
+    is_deep = partition.copied_steps >= needed_steps
     return partition if is_deep and not partition.lost_fusions else None
 
 
