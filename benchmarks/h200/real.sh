@@ -6,6 +6,7 @@
 #                                     the kernels of each column too, and the floor of each model; ENTRIES=1: what searches found, as
 #                                     NAME-entries.tgz for `benchmarks.ship`
 #   starts,bert-base                  90 s a model: cold side by side, then two warm starts of each way alone
+#   generate                          120 s a way: tokens a second of a Llama of 1.1 billion parameters; WAYS (eager,transformers,accelerate)
 #   depth                             230 s: a Llama of 7-billion width with 2 and 32 layers, then another with the same blocks
 # A process takes 10 to 30 s to its first line there. REAL_S: seconds at most for all of it (500).
 set -uo pipefail
@@ -30,8 +31,9 @@ starts)
     command=(benchmarks.real_models.start "${common[@]}" --columns "${WAYS:-torch.compile,accelerate,backend}" --runs "${RUNS:-2}"
         --compile-threads "${COMPILE_THREADS:-4}" --total-limit-s $((limit - 60)) --size "${SIZE:-small}")
     ;;
+generate) command=(benchmarks.real_models.generate "${common[@]}" --limit-s "${BATCH_S:-180}" ${WAYS:+--ways ${WAYS//,/ }}) ;;
 depth) command=(benchmarks.real_models.depth "${common[@]}" --width "${WIDTH:-full}" --tokens "${TOKENS:-1024}") ;;
-*) echo "expected columns, starts or depth, got '$what'" && exit 2 ;;
+*) echo "expected columns, starts, generate or depth, got '$what'" && exit 2 ;;
 esac
 [ -z "$models" ] || command+=(--models "$models")
 timeout -k 10 "$limit" "$python" -m "${command[@]}" >"$OUT/$name.txt" 2>&1

@@ -234,9 +234,29 @@ def _format_start(facts: Mapping[str, Any]) -> str:
     return f"{facts['cold_s']:.1f} | {warm}"
 
 
+def _tabulate_generation(name: str, document: Mapping[str, Any]) -> list[str]:
+    options = document["options"]
+    prompt, new = options["prompt"], options["new"]
+    lines = make_heading(name, document)
+    lines += [
+        f"| way, {options['batch']} x {prompt} + {new} tokens | first call, s | tokens/s | tokens as eager's |",
+        "|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        if "failed" in row:
+            lines.append(f"| {row['way']} | failed: {row['failed'].replace('|', '/')} | | |")
+            continue
+        lines.append(
+            f"| {row['way']} | {row['first_s']:.1f} | {row['tokens_per_s']:.0f} "
+            f"| {row['equal_tokens']} of {options['batch'] * new} |"
+        )
+    return [*lines, ""]
+
+
 _TABULATE = {
     "real_models": _tabulate_columns,
     "real_models.blocks": _tabulate_blocks,
     "real_models.depth": _tabulate_depth,
+    "real_models.generate": _tabulate_generation,
     "real_models.start": _tabulate_starts,
 }

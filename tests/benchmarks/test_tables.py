@@ -32,6 +32,7 @@ NAMED_BY = {
     "real_models": ("model",),
     "real_models.blocks": ("model",),
     "real_models.depth": ("model",),
+    "real_models.generate": ("way",),
     "real_models.start": ("model",),
     "fleet": ("workers", "tasks"),
     "ranks": ("devices", "backend", "scene"),

@@ -158,6 +158,19 @@ def test_each_kind_of_results_has_its_rows(
     assert [line for line in expected if line not in lines] == []
 
 
+def test_a_way_of_generating_has_its_rate(tmp_path: Path) -> None:
+    rows = [
+        {"way": "eager", "first_s": 1.24, "tokens_per_s": 81.6, "equal_tokens": 256},
+        {"way": "accelerate", "failed": "out|of memory"},
+    ]
+    options = {"prompt": 512, "new": 128, "batch": 2}
+    document = {**make_document("real_models.generate"), "options": options, "rows": rows}
+    (tmp_path / "h200-real-generate.json").write_text(json.dumps(document))
+    lines = tabulate_real_models(tmp_path)
+    assert "| eager | 1.2 | 82 | 256 of 256 |" in lines
+    assert "| accelerate | failed: out/of memory | | |" in lines
+
+
 def make_row(model: str, size: str, accelerate_us: float) -> dict[str, Any]:
     """A model that takes 4 ms in each of PyTorch's ways."""
     baselines = {name: {"us": 4000.0} for name in ("eager", "torch.compile", "reduce-overhead")}
