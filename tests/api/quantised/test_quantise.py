@@ -91,6 +91,25 @@ def test_modes_and_hooks_of_the_old_module_are_as_they_were(network: Network, x:
     assert not any(layer._forward_hooks for layer in network.modules())
 
 
+@pytest.mark.parametrize("name", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_layer_with_hooks_keeps_them(network: Network, x: Tensor, name: str) -> None:
+    calls: list[str] = []
+    getattr(network.first, name)(lambda *_: calls.append("first"))
+    module = cudal1.quantise(network, x)
+    assert module.quantisation.left_out["first"] == "hooks are registered on it"
+    calls.clear()
+    module(x)
+    assert "first" in calls
+
+
+def test_a_layer_whose_forward_was_replaced_keeps_that(network: Network, x: Tensor) -> None:
+    own = network.second.forward
+    network.second.forward = lambda y: 2 * own(y)  # type: ignore[method-assign]
+    module = cudal1.quantise(network, x)
+    assert module.quantisation.left_out["second"] == "its forward was replaced"
+    assert module.second.forward is network.second.forward
+
+
 def test_an_accelerated_module_is_quantised_by_its_own_forward(network: Network, x: Tensor) -> None:
     with torch.no_grad():
         cudal1.accelerate(network, x, on_miss="baseline")

@@ -40,6 +40,7 @@ CONTRACTS: Mapping[str, type[QuantisedLinear]] = {
 }
 # Elements of a weight from which on reading it takes longer than a launch.
 _MIN_ELEMENTS = 1 << 16
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Where the whole deviates too much: this share of the layers, those that deviate most, goes back.
 _SHARE_TAKEN_BACK = 0.25
 
@@ -240,11 +241,20 @@ def _plan_layers(module: nn.Module, kind: type[QuantisedLinear], skip: Collectio
             plan.left_out[name] = "it was to be skipped"
         elif layer.weight.numel() < _MIN_ELEMENTS:
             plan.left_out[name] = f"its weight has fewer than {_MIN_ELEMENTS} elements"
-        elif obstacle := kind.find_obstacle(layer):
+        elif obstacle := _find_attachment(layer) or kind.find_obstacle(layer):
             plan.left_out[name] = obstacle
         else:
             plan.layers[name], plan.replacements[name] = layer, kind(layer)
     return plan
+
+
+def _find_attachment(layer: nn.Linear) -> str:
+    """What is attached to a layer that its replacement would not run, "" for nothing: a library that
+    loads weights late, or LoRA, works so.
+    """
+    if any(getattr(layer, name, None) for name in _HOOKS):
+        return "hooks are registered on it"
+    return "its forward was replaced" if "forward" in vars(layer) else ""
 
 
 def _copy_with(module: M, plan: _Plan) -> M:
