@@ -25,10 +25,12 @@ from benchmarks.real_models.columns import COLUMNS, describe_runs
 from benchmarks.real_models.floors import count_model_work, find_floor_us, measure_rates
 from benchmarks.real_models.kernel_shares import list_kernel_shares
 from benchmarks.real_models.zoo import build_model
+from torch_cudal1.core import telemetry
 
 __all__ = [
     "PreparedColumn",
     "describe_floor",
+    "list_search_steps",
     "main",
     "profile_column",
     "relative_difference",
@@ -37,6 +39,9 @@ __all__ = [
 
 # Calls after the first, until everything that compiles or captures later has done so.
 WARM_CALLS = 6
+# Of the telemetry of a search, and of each event's facts.
+_SEARCH_STEPS = ("baselines", "heat", "accepted", "rejected", "seconds", "blocks", "end_to_end")
+_STEP_FACTS = ("best", "label", "speedup", "low", "reason", "medians_us", "baselines", "candidates")
 MIN_SAMPLES = 5
 
 
@@ -106,10 +111,27 @@ def _prepare(
         "difference": max(difference, later),
         "runs": describe_runs(target),
     }
+    if COLUMNS[args.column].tuned:
+        facts["search"] = list_search_steps(telemetry.report().events)
     column = PreparedColumn(
         lambda: target(*positional, **named), put_back, module, positional, named
     )
     return column, facts
+
+
+def list_search_steps(events: Sequence[telemetry.Event]) -> list[dict[str, Any]]:
+    """What a search did, in order: each with the seconds since the first of them, so that a result
+    says why it has no kernel.
+    """
+    steps = [event for event in events if event.what in _SEARCH_STEPS]
+    return [
+        {
+            "s": round(event.at - steps[0].at, 1),
+            "what": event.what,
+            **{name: event.facts[name] for name in _STEP_FACTS if event.facts.get(name)},
+        }
+        for event in steps
+    ]
 
 
 def _import_all() -> None:

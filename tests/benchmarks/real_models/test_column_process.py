@@ -11,10 +11,12 @@ from benchmarks.real_models.column_process import (
     MIN_SAMPLES,
     PreparedColumn,
     describe_floor,
+    list_search_steps,
     profile_column,
     relative_difference,
     sample_calls,
 )
+from torch_cudal1.core import telemetry
 
 CPU = torch.device("cpu")
 
@@ -31,6 +33,19 @@ CPU = torch.device("cpu")
 )
 def test_the_largest_difference_of_all_outputs_counts(outputs, expected, difference) -> None:
     assert relative_difference(outputs, expected) == pytest.approx(difference)
+
+
+def test_a_search_says_what_it_did_and_when() -> None:
+    events = [
+        telemetry.Event("resolve", "miss", "key", {"reason": "none"}, 1.0),
+        telemetry.Event("judge", "baselines", "key", {"best": "eager", "failures": {}}, 2.0),
+        telemetry.Event("judge", "rejected", "key", {"label": "gemm", "reason": "slow"}, 4.55),
+    ]
+    assert list_search_steps(events) == [
+        {"s": 0.0, "what": "baselines", "best": "eager"},
+        {"s": 2.5, "what": "rejected", "label": "gemm", "reason": "slow"},
+    ]
+    assert list_search_steps([]) == []
 
 
 def test_what_a_call_moved_is_put_back_before_each_sample() -> None:
