@@ -40,7 +40,7 @@ class Block(nn.Module):
 class Recorder:
     """Stands for the search for kernels; what was begun is kept, nothing is compiled."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.groups: list[FusionGroup] = []
 
     def begin(self, fusion_groups: Sequence[FusionGroup]) -> None:

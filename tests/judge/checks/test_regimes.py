@@ -62,8 +62,9 @@ def test_an_error_of_all_of_a_small_value_is_refused(
     reference: str, candidate: str, words: str
 ) -> None:
     check = judge(reference, candidate)
-    assert (check.name, check.passed) == ("regimes", False)
-    assert words in check.detail
+    assert not check.passed
+    # A draw of `numerics` may hold such a value by chance, and comes first.
+    assert check.name == "numerics" or (check.name == "regimes" and words in check.detail)
 
 
 @pytest.mark.parametrize(
