@@ -29,7 +29,11 @@ def make_reference(body: str, inputs: str = MATRIX) -> str:
 
 
 def judge(
-    reference: str, body: str, contract: Contract | None = None, *, inputs: str = MATRIX
+    reference: str,
+    body: str,
+    contract: Contract | None = None,
+    *,
+    inputs: str = MATRIX,
 ) -> CheckResult:
     """What `regimes` says of a module with this body."""
     candidate = SourceCandidate(HEAD + MODULE.format(entry="ModelNew", body=body))
@@ -53,7 +57,7 @@ def judge(
         ),
         (
             "return nn.functional.leaky_relu(x)",
-            "y = nn.functional.leaky_relu(x); return torch.where((x < -32) & (x > -40), 0 * y, y)",
+            "y = nn.functional.leaky_relu(x); return torch.where((x < -200) & (x > -900), 0 * y, y)",
             "for inputs from -",
         ),
     ],
@@ -62,9 +66,8 @@ def test_an_error_of_all_of_a_small_value_is_refused(
     reference: str, candidate: str, words: str
 ) -> None:
     check = judge(reference, candidate)
-    assert not check.passed
-    # A draw of `numerics` may hold such a value by chance, and comes first.
-    assert check.name == "numerics" or (check.name == "regimes" and words in check.detail)
+    assert (check.name, check.passed) == ("regimes", False)
+    assert words in check.detail
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,7 @@ def test_slots_that_cannot_be_captured_are_timed_call_by_call(
 ) -> None:
     answer = call(session, "chains", slots=["a", "b"], sets=SETS, budget_s=0.01)
     assert set(answer["samples"]) == set(calls) == {"a", "b"}
+    assert answer["uncaptured"]
     assert all(us > 0 for samples in answer["samples"].values() for us in samples)
 
 
