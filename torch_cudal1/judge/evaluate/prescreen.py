@@ -230,6 +230,8 @@ def _time_slots(
     slots = [*references, *map(str, ready)]
     try:
         answer = child.call(verb, slots=slots, sets=list(sets), budget_s=_BUDGET_S)
+        if reason := answer.get("uncaptured"):
+            telemetry.record("judge", "uncaptured", slots=slots, reason=reason)
     except CandidateFailure as error:
         # the others run again
         # The slot loaded last has proven least.

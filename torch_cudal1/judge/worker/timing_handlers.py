@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from torch_cudal1.core.errors import SandboxError
+from torch_cudal1.core.errors import Cudal1Error, SandboxError
 from torch_cudal1.device.gpu_state import reset_persisting_l2
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.judge.benchmark import timing
@@ -279,7 +279,7 @@ def _time_chains(session: Session, request: Request) -> Answer:
     as a CUDA graph that calls it once on every entry of the ring. A call by itself takes as long as
     its launch, where inside a model the next kernel is launched meanwhile.
 
-    Where one cannot be captured, as `_time_interleaved`.
+    Where one cannot be captured, as `_time_interleaved`; `uncaptured` in the answer says why.
     """
     ring = session.turn_ring(request)
     chains: dict[str, Callable[[], object]] = {}
@@ -287,11 +287,11 @@ def _time_chains(session: Session, request: Request) -> Answer:
     try:
         for slot in request["slots"]:
             chains[slot] = _capture_chain(session.slots[slot], ring)
-    # Whatever an operator raises that may not be captured: single calls say something, too.
-    except Exception:  # noqa: BLE001
+    # An operator may not be captured: single calls say something, too. The answer says which it is.
+    except (RuntimeError, Cudal1Error) as error:
         chains.clear()
         synchronise(session.device)
-        return _time_interleaved(session, request)
+        return {**_time_interleaved(session, request), "uncaptured": str(error)[:200]}
     samples = timing.interleave(
         chains,
         session.device,
