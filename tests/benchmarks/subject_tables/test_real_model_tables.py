@@ -91,8 +91,9 @@ def test_a_summary_has_the_newest_search_of_each_model(tmp_path: Path) -> None:
     untuned = {**make_document("real_models"), "rows": [make_row("bert", "small", 2000.0)]}
     (tmp_path / "h200-real-untuned.json").write_text(json.dumps(untuned))
     lines = summarise_real_models(tmp_path)
-    assert "| bert | 1.500 | 0.500 | 3.00x |" in lines
-    assert "| bert | 1.500 | 1.000 | 1.50x |" not in lines
+    assert "| bert | 1.500 (reduce-overhead) | 0.500 | 3.00x |" in lines
+    assert "| bert | 1.500 (reduce-overhead) | 1.000 | 1.50x |" not in lines
+    assert "In 1 of 1 rows that was the only baseline of the run." in lines
     assert "| geometric mean | | | 3.00x |" in lines
 
 
