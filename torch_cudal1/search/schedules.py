@@ -22,6 +22,7 @@ from torch_cudal1.ir.value_specs import output_specs
 
 __all__ = [
     "NOTICEABLE_SHARE",
+    "estimate_copy_us",
     "make_candidates",
     "order_for_program",
     "order_schedules",
@@ -73,7 +74,7 @@ def order_schedules(ranking: judge.BaselineRanking, region: Region) -> list[Sche
     fastest_us = min(ranking.medians_us.values(), default=0.0)
     # KernelBench 3/48: a graph that copies half a gigabyte took 4836 us, and 4384 us without it,
     # though launching is 5 % of a call.
-    saved_us = estimate_launch_us(region.program) - _estimate_copy_us(region)
+    saved_us = estimate_launch_us(region.program) - estimate_copy_us(region)
     prefers_graphs = saved_us > NOTICEABLE_SHARE * fastest_us
 
     def sort_key(name: Schedule) -> tuple[float, bool, bool]:
@@ -98,7 +99,7 @@ def _is_slower_twin(name: Schedule, medians_us: Mapping[str, float]) -> bool:
     return name != min(twins, key=lambda twin: medians_us.get(twin, math.inf))
 
 
-def _estimate_copy_us(region: Region) -> float:
+def estimate_copy_us(region: Region) -> float:
     """About what a CUDA graph takes to copy the region's inputs, but for weights, and its outputs."""
     inputs = [
         spec

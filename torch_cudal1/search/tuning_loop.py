@@ -24,6 +24,7 @@ from torch_cudal1.ir.records import Candidate, Entry, Region, Rejected, Verdict
 from torch_cudal1.ir.schedule import Schedule
 from torch_cudal1.search.new_entry import make_entry
 from torch_cudal1.search.reuse import UNTRUSTED_ORIGIN, check_quarantine
+from torch_cudal1.search.schedules import estimate_copy_us
 from torch_cudal1.search.strategy import Attempt, SearchStrategy
 from torch_cudal1.store.context import TuneContext
 
@@ -76,8 +77,7 @@ class TuningSession:
 
     def check_launch_gain(self, candidate: Candidate) -> Refusal | None:
         """Why `candidate` cannot win by 5 %: the best is the same Program with or without a CUDA
-        graph, and launches are less than that of its time; or the best is in a graph, and takes
-        no longer than launches without one.
+        graph, and what only the best one does, launching or copying, is less than that of its time.
         """
         best = self.strategy.history.best
         if best is None or best.timing is None:
@@ -88,18 +88,18 @@ class TuningSession:
         # The part before "+" is the schedule's base.
         if best.candidate.schedule.partition("+")[0] != candidate.schedule.partition("+")[0]:
             return None
-        launch_us, best_us = estimate_launch_us(best.candidate.program), best.timing.candidate_us
-        is_graph_dropped = best.candidate.schedule.cuda_graph and not candidate.schedule.cuda_graph
-        if is_graph_dropped and launch_us >= best_us:
-            return Refusal(
-                f"{best.candidate.label} takes {per_call(best_us)}; without its graph launches "
-                f"alone take about {per_call(launch_us)}"
-            )
-        if launch_us > _MAX_LAUNCH_SHARE * best_us:
+        best_us = best.timing.candidate_us
+        # A graph saves launches and copies inputs and results; without it, it is the other way.
+        saved_us, purpose = (
+            (estimate_copy_us(self.region), "copy for it")
+            if best.candidate.schedule.cuda_graph
+            else (estimate_launch_us(best.candidate.program), "launch it")
+        )
+        if saved_us > _MAX_LAUNCH_SHARE * best_us:
             return None
         return Refusal(
             f"{best.candidate.label} takes {per_call(best_us)}, "
-            f"at most {per_call(launch_us)} of it to launch it"
+            f"about {per_call(saved_us)} of it to {purpose}"
         )
 
     def check_budget(self, schedule: Schedule) -> Refusal | None:
