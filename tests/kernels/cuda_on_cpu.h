@@ -234,6 +234,9 @@ static void take_consumer_registers() {}
 static void commit_copies() {}
 template <int LEFT> static void wait_copies() {}
 static void fetch_ahead(const void*) {}
+static void store_words(void* to, const uint4& word, bool inside) {
+  if (inside) *(uint4*)to = word;
+}
 static void fetch_early(const void* from, bool inside) {
   if (inside) (void)*static_cast<const volatile char*>(from);
 }

@@ -90,9 +90,9 @@ class CudaEpilogue:
     one it writes.
 
     `run`: so many columns, from a multiple of it on, are neighbours in memory, aligned to as many
-    elements: 8, 2 or 1. For a kernel of a half type runs of 8 come with `tail_run(x, row, column,
-    ...)`, the tail of eight columns, whose operands are read by the kernel's own `load_run` where
-    they are neighbours too. `dtype`: of what is written; tails yield fp32, which the kernel rounds.
+    elements: 8, 2 or 1. For a kernel of a half type runs of 8 come with `tail_run(x, read, row,
+    column, ...)`, the tail of eight columns, whose operands are read ahead by `tail_read`, with the
+    kernel's own `read_run`, where they are neighbours too. `dtype`: of what is written; tails yield fp32, which the kernel rounds.
     """
 
     text: str
@@ -186,13 +186,13 @@ def _print_run_tail(
     arguments: str,
     second: int | None,
 ) -> list[str]:
-    """Lines of `tail_run`, of the tail of one column of it, and of `tail_ahead`, which has the
-    kernel's own `fetch_ahead` bring what `tail_run` reads.
+    """Lines of `tail_run`, of the tail of one column of it, of `tail_read`, which reads what
+    `tail_run` works on, and of `tail_ahead`, which has the kernel's own `fetch_ahead` bring that.
     """
     nest, length = printer.nest, _RUNS[0]
     stores = [s for s in nest.statements if s.kind == "store"]
     loads = {
-        s.name: f"{_C_HALF if s.node.dtype in _HALF_DTYPES else 'float'}"
+        s.name: "HalfRun" if s.node.dtype in _HALF_DTYPES else "FloatRun"
         for s in nest.statements
         if s.kind == "load"
         and s.value != second
@@ -200,8 +200,8 @@ def _print_run_tail(
         and _has_aligned_runs(nest, s.access, length)
     }
     body, reads, fetches = _print_run_operands(printer, loads, second)
-    elements = "".join(f", {kind} x_{name}" for name, kind in loads.items())
-    columns = "".join(f", x_{name}[i]" for name in loads)
+    elements = "".join(f", float x_{name}" for name in loads)
+    columns = "".join(f", element(read.x_{name}, i)" for name in loads)
     of_one, of_run, of_column = (
         (", float second", f", const float (&second)[{length}]", ", second[i]")
         if second is not None
@@ -211,8 +211,13 @@ def _print_run_tail(
         f"__device__ __forceinline__ float tail_in_run(float acc{of_one}, {number} row, {number} column{parameters}{elements}) {{",
         *(f"  {line}" for line in (*digits, *body, f"return {stores[0].operands[0].name};")),
         "}",
-        f"__device__ __forceinline__ void tail_run(float (&acc)[{length}]{of_run}, {number} row, {number} column{parameters}) {{",
-        *(f"  {line}" for line in (*digits, *reads)),
+        "struct TailRead {",
+        *(f"  {kind} x_{name};" for name, kind in loads.items()),
+        "};",
+        f"__device__ __forceinline__ TailRead tail_read({number} row, {number} column{parameters}) {{",
+        *(f"  {line}" for line in (*digits, "TailRead read;", *reads, "return read;")),
+        "}",
+        f"__device__ __forceinline__ void tail_run(float (&acc)[{length}]{of_run}, const TailRead& read, {number} row, {number} column{parameters}) {{",
         "#pragma unroll",
         f"  for (int i = 0; i < {length}; ++i) acc[i] = tail_in_run(acc[i]{of_column}, row, column + i{arguments}{columns});",
         "}",
@@ -232,14 +237,9 @@ def _print_run_operands(
         if s.kind == "load" and s.value == second:
             body.append(f"const float {s.name} = second;")
         elif s.name in loads:
-            element = f"x_{s.name}"
-            is_half = loads[s.name] == _C_HALF
-            body.append(
-                f"const float {s.name} = {f'from_half({element})' if is_half else element};"
-            )
+            body.append(f"const float {s.name} = x_{s.name};")
             address = f"p{s.value} + {printer.offset(s.access) or 0}"
-            reads.append(f"{loads[s.name]} {element}[{_RUNS[0]}];")
-            reads.append(f"load_run({element}, {address});")
+            reads.append(f"read.x_{s.name} = read_run({address});")
             fetches.append(f"fetch_ahead({address});")
         elif s.kind != "store":
             body.append(_print_c_statement(printer, s, stored.tensor_dtype))

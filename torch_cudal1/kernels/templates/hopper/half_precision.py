@@ -296,7 +296,9 @@ def _print_fetches(
         columns = schedule.columns // len(part.products) * side
         place = f"to + {columns} * 128" if columns else "to"
         fetches.append(f"  if (tile.part == {i}) fetch<{strides}>({place}, {start}, k, thread);")
-        early_fetches.append(f"  fetch_weight<{strides}>({start}, tile.part == {i});")
+        early_fetches.append(
+            f"  fetch_weight<{strides}, HIGH>({start}, tile.row / BM, tile.part == {i});"
+        )
     return {"FETCH_RIGHT": "\n".join(fetches), "FETCH_WEIGHTS": "\n".join(early_fetches)}
 
 

@@ -22,6 +22,8 @@
 
 #define THREADS (COPIERS + 2 * BM)
 #define TN (BN / SIDES)  // columns of C of a tile
+// Blocks of 32 columns whose operands of the steps after the product are read at once, as registers allow
+#define READ_AHEAD (PER_SM == 2 && BM == 128 ? 1 : BN > 192 || SIDES == 2 ? 2 : 4)
 #define ACROSS 8192  // bytes of 64 rows x 64 of k of an operand that lies across k
 
 #ifndef EMULATED
@@ -35,6 +37,10 @@ __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_
 __device__ __forceinline__ void fetch_ahead(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 __device__ __forceinline__ void fetch_early(const void* from, bool inside) {  // a predicate, no branch: see wait_for_previous
   asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p prefetch.global.L2 [%0];\n}" ::"l"(from), "r"((u32)inside));
+}
+__device__ __forceinline__ void store_words(void* to, const uint4& word, bool inside) {  // no branch either, which would part the steps of one tile
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "r"(word.x), "r"(word.y),
+               "r"(word.z), "r"(word.w), "r"((u32)inside));
 }
 // The next kernel's blocks may be placed from now on, and what the kernel ahead of this one writes is there afterwards. The launcher starts
 // only such kernels early that touch no memory and take no branch before they wait (device/cuda/early_start.py).
@@ -97,14 +103,15 @@ __device__ __forceinline__ void fetch_right(u32 to, const Tile& tile, int k, int
 FETCH_RIGHT
 }
 
-// Brings lines of the weight's first tile, of SIZE rows from `row` on, into the L2, which holds whatever is written to them meanwhile
-template <int SIZE, int LIMIT, int ROW, int DEPTH, bool ALONG_K>
-__device__ __forceinline__ void fetch_weight(const u16* from, int row, bool is_needed) {
+// Brings lines of the weight's first tile, of SIZE rows from `row` on, into the L2, which holds whatever is written to them meanwhile. As many tiles
+// as SHARERS read the same rows, and `sharer` is this one's number among them
+template <int SIZE, int LIMIT, int ROW, int DEPTH, bool ALONG_K, int SHARERS>
+__device__ __forceinline__ void fetch_weight(const u16* from, int row, int sharer, bool is_needed) {
   constexpr int line = 64, wide = ((ALONG_K ? K : SIZE) + line - 1) / line, lines = wide * (ALONG_K ? SIZE : K);
-  constexpr int turns = (lines + THREADS - 1) / THREADS;
+  constexpr int turns = (lines + SHARERS * THREADS - 1) / (SHARERS * THREADS);
 #pragma unroll
   for (int i = 0; i < (turns < EARLY_LINES ? turns : EARLY_LINES); ++i) {
-    const int number = threadIdx.x + THREADS * i, along = number % wide * line, across = number / wide;
+    const int number = (threadIdx.x + THREADS * i) * SHARERS + sharer, along = number % wide * line, across = number / wide;
     const int inside = row + (ALONG_K ? across : along), k = ALONG_K ? along : across;
     fetch_early(from + inside * (i64)ROW + k * (i64)DEPTH, is_needed && number < lines && inside < LIMIT && k < K);
   }
@@ -114,7 +121,7 @@ __device__ __forceinline__ void fetch_first_weights(const u16* a RIGHT_PARAMETER
 #if EARLY_LINES > 0
   const Tile tile = tile_of(blockIdx.x);
 #if SWAPPED
-  fetch_weight<BM, M, A_ROW, A_DEPTH, A_ALONG_K>(a + A_OFFSET, tile.row, true);
+  fetch_weight<BM, M, A_ROW, A_DEPTH, A_ALONG_K, WIDE>(a + A_OFFSET, tile.row, tile.column / TN, true);
 #else
 FETCH_WEIGHTS
 #endif
@@ -169,27 +176,38 @@ __device__ __forceinline__ void consume(float (&sum)[ACC], u32 ring, u32 full, u
   if (lane == 0) arrive(empty + 8 * before);
 }
 
-// Eight neighbours in memory, 16 or 32 bytes
-__device__ __forceinline__ void load_run(u16 (&value)[8], const u16* from) {
-  const uint4 word = __ldg(reinterpret_cast<const uint4*>(from));
-  value[0] = (u16)word.x, value[1] = (u16)(word.x >> 16), value[2] = (u16)word.y, value[3] = (u16)(word.y >> 16);
-  value[4] = (u16)word.z, value[5] = (u16)(word.z >> 16), value[6] = (u16)word.w, value[7] = (u16)(word.w >> 16);
+// Eight neighbours in memory, 16 or 32 bytes, as a tail reads them
+struct HalfRun {
+  uint4 word;
+};
+struct FloatRun {
+  float4 low, high;
+};
+__device__ __forceinline__ HalfRun read_run(const u16* from) { return {__ldg(reinterpret_cast<const uint4*>(from))}; }
+__device__ __forceinline__ FloatRun read_run(const float* from) {
+  return {__ldg(reinterpret_cast<const float4*>(from)), __ldg(reinterpret_cast<const float4*>(from) + 1)};
 }
-__device__ __forceinline__ void load_run(float (&value)[8], const float* from) {
-  const float4 low = __ldg(reinterpret_cast<const float4*>(from)), high = __ldg(reinterpret_cast<const float4*>(from) + 1);
-  value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
-  value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
+__device__ __forceinline__ float element(const HalfRun& run, int i) {
+  const u32 pair = i < 2 ? run.word.x : i < 4 ? run.word.y : i < 6 ? run.word.z : run.word.w;
+  return from_half((u16)(i % 2 ? pair >> 16 : pair));
+}
+__device__ __forceinline__ float element(const FloatRun& run, int i) {
+  const float4& half = i < 4 ? run.low : run.high;
+  return i % 4 == 0 ? half.x : i % 4 == 1 ? half.y : i % 4 == 2 ? half.z : half.w;
 }
 
-__device__ __forceinline__ void store_run(u16* to, const float (&value)[8]) {
+__device__ __forceinline__ void store_run(u16* to, const float (&value)[8], bool inside) {
   u32 word[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) word[i] = (u32)to_piece(value[2 * i]) | (u32)to_piece(value[2 * i + 1]) << 16;
-  *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+  store_words(to, make_uint4(word[0], word[1], word[2], word[3]), inside);
 }
-__device__ __forceinline__ void store_run(float* to, const float (&value)[8]) {
-  reinterpret_cast<float4*>(to)[0] = make_float4(value[0], value[1], value[2], value[3]);
-  reinterpret_cast<float4*>(to)[1] = make_float4(value[4], value[5], value[6], value[7]);
+__device__ __forceinline__ void store_run(float* to, const float (&value)[8], bool inside) {
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    const uint4 words = {__float_as_uint(value[i]), __float_as_uint(value[i + 1]), __float_as_uint(value[i + 2]), __float_as_uint(value[i + 3])};
+    store_words(to + i, words, inside);
+  }
 }
 
 // Four neighbouring lanes have one number each of four runs: afterwards each has all numbers of one run
@@ -231,8 +249,9 @@ typedef u16 Result;
 typedef float Result;
 #endif
 
-// tail(x, row, column, ...), place(row, column), and of eight columns tail_run(x, row, column, ...) and tail_ahead(row, column, ...), which fetches what
-// that reads; rows are counted through the batch. With two sides both tails take the second sums behind the first
+// tail(x, row, column, ...), place(row, column), and of eight columns what they read: tail_ahead(row, column, ...) fetches it, tail_read(row, column, ...)
+// reads it into a TailRead, and tail_run(x, read, row, column, ...) works on it; rows are counted through the batch. With two sides tails take the
+// second sums behind the first
 TAIL_DEFINITION
 
 __device__ __forceinline__ Result rounded(float x) {
@@ -264,23 +283,32 @@ __device__ __forceinline__ void look_ahead(const Tile& tile, int first, int quad
 __device__ __forceinline__ void store(const float (&sum)[ACC], Result* c, const Tile& tile, int first, int quad TAIL_PARAMETERS) {
 #if RUN == 8 && !SWAPPED && TN % 32 == 0
 #pragma unroll
-  for (int block = 0; block < TN / 32; ++block) {
-    float value[2][8];
+  for (int start = 0; start < TN / 32; start += READ_AHEAD) {
+    // All reads of so many blocks of columns are on their way before the first is waited for
+    TailRead read[READ_AHEAD][2];
 #pragma unroll
-    for (int side = 0; side < 2; ++side) collect_run(value[side], sum, 4 * 4 * block + 2 * side, quad);
+    for (int i = 0; i < READ_AHEAD && start + i < TN / 32; ++i) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {  // outside C, what lies at its edge
+        const int inside = tile.row + first + 8 * side, column = tile.column + 32 * (start + i) + 8 * quad;
+        read[i][side] = tail_read(tile.batch * (INDEX)M + (M % BM ? min(inside, M - 1) : inside), N % TN ? min(column, N - 8) : column TAIL_ARGUMENTS);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < READ_AHEAD && start + i < TN / 32; ++i) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int block = start + i, column = tile.column + 32 * block + 8 * quad, inside = tile.row + first + 8 * side;
+        const INDEX row = tile.batch * (INDEX)M + inside;
+        float value[8];
+        collect_run(value, sum, 4 * 4 * block + 2 * side, quad);
 #if SIDES == 2
-    float second[2][8];
-#pragma unroll
-    for (int side = 0; side < 2; ++side) collect_run(second[side], sum, ACC / 2 + 4 * 4 * block + 2 * side, quad);
+        float second[8];
+        collect_run(second, sum, ACC / 2 + 4 * 4 * block + 2 * side, quad);
 #endif
-    const int column = tile.column + 32 * block + 8 * quad;
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const int inside = tile.row + first + 8 * side;
-      if (is_outside(inside, column)) continue;
-      const INDEX row = tile.batch * (INDEX)M + inside;
-      tail_run(value[side] SECOND(second[side]), row, column TAIL_ARGUMENTS);
-      store_run(c + place(row, column), value[side]);
+        tail_run(value SECOND(second), read[i][side], row, column TAIL_ARGUMENTS);
+        store_run(c + place(row, column), value, !is_outside(inside, column));
+      }
     }
   }
 #else
