@@ -207,21 +207,22 @@ def _print_run_tail(
         if second is not None
         else ("", "", "")
     )
+    at = f"{number} row, {number} column"
     return [
-        f"__device__ __forceinline__ float tail_in_run(float acc{of_one}, {number} row, {number} column{parameters}{elements}) {{",
+        f"__device__ __forceinline__ float tail_in_run(float acc{of_one}, {at}{parameters}{elements}) {{",
         *(f"  {line}" for line in (*digits, *body, f"return {stores[0].operands[0].name};")),
         "}",
         "struct TailRead {",
         *(f"  {kind} x_{name};" for name, kind in loads.items()),
         "};",
-        f"__device__ __forceinline__ TailRead tail_read({number} row, {number} column{parameters}) {{",
+        f"__device__ __forceinline__ TailRead tail_read({at}{parameters}) {{",
         *(f"  {line}" for line in (*digits, "TailRead read;", *reads, "return read;")),
         "}",
-        f"__device__ __forceinline__ void tail_run(float (&acc)[{length}]{of_run}, const TailRead& read, {number} row, {number} column{parameters}) {{",
+        f"__device__ __forceinline__ void tail_run(float (&acc)[{length}]{of_run}, const TailRead& read, {at}{parameters}) {{",
         "#pragma unroll",
         f"  for (int i = 0; i < {length}; ++i) acc[i] = tail_in_run(acc[i]{of_column}, row, column + i{arguments}{columns});",
         "}",
-        f"__device__ __forceinline__ void tail_ahead({number} row, {number} column{parameters}) {{",
+        f"__device__ __forceinline__ void tail_ahead({at}{parameters}) {{",
         *(f"  {line}" for line in (*digits, *fetches)),
         "}",
     ]
