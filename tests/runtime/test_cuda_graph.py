@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,12 @@ from torch_cudal1.core import native
 from torch_cudal1.core.errors import DriverError, NotLowerableError
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.runtime import cuda_graph
-from torch_cudal1.runtime.cuda_graph import GraphCapture, GraphedRunner, _copy_with_strides
+from torch_cudal1.runtime.cuda_graph import (
+    GraphCapture,
+    GraphedRunner,
+    _copy_with_strides,
+    capture_calls,
+)
 
 CPU = torch.device("cpu")
 needs_extension = pytest.mark.skipif(
@@ -490,3 +496,52 @@ def test_a_user_s_capture_gets_the_steps_and_moved_weights_a_new_graph(on_gpu):
         assert torch.equal(static, on_gpu.steps([*on_gpu.weights, x])[0])
         moved = [weight.clone() + 0.1 for weight in on_gpu.weights]
         assert torch.equal(on_gpu.run([*moved, x])[0], on_gpu.steps([*moved, x])[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_calls_that_are_captured_for_timing_run_again() -> None:
+    device = torch.device("cuda", 0)
+    total, step = torch.zeros(5, device=device), torch.ones(5, device=device)
+    scratch = torch.full((5,), 7.0, device=device)
+
+    def call() -> None:
+        scratch.zero_()
+        total.add_(step + scratch)
+
+    call()
+    replay = capture_calls(call, device)
+    scratch.fill_(9.0)
+    for _ in range(3):
+        replay()
+    torch.cuda.synchronize(device)
+    assert total.tolist() == [4.0] * 5
+
+
+def test_a_capture_for_timing_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Graph:
+        def capture_begin(self, **_: Any) -> None:
+            calls.append("begin")
+
+        def capture_end(self) -> None:
+            calls.append("end")
+
+        def replay(self) -> None:
+            calls.append("replay")
+
+    context = nullcontext
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda *_: context())
+    monkeypatch.setattr(torch.cuda, "device", lambda *_: context())
+    monkeypatch.setattr(cuda_graph, "find_replay_addresses", lambda _: Refusal("no driver"))
+
+    def fail() -> None:
+        raise RuntimeError("not while capturing")
+
+    with pytest.raises(RuntimeError, match="not while capturing"):
+        capture_calls(fail, CPU)
+    capture_calls(lambda: calls.append("call"), CPU)()
+    assert calls == ["begin", "end", "begin", "call", "end", "replay"]

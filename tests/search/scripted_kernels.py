@@ -19,6 +19,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import FusionGroup, partition
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import (
     Accepted,
     Candidate,
@@ -55,7 +56,10 @@ TIMES_US: dict[str, float | str] = {
 
 
 def prescreen_by_name(
-    region: Region, candidates: Sequence[Candidate], job: judge.EvaluationConfig
+    region: Region,
+    candidates: Sequence[Candidate],
+    job: judge.EvaluationConfig,
+    eager: Program,
 ) -> PrescreenResult:
     times = {at: TIMES_US[candidate.techniques[1]] for at, candidate in enumerate(candidates)}
     measured = {at: result for at, result in times.items() if isinstance(result, float)}

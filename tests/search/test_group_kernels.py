@@ -27,6 +27,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.refusal import Refusal
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import (
     Candidate,
     CheckResult,
@@ -209,7 +210,10 @@ def test_times_teach_the_next_search_what_to_compile_and_to_breed(
         return answers
 
     def prescreen_by_cost(
-        region: Region, candidates: Sequence[Candidate], job: judge.EvaluationConfig
+        region: Region,
+        candidates: Sequence[Candidate],
+        job: judge.EvaluationConfig,
+        eager: Program,
     ) -> PrescreenResult:
         subject = features_of_region(region)
         return PrescreenResult(

@@ -4,6 +4,7 @@ not remembered as useless.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +17,16 @@ from tests.search.scripted_kernels import (
     make_job,
     patch_search,
 )
+from torch_cudal1 import judge
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import (
+    Candidate,
     Contract,
     Region,
 )
 from torch_cudal1.judge.evaluate.prescreen import PrescreenResult
 from torch_cudal1.search import shortlist
+from torch_cudal1.search.attention_choice import AttentionChoice
 from torch_cudal1.search.shortlist import list_tf32_rights, select_fastest_correct
 from torch_cudal1.store.context import TuneContext
 
@@ -62,7 +67,7 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = PrescreenResult(100.0, {0: 40.0, 1: 60.0}, {}, {0: 3e-4, 1: 1e-6})
-    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: result)
+    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job, eager: result)
     answers = build_by_name(region, PROPOSED[:2])
     best, *_ = select_fastest_correct(
         region, answers, place, make_job(place), deadline=float("inf"), check=False
@@ -71,11 +76,40 @@ def test_what_differs_from_eager_as_another_precision_does_comes_last(
     assert best.techniques == ("gemm", "best")
 
 
+def test_a_kernel_of_attention_must_beat_the_fastest_library(
+    place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(region.program, outputs=region.program.outputs[::-1])
+    asked: list[Program] = []
+
+    def prescreen(
+        region: Region,
+        candidates: Sequence[Candidate],
+        job: judge.EvaluationConfig,
+        eager: Program,
+    ) -> PrescreenResult:
+        asked.append(eager)
+        return PrescreenResult(100.0, {0: 40.0}, {})
+
+    monkeypatch.setattr(shortlist, "prescreen", prescreen)
+    monkeypatch.setattr(shortlist, "choose_attention", lambda *_: AttentionChoice(other))
+    select_fastest_correct(
+        region,
+        build_by_name(region, PROPOSED[:1]),
+        place,
+        make_job(place),
+        deadline=float("inf"),
+        check=False,
+    )
+    assert len(asked) == 1
+    assert asked[0] is other
+
+
 def test_what_beats_eager_and_not_one_pass_behind_the_product_has_no_place_in_a_model(
     place: TuneContext, region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = PrescreenResult(100.0, {0: 80.0, 1: 75.0}, {}, one_pass_us=70.0)
-    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job: result)
+    monkeypatch.setattr(shortlist, "prescreen", lambda region, candidates, job, eager: result)
     best, reasons, _ = select_fastest_correct(
         region,
         build_by_name(region, PROPOSED[:2]),

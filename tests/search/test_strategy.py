@@ -79,7 +79,7 @@ def norm_space(
     monkeypatch.setattr(
         shortlist,
         "prescreen",
-        lambda region, candidates, job: PrescreenResult(100.0, {0: 40.0}, {}),
+        lambda region, candidates, job, eager: PrescreenResult(100.0, {0: 40.0}, {}),
     )
     there = replace(place, device=torch.device("cuda"))
     space = build_search_space(
@@ -172,7 +172,7 @@ def test_kernels_for_products_come_first_where_they_save_much_though_other_steps
     monkeypatch.setattr(
         shortlist,
         "prescreen",
-        lambda region, candidates, job: PrescreenResult(100.0, {0: takes_us}, {}),
+        lambda region, candidates, job, eager: PrescreenResult(100.0, {0: takes_us}, {}),
     )
     there = replace(place, device=torch.device("cuda"))
     space = build_search_space(
@@ -233,7 +233,7 @@ def test_products_of_one_operand_are_tried_in_one_launch_first(
     monkeypatch.setattr(
         shortlist,
         "prescreen",
-        lambda region, candidates, job: PrescreenResult(100.0, {0: 40.0}, {}),
+        lambda region, candidates, job, eager: PrescreenResult(100.0, {0: 40.0}, {}),
     )
     there = replace(place, device=torch.device("cuda"))
     space = build_search_space(

@@ -10,9 +10,10 @@ copies are nodes of the graph (csrc/replay.cpp).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch_cudal1.device.cuda.addresses import find_replay_addresses, raise_driv
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.runtime.shared_outputs import Assembly, assemble, split_shared
 
-__all__ = ["GraphedRunner"]
+__all__ = ["GraphedRunner", "capture_calls"]
 
 # Lazy module loading, cuBLAS handles and autotuning must be over before the capture.
 _WARMUP_CALLS = 3
@@ -201,6 +202,31 @@ class GraphedRunner:
         ]
         moving = [captured_inputs[index] for index in self._moving]
         return GraphCapture(graph, moving, outputs, assembly)
+
+
+def capture_calls(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """`call`, which has run before, as a CUDA graph to be timed: its copies and fills are what they
+    are in a GraphedRunner's graph. Nothing is handed out; the graph's memory lives as long as what
+    is returned.
+    """
+    extension = native.extension()
+    keeps_graph = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph")
+    # Before the capture: finding the addresses loads kernels.
+    addresses = find_replay_addresses(device)
+    # `torch.cuda.graph` would empty the allocator's cache first, which takes longer than the timing.
+    graph = torch.cuda.CUDAGraph(keep_graph=True) if keeps_graph else torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            call()
+        finally:
+            graph.capture_end()
+    if extension is None or not keeps_graph or isinstance(addresses, Refusal):
+        return graph.replay
+    # A replay without inputs never needs the slow way.
+    replay = extension.Replay(graph.replay, raise_driver_error, 0, (), device, addresses, 1, None)
+    replay.add((), graph.raw_cuda_graph(), (), (), graph)
+    return partial(replay, ())
 
 
 @contextmanager

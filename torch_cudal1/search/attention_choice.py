@@ -8,7 +8,7 @@ random operands, with rows that a mask hides and with NaN.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -31,6 +31,7 @@ from torch_cudal1.ir.ops.attention_steps import (
 )
 from torch_cudal1.ir.program import Program, TensorSpec
 from torch_cudal1.ir.value_specs import value_specs
+from torch_cudal1.runtime.cuda_graph import capture_calls
 from torch_cudal1.runtime.executor import prepare
 
 __all__ = ["AttentionChoice", "choose_attention"]
@@ -185,27 +186,28 @@ def _is_close(result: Any, reference: Any) -> bool:
     return bool(error <= MAX_UNITS * torch.finfo(reference.dtype).eps * numbers.norm())
 
 
-def _capture(run: Runner, operands: list[torch.Tensor]) -> torch.cuda.CUDAGraph:
-    # Once before: libraries make their plans at the first call, which cannot be captured.
-    run(operands)
-    torch.cuda.synchronize(operands[0].device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+def _capture(run: Runner, operands: list[torch.Tensor]) -> Callable[[], object]:
+    def call_often() -> None:
         for _ in range(CALLS):
             run(operands)
-    return graph
+
+    # Once before: libraries make their plans at the first call, which cannot be captured.
+    run(operands)
+    device = operands[0].device
+    torch.cuda.synchronize(device)
+    return capture_calls(call_often, device)
 
 
-def _time_graphs(graphs: dict[str, torch.cuda.CUDAGraph]) -> dict[str, float]:
+def _time_graphs(graphs: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Microseconds of one call of each, medians of replays in turns."""
     samples: dict[str, list[float]] = {kind: [] for kind in graphs}
-    for graph in graphs.values():
-        graph.replay()
+    for replay in graphs.values():
+        replay()
     for _ in range(REPLAYS):
-        for kind, graph in graphs.items():
+        for kind, replay in graphs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            graph.replay()
+            replay()
             end.record()
             end.synchronize()
             samples[kind].append(1e3 * begin.elapsed_time(end) / CALLS)

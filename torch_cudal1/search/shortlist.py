@@ -16,6 +16,7 @@ from torch_cudal1 import judge
 from torch_cudal1.core.report import per_call
 from torch_cudal1.ir.records import Candidate, Region, Rejected, Verdict
 from torch_cudal1.judge.evaluate.prescreen import PrescreenResult, prescreen
+from torch_cudal1.search.attention_choice import choose_attention
 from torch_cudal1.store.context import TuneContext
 
 __all__ = [
@@ -84,14 +85,18 @@ def select_fastest_correct(
     if built and judge.working_s() > deadline:
         return ShortlistResult(None, [*reasons, Rejected("the budget was spent", "budget")])
     # One process for all: side by side they see the same clocks.
-    times = prescreen(region, built, job) if built else PrescreenResult(0.0, {}, {})
+    times, eager = PrescreenResult(0.0, {}, {}), region.program
+    if built:
+        # A kernel of attention takes the place of the fastest library's, not of PyTorch's choice.
+        eager = choose_attention(region.program, job.device).program
+        times = prescreen(region, built, job, eager)
     if built and generator is not None:
         # Before the next generation, whose model learns from them.
         generator.record_times(_pair_times(built, times))
         # Children are checked for revocation as their parents are.
         children = _select_built(generator.build_next_generation(), place, reasons)
         if children and judge.working_s() <= deadline:
-            child_times = prescreen(region, children, job)
+            child_times = prescreen(region, children, job, eager)
             generator.record_times(_pair_times(children, child_times))
             # Positions of children follow those of their parents in `built`.
             times = _join_times(times, child_times, len(built))

@@ -17,6 +17,7 @@ from torch_cudal1.device.gpu_lock import lock_gpu
 from torch_cudal1.device.gpu_memory import release_cached_memory
 from torch_cudal1.ir.check import is_random_program
 from torch_cudal1.ir.fusion_estimate import approximate_fused_epilogue
+from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import EAGER
 from torch_cudal1.judge.evaluate.evaluator import EvaluationConfig
@@ -66,10 +67,14 @@ class PrescreenResult:
 
 
 def prescreen(
-    region: Region, candidates: Sequence[Candidate], config: EvaluationConfig
+    region: Region,
+    candidates: Sequence[Candidate],
+    config: EvaluationConfig,
+    eager: Program | None = None,
 ) -> PrescreenResult:
     """Time `candidates` of `region` and eager in turn, on the user's own inputs if there are any.
-    Raises SandboxError.
+    `eager`: the region's Program with faster operators of PyTorch's, where there are any. Raises
+    SandboxError.
 
     A candidate that ends the process is out, and the others run again; where eager itself cannot
     run, all have failed.
@@ -80,7 +85,9 @@ def prescreen(
     # A candidate that ended the child is among the failures by then: the others run again in a new
     # child.
     while len(failures) < len(candidates) and not medians:
-        medians = _prescreen_once(region, candidates, config, failures, errors)
+        medians = _prescreen_once(
+            region, candidates, config, eager or region.program, failures, errors
+        )
     by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
     result = PrescreenResult(
         medians.get(_EAGER, 0.0), by_position, failures, errors, medians.get(_ONE_PASS)
@@ -95,13 +102,14 @@ def _prescreen_once(
     region: Region,
     candidates: Sequence[Candidate],
     config: EvaluationConfig,
+    eager_program: Program,
     failures: dict[int, str],
     errors: dict[int, float],
 ) -> dict[str, float]:
     """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
     config = replace(config, reference_cache={})
     subject = RegionReference(region, config.contract, config.device)
-    eager = Candidate(region.program, EAGER, "baseline")
+    eager = Candidate(eager_program, EAGER, "baseline")
     with acquire(make_limits(config.settings, config.device), config.contract) as child:
         trial = Trial(
             subject,

@@ -26,6 +26,7 @@ from torch_cudal1.judge.benchmark.rotating_inputs import RotatingCalls, Rotating
 from torch_cudal1.judge.wire.tensor_bits import all_same_bits
 from torch_cudal1.judge.worker.heap import keep_freed
 from torch_cudal1.judge.worker.raw_copy import copy_raw_tensors, refuse_lazy
+from torch_cudal1.runtime.cuda_graph import capture_calls
 
 if TYPE_CHECKING:
     from torch_cudal1.judge.worker.session import Session
@@ -286,7 +287,7 @@ def _time_chains(session: Session, request: Request) -> Answer:
     synchronise(session.device)
     try:
         for slot in request["slots"]:
-            chains[slot] = _capture_chain(session.slots[slot], ring)
+            chains[slot] = _capture_chain(session.slots[slot], ring, session.device)
     # An operator may not be captured: single calls say something, too. The answer says which it is.
     except (RuntimeError, Cudal1Error) as error:
         chains.clear()
@@ -304,17 +305,14 @@ def _time_chains(session: Session, request: Request) -> Answer:
     return {"samples": {slot: [us / calls for us in chain] for slot, chain in samples.items()}}
 
 
-def _capture_chain(runner: Runner, ring: RotatingInputs) -> Callable[[], object]:
-    # `torch.cuda.graph` would empty the allocator's cache first, which takes longer than the timing.
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for entry in ring.entries:
-                runner(entry)
-        finally:
-            graph.capture_end()
-    return graph.replay
+def _capture_chain(
+    runner: Runner, ring: RotatingInputs, device: torch.device
+) -> Callable[[], object]:
+    def call_on_each() -> None:
+        for entry in ring.entries:
+            runner(entry)
+
+    return capture_calls(call_on_each, device)
 
 
 HANDLERS: dict[str, Callable[[Session, Request], Answer]] = {

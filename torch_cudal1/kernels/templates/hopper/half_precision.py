@@ -42,9 +42,10 @@ _MAX_SHARED_COLUMNS = 128
 _RESERVED_BYTES = 1024
 _SM_SHARED_BYTES = max_shared_bytes(90) + _RESERVED_BYTES
 _REACH = 2**31 - 1
-# Of the weight, lines of 128 bytes that each thread fetches while the kernel ahead ends: 384 threads
-# bring 393 KB, the whole of k of a tile up to k = 12,288.
-_MAX_EARLY_LINES = 8
+# Of the weight, bytes that all blocks fetch while the kernel ahead ends, and lines of 128 bytes of a
+# thread. 50 MB, as much as the L2 holds, made 128 x 11008 x 4096 10 % slower than none
+# (benchmarks/LOG.md, 2026-12-01).
+_EARLY_BYTES, _MAX_EARLY_LINES, _LINE_BYTES = 16_000_000, 8, 128
 # What the kernel's text has once for each right operand.
 _PART_BEGINS, _PART_ENDS = "// PART BEGINS\n", "// PART ENDS\n"
 
@@ -156,6 +157,11 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
     if max(product.m, *(part.product.n for part in parts)) * product.k > _REACH:
         raise NotLowerableError("a matrix of more than 2^31 elements")
     lhs = _describe_operand(product.left, product.m, product.k, schedule.rows)
+    # A warpgroup copies; where two blocks of 128 rows share an SM only a warp of each, so that
+    # registers are left for the sums.
+    copiers = 32 if per_sm == 2 and schedule.rows == 128 else 128
+    blocks = min(tiles, per_sm * _SM_COUNT)
+    early_lines = _EARLY_BYTES // (_LINE_BYTES * blocks * (copiers + 2 * schedule.rows))
     return {
         "HALF": int(product.dtype == torch.float16),
         "PLANES": 1,
@@ -173,12 +179,10 @@ def _define_sizes(parts: Sequence[_Part], schedule: GemmSchedule) -> dict[str, i
         "WIDE": wide,
         "TILES": tiles,
         "PER_SM": per_sm,
-        # A warpgroup copies; where two blocks of 128 rows share an SM only a warp of each, so that
-        # registers are left for the sums.
-        "COPIERS": 32 if per_sm == 2 and schedule.rows == 128 else 128,
-        "BLOCKS": min(tiles, per_sm * _SM_COUNT),
+        "COPIERS": copiers,
+        "BLOCKS": blocks,
         # What a batch multiplies is made by the kernel ahead as a rule.
-        "EARLY_LINES": _MAX_EARLY_LINES if product.batch == 1 else 0,
+        "EARLY_LINES": min(_MAX_EARLY_LINES, early_lines) if product.batch == 1 else 0,
         "A_ROW": lhs.row,
         "A_DEPTH": lhs.depth,
         "A_BATCH": lhs.batch,

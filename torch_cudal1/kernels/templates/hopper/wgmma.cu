@@ -107,12 +107,13 @@ FETCH_RIGHT
 // as SHARERS read the same rows, and `sharer` is this one's number among them
 template <int SIZE, int LIMIT, int ROW, int DEPTH, bool ALONG_K, int SHARERS>
 __device__ __forceinline__ void fetch_weight(const u16* from, int row, int sharer, bool is_needed) {
-  constexpr int line = 64, wide = ((ALONG_K ? K : SIZE) + line - 1) / line, lines = wide * (ALONG_K ? SIZE : K);
+  // Of 64 of k all rows, then of the next 64; or, where rows lie next to each other, of one k all rows
+  constexpr int line = 64, wide = ALONG_K ? SIZE : (SIZE + line - 1) / line, lines = wide * (ALONG_K ? (K + line - 1) / line : K);
   constexpr int turns = (lines + SHARERS * THREADS - 1) / (SHARERS * THREADS);
 #pragma unroll
   for (int i = 0; i < (turns < EARLY_LINES ? turns : EARLY_LINES); ++i) {
-    const int number = (threadIdx.x + THREADS * i) * SHARERS + sharer, along = number % wide * line, across = number / wide;
-    const int inside = row + (ALONG_K ? across : along), k = ALONG_K ? along : across;
+    const int number = (threadIdx.x + THREADS * i) * SHARERS + sharer, along = number % wide, depth = number / wide;
+    const int inside = row + (ALONG_K ? along : along * line), k = ALONG_K ? depth * line : depth;
     fetch_early(from + inside * (i64)ROW + k * (i64)DEPTH, is_needed && number < lines && inside < LIMIT && k < K);
   }
 }
