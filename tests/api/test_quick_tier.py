@@ -24,6 +24,7 @@ from torch_cudal1.core import telemetry
 from torch_cudal1.core.settings import Settings
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.tune import choose
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -391,3 +392,27 @@ def test_the_backend_runs_the_fastest_and_the_next_process_does_not_measure(
             call = torch.compile(net, backend="cudal1", options=options)
             torch.testing.assert_close(call(X), net(X))
     assert telemetry.report().counters["graphs_remembered"] == 1
+
+
+def test_operators_are_chosen_one_kind_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.no_grad():
+        (region,) = capture_regions(Net().eval(), (X,))
+    attention, convolution = object(), object()
+    monkeypatch.setattr(
+        quick_tier, "choose_attention", lambda *_: OperatorChoice(attention, ("attention",))
+    )
+    asked: list[Any] = []
+
+    def choose_convolutions(program: Any, _: torch.device) -> OperatorChoice:
+        asked.append(program)
+        return OperatorChoice(convolution, ("convolution as product",))
+
+    monkeypatch.setattr(quick_tier, "choose_convolutions", choose_convolutions)
+    context = make_context(torch.device("cpu"), Settings(cache_dir=tmp_path))
+    choice = quick_tier.choose_graph_operators([region], context, writes=False)
+    assert choice == OperatorChoice(convolution, ("attention", "convolution as product"))
+    assert asked == [attention]
+    assert quick_tier.choose_graph_operators([region], context, writes=True) is None
+    assert quick_tier.choose_graph_operators([region] * 2, context, writes=False) is None

@@ -12,8 +12,10 @@ from tests.ir.test_attention_steps import RESULTS, make_program
 from torch_cudal1.core import telemetry
 from torch_cudal1.ir.ops.attention_steps import KINDS, read_attention
 from torch_cudal1.ir.program import Program
-from torch_cudal1.search import attention_choice
-from torch_cudal1.search.attention_choice import AttentionChoice, choose_attention
+from torch_cudal1.runtime.executor import prepare
+from torch_cudal1.search import attention_choice, operator_timing
+from torch_cudal1.search.attention_choice import choose_attention
+from torch_cudal1.search.operator_timing import OperatorChoice
 
 CPU = torch.device("cpu")
 
@@ -61,13 +63,13 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return compute(kind, CHANGES.get(kind, lambda result, _: result))(*args, **kwargs)
 
         library.impl(f"_scaled_dot_product_{kind}_attention", call, "CPU")
-    monkeypatch.setattr(attention_choice, "_capture", lambda run, _: run)
+    monkeypatch.setattr(operator_timing, "_capture", lambda run, _: run)
     monkeypatch.setattr(attention_choice, "_is_allowed", lambda *_: True)
     yield
     library._destroy()
 
 
-def choose(program: Program, monkeypatch: pytest.MonkeyPatch, **times: float) -> AttentionChoice:
+def choose(program: Program, monkeypatch: pytest.MonkeyPatch, **times: float) -> OperatorChoice:
     """The choice where the operators take these microseconds; the others are refused before."""
     timed: list[set[str]] = []
 
@@ -75,7 +77,7 @@ def choose(program: Program, monkeypatch: pytest.MonkeyPatch, **times: float) ->
         timed.append(set(graphs))
         return {kind: times[kind] for kind in graphs}
 
-    monkeypatch.setattr(attention_choice, "_time_graphs", time)
+    monkeypatch.setattr(operator_timing, "_time_graphs", time)
     choice = attention_choice._choose_each(program, read_attention(program), CPU)
     assert timed == [set(times)]
     return choice
@@ -96,16 +98,14 @@ def test_the_fastest_runs_and_computes_the_same(
         torch.randn(100_000).to(torch.bfloat16).as_strided(spec.shape, spec.strides)
         for spec in program.inputs
     ]
-    run, own = (
-        attention_choice.prepare(each, CPU)(inputs)[0] for each in (choice.program, program)
-    )
+    run, own = (prepare(each, CPU)(inputs)[0] for each in (choice.program, program))
     torch.testing.assert_close(run, own)
 
 
 def test_what_is_as_fast_within_noise_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     program = make_program("flash", device="cpu")
     choice = choose(program, monkeypatch, flash=10.0, cudnn=9.7, efficient=20.0)
-    assert choice == AttentionChoice(program)
+    assert choice == OperatorChoice(program)
 
 
 def hide_rows(result: torch.Tensor, bias: Any) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_an_operator_that_computes_something_else_is_not_timed(
 ) -> None:
     CHANGES["cudnn"] = change
     program = make_program("efficient", device="cpu", biased=True)
-    assert choose(program, monkeypatch, efficient=10.0) == AttentionChoice(program)
+    assert choose(program, monkeypatch, efficient=10.0) == OperatorChoice(program)
 
 
 def test_an_operator_that_fails_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,11 @@ def test_an_operator_that_fails_costs_itself_only(monkeypatch: pytest.MonkeyPatc
     program = make_program("flash", device="cpu")
     choice = choose(program, monkeypatch, flash=10.0, efficient=5.0)
     assert choice.techniques == ("efficient attention",)
-    (event,) = [each for each in telemetry.report().events if "failed" in each.facts]
+    (event,) = [
+        each
+        for each in telemetry.report().events
+        if each.what == "attention" and "failed" in each.facts
+    ]
     assert event.facts["failed"] == "cudnn: no plan for this shape"
 
 
@@ -145,9 +149,9 @@ def test_off_a_gpu_and_where_nothing_can_be_measured_pytorch_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = make_program("flash")
-    assert choose_attention(program, CPU) == AttentionChoice(program)
+    assert choose_attention(program, CPU) == OperatorChoice(program)
     # No CUDA here, or no memory left.
     monkeypatch.setattr(
         attention_choice, "_choose_each", lambda *_: (_ for _ in ()).throw(RuntimeError("no GPU"))
     )
-    assert choose_attention(program, torch.device("cuda")) == AttentionChoice(program)
+    assert choose_attention(program, torch.device("cuda")) == OperatorChoice(program)

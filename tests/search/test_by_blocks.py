@@ -23,6 +23,7 @@ from torch_cudal1.ir.program import Call, Program, renumber_steps
 from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.search import by_blocks
 from torch_cudal1.search.by_blocks import find_blocks_to_tune, tune_by_blocks
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.tune import Choice
 from torch_cudal1.store.context import TuneContext, make_context
 
@@ -126,6 +127,27 @@ def test_without_a_winner_the_whole_is_inductors_block_by_block(place: TuneConte
     entry = compose(region, place, BlockChooser())
     assert entry.choice == Candidate(region.program, "regional", "baseline")
     assert entry.speedup == 1.0
+
+
+def add_two_to_output(program: Program) -> Program:
+    return add_one_to_output(add_one_to_output(program))
+
+
+@pytest.mark.parametrize(("change", "origin"), [(same, "baseline"), (add_one_to_output, "blocks")])
+def test_faster_operators_stay_with_blocks_and_without(
+    change: Change, origin: str, place: TuneContext
+) -> None:
+    region = capture_region(make_stack(6), X)
+    # Stands in for other operators: the whole's result tells that it ran.
+    operators = OperatorChoice(add_two_to_output(region.program), ("convolution as product",))
+    partition = partition_blocks(operators.program)
+    entry = tune_by_blocks(region, place, partition, BlockChooser(change), operators=operators)
+    assert entry.choice.origin == origin
+    assert "convolution as product" in entry.choice.techniques
+    inputs = make_inputs(region.program)
+    plain = compose(region, place, BlockChooser(change))
+    ours, own = (interpret(each.choice.program, CPU)(inputs)[0] for each in (entry, plain))
+    torch.testing.assert_close(ours, own + 2)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from torch_cudal1.ir.records import (
 )
 from torch_cudal1.judge.evaluate.prescreen import PrescreenResult
 from torch_cudal1.search import shortlist
-from torch_cudal1.search.attention_choice import AttentionChoice
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.shortlist import list_tf32_rights, select_fastest_correct
 from torch_cudal1.store.context import TuneContext
 
@@ -92,7 +92,7 @@ def test_a_kernel_of_attention_must_beat_the_fastest_library(
         return PrescreenResult(100.0, {0: 40.0}, {})
 
     monkeypatch.setattr(shortlist, "prescreen", prescreen)
-    monkeypatch.setattr(shortlist, "choose_attention", lambda *_: AttentionChoice(other))
+    monkeypatch.setattr(shortlist, "choose_attention", lambda *_: OperatorChoice(other))
     select_fastest_correct(
         region,
         build_by_name(region, PROPOSED[:1]),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.entries import add_one_to_output
 from tests.search.scripted_judge import CPU, build_space, capture_region
 from tests.search.scripted_kernels import (
     PROPOSED,
@@ -22,15 +23,22 @@ from tests.search.scripted_kernels import (
 from torch_cudal1 import judge, kernels
 from torch_cudal1.graph.captured import capture_regions
 from torch_cudal1.graph.fusion.partition import partition
+from torch_cudal1.ir.interpreter import interpret
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import (
     Candidate,
 )
 from torch_cudal1.kernels import Proposal
 from torch_cudal1.search.new_entry import store_checked_kernel
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.space import build_search_space, list_fusion_groups
 from torch_cudal1.search.strategy import StagedSearch
 from torch_cudal1.store.context import TuneContext
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.t().t() * 1.0 * 2.0
 
 
 @pytest.fixture
@@ -106,3 +114,27 @@ def test_kernels_left_out_are_not_proposed(without, proposed, on_gpu):
     space = build_space(region, there, judge.EvaluationConfig(there.settings, there.contract, CPU))
     first = StagedSearch(space, ranking, float("inf")).propose()
     assert (first is not None, bool(built)) == (proposed, proposed)
+
+
+def test_operators_that_were_measured_to_be_faster_are_in_the_form_that_is_tried(
+    place: TuneContext,
+) -> None:
+    job = make_job(place)
+    store = functools.partial(store_checked_kernel, place)
+    # Nothing to rewrite, and then something.
+    for module in (nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Identity(), Twice())):
+        region = capture_region(module, torch.randn(3, 4))
+        plain = build_search_space(region, place, job, store)
+        program = add_one_to_output(region.program)
+        operators = OperatorChoice(program, ("convolution as product",))
+        space = build_search_space(region, place, job, store, operators)
+        assert space.variant is not None
+        assert space.has_paying_rewrite
+        names = plain.variant.techniques if plain.variant is not None else ()
+        assert space.variant.techniques == ("convolution as product", *names)
+        assert space.region.program == region.program
+        inputs = [torch.randn(spec.shape) for spec in region.program.inputs]
+        changed, own = (
+            interpret(each, CPU)(inputs)[0] for each in (space.variant.program, region.program)
+        )
+        torch.testing.assert_close(changed, own + 1)

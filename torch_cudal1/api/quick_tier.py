@@ -38,7 +38,9 @@ from torch_cudal1.graph.functional_module import preserve_random_state
 from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.ir.records import Candidate, Region
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR, INDUCTOR_GRAPH, REGIONAL, Schedule
-from torch_cudal1.search.attention_choice import AttentionChoice, choose_attention
+from torch_cudal1.search.attention_choice import choose_attention
+from torch_cudal1.search.convolution_choice import choose_convolutions
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.quick import explain_no_schedule, list_quick_schedules, make_quick_entry
 from torch_cudal1.search.tune import Choice, compose_known_blocks, make_end_to_end_name
 from torch_cudal1.store.cache.resolve import resolve
@@ -49,8 +51,8 @@ __all__ = [
     "GraphCallDecision",
     "choose_decided_blocks",
     "choose_for_step",
-    "choose_graph_attention",
     "choose_graph_call",
+    "choose_graph_operators",
     "choose_schedule",
     "describe_failure",
     "make_quick_choices",
@@ -137,7 +139,7 @@ def choose_schedule(
     context unusable.
     """
     writes = bool(trial.written)
-    attention = choose_graph_attention(regions, context, writes=writes)
+    operators = choose_graph_operators(regions, context, writes=writes)
     with trial.arguments(context.device) as (args, kwargs):
         # The own forward has PyTorch's own choice of operators.
         own_choices = make_quick_choices(regions, EAGER)
@@ -167,7 +169,7 @@ def choose_schedule(
         while pending:
             schedule = pending.pop(0)
             graphed = standing.compiled.get(schedule.base) if schedule.cuda_graph else None
-            choices = make_quick_choices(regions, schedule, attention)
+            choices = make_quick_choices(regions, schedule, operators)
             if not compare(str(schedule), choices, graphed) and schedule == REGIONAL:
                 # What fails cut in blocks may compile as a whole, as torch.compile does it.
                 pending = [INDUCTOR, INDUCTOR_GRAPH, *pending[1:]]
@@ -351,26 +353,30 @@ def _run_step(
     return call(*inputs)
 
 
-def choose_graph_attention(
+def choose_graph_operators(
     regions: Sequence[Region], context: TuneContext, *, writes: bool
-) -> AttentionChoice | None:
-    """The one region's Program with the fastest attention operators; None for a training step, and
-    for a call that writes to its inputs, which is compiled as Dynamo traced it.
+) -> OperatorChoice | None:
+    """The one region's Program with the fastest operators for attention and convolutions; None for
+    a training step, and for a call that writes to its inputs, which is compiled as Dynamo traced
+    it.
     """
     if len(regions) > 1 or writes:
         return None
-    return choose_attention(regions[0].program, context.device)
+    attention = choose_attention(regions[0].program, context.device)
+    convolutions = choose_convolutions(attention.program, context.device)
+    techniques = (*attention.techniques, *convolutions.techniques)
+    return OperatorChoice(convolutions.program, techniques)
 
 
 def make_quick_choices(
-    regions: Sequence[Region], schedule: Schedule, attention: AttentionChoice | None = None
+    regions: Sequence[Region], schedule: Schedule, operators: OperatorChoice | None = None
 ) -> tuple[Choice, ...]:
     """Every region's own Program under `schedule`, without an entry; the one region's with
-    `attention`.
+    `operators`.
     """
-    if attention is not None:
+    if operators is not None:
         (region,) = regions
-        candidate = Candidate(attention.program, schedule, "baseline", attention.techniques)
+        candidate = Candidate(operators.program, schedule, "baseline", operators.techniques)
         return (Choice(region, candidate, None, "quick tier"),)
     return tuple(
         Choice(region, Candidate(region.program, schedule, "baseline"), None, "quick tier")

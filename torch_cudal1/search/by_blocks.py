@@ -31,6 +31,7 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import BY_BLOCKS, Candidate, Entry, Region
 from torch_cudal1.ir.schedule import EAGER, REGIONAL, Schedule
 from torch_cudal1.search.new_entry import make_entry
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.reuse import check_quarantine
 from torch_cudal1.store.context import TuneContext
 
@@ -89,11 +90,13 @@ def tune_by_blocks(
     partition: BlockPartition,
     choose_block: Callable[[Region, TuneContext], Choice],
     *,
+    operators: OperatorChoice | None = None,
     fills_rest: bool = True,
 ) -> Entry:
     """Decide each block with `choose_block`, and compose the whole. The entry of the whole is not
-    yet stored. The budget is that of all blocks together. `fills_rest`: what lies between the
-    blocks takes their kernels, for which templates and rewrites are imported.
+    yet stored. The budget is that of all blocks together. `operators`: what `partition` is one of,
+    where it is not the region's own Program. `fills_rest`: what lies between the blocks takes their
+    kernels, for which templates and rewrites are imported.
     """
     started_s = judge.working_s()
     blocks = _sort_by_steps(partition.blocks)
@@ -114,8 +117,9 @@ def tune_by_blocks(
         blocks=[item.choice.region.key for item in block_decisions],
         occurrences=[item.count for item in block_decisions],
     )
+    operators = operators or OperatorChoice(region.program)
     candidate = _compose_candidate(
-        region, partition, block_decisions, place if fills_rest else None
+        region, operators, partition, block_decisions, place if fills_rest else None
     )
     # Found wrong in this place before, though every block is right alone.
     if check_quarantine(place, region, candidate) is not None:
@@ -161,6 +165,7 @@ def _make_block_region(region: Region, block: RepeatedBlock, number: int) -> Reg
 
 def _compose_candidate(
     region: Region,
+    operators: OperatorChoice,
     partition: BlockPartition,
     block_decisions: Sequence[_BlockDecision],
     place: TuneContext | None,
@@ -173,12 +178,15 @@ def _compose_candidate(
         if item.choice.swapped
     }
     if not replacements:
-        return Candidate(region.program, schedule, "baseline")
+        return Candidate(operators.program, schedule, "baseline", operators.techniques)
     techniques = {
-        name
-        for item in block_decisions
-        if item.choice.swapped
-        for name in item.choice.candidate.techniques
+        *operators.techniques,
+        *(
+            name
+            for item in block_decisions
+            if item.choice.swapped
+            for name in item.choice.candidate.techniques
+        ),
     }
     if place is not None:
         from torch_cudal1.search.rest_of_blocks import splice_known_kernels

@@ -6,7 +6,8 @@ the background, while the baselines are still being ranked. Nothing is evaluated
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from torch_cudal1 import judge
 from torch_cudal1.graph.fusion.partition import FusionGroup, partition
@@ -22,6 +23,7 @@ from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Region
 from torch_cudal1.judge.benchmark.timing_plan import REMEASURED_SPEEDUP
 from torch_cudal1.search.group_kernels import GroupKernels, StoreKernel
+from torch_cudal1.search.operator_timing import MIN_SPEEDUP, OperatorChoice
 from torch_cudal1.store.context import TuneContext
 
 __all__ = ["SearchSpace", "build_search_space", "list_fusion_groups", "make_variant_region"]
@@ -72,21 +74,28 @@ class SearchSpace:
 
 
 def build_search_space(
-    region: Region, place: TuneContext, job: judge.EvaluationConfig, store_kernel: StoreKernel
+    region: Region,
+    place: TuneContext,
+    job: judge.EvaluationConfig,
+    store_kernel: StoreKernel,
+    operators: OperatorChoice | None = None,
 ) -> SearchSpace:
-    """Find the rewrites and fusion groups of `region`, and start compiling kernels for them."""
+    """Find the rewrites and fusion groups of `region`, and start compiling kernels for them.
+    `operators`: its Program with operators that were measured to be faster.
+    """
     # A fusion group is cut out of a region that was rewritten already.
     is_whole = region.granularity != "island"
     # Rules for finite values need the user's word.
     finite = place.contract.assume_finite
     rewrites = is_whole and "rewrites" not in place.settings.without
-    variant = rewrite_region(region, assume_finite=finite) if rewrites else None
+    operators = operators or OperatorChoice(region.program)
+    variant = _rewrite(region, operators, finite=finite) if rewrites else None
     # Kernels are compiled for CUDA only.
     has_kernels = place.device.type == "cuda" and "kernels" not in place.settings.without
     # the judge compares values: of what draws random numbers nothing but baselines can be trusted
     if not has_kernels or not is_whole or is_random_program(region.program):
         return SearchSpace(region, variant)
-    unsplit = _rewrite_unsplit(region, variant, finite=finite)
+    unsplit = _rewrite_unsplit(region, variant, operators, finite=finite)
     # Products in one piece: a kernel for all of one saves more than skipping its zeros.
     unsplit_region = make_variant_region(region, unsplit)
     dominant = find_product_groups(unsplit_region)
@@ -108,7 +117,10 @@ def list_fusion_groups(region: Region, *, finite: bool = False) -> list[FusionGr
     """
     variant = rewrite_region(region, assume_finite=finite)
     rewritten = make_variant_region(region, variant)
-    unsplit = make_variant_region(region, _rewrite_unsplit(region, variant, finite=finite))
+    operators = OperatorChoice(region.program)
+    unsplit = make_variant_region(
+        region, _rewrite_unsplit(region, variant, operators, finite=finite)
+    )
     first = find_product_groups(unsplit) or find_minor_product_groups(unsplit)
     groups = partition(rewritten, products=True).groups
     return [
@@ -120,12 +132,33 @@ def list_fusion_groups(region: Region, *, finite: bool = False) -> list[FusionGr
     ]
 
 
-def _rewrite_unsplit(region: Region, variant: Variant | None, *, finite: bool) -> Variant | None:
+def _rewrite(
+    region: Region,
+    operators: OperatorChoice,
+    *,
+    finite: bool,
+    without: Collection[str] = (),
+) -> Variant | None:
+    """The rewritten form of `region` with `operators`."""
+    with_operators = replace(region, program=operators.program)
+    variant = rewrite_region(with_operators, assume_finite=finite, without=without)
+    if not operators.techniques:
+        return variant
+    if variant is None:
+        return Variant(operators.program, operators.techniques, MIN_SPEEDUP)
+    techniques = (*operators.techniques, *variant.techniques)
+    # Operators are faster by measurement, whatever the rest is by estimate.
+    return replace(variant, techniques=techniques, gain=max(variant.gain, MIN_SPEEDUP))
+
+
+def _rewrite_unsplit(
+    region: Region, variant: Variant | None, operators: OperatorChoice, *, finite: bool
+) -> Variant | None:
     """The rewritten form without the rules that cut products."""
     # No rule split anything: the form is the same, and rewriting it again would cost time.
     if variant is None or _SPLITTING_RULES.isdisjoint(variant.techniques):
         return variant
-    return rewrite_region(region, assume_finite=finite, without=_SPLITTING_RULES)
+    return _rewrite(region, operators, finite=finite, without=_SPLITTING_RULES)
 
 
 def make_variant_region(region: Region, variant: Variant | None) -> Region:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -26,7 +26,9 @@ from torch_cudal1.ir.cost import estimate_launch_us
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR
+from torch_cudal1.search.convolution_choice import choose_convolutions
 from torch_cudal1.search.new_entry import make_baseline, make_entry, store_checked_kernel
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.reuse import (
     check_quarantine,
     check_reuse,
@@ -129,7 +131,8 @@ def compose_known_blocks(region: Region, place: TuneContext) -> Choice | Refusal
         tune_by_blocks,
     )
 
-    partition = find_blocks_to_tune(region)
+    operators = _choose_operators(region, place)
+    partition = find_blocks_to_tune(replace(region, program=operators.program))
     if partition is None:
         return Refusal("it is not decided by its blocks")
     choices: dict[str, Choice] = {}
@@ -139,7 +142,12 @@ def compose_known_blocks(region: Region, place: TuneContext) -> Choice | Refusal
         if choice.entry is None:
             return Refusal(f"{block.name}: {choice.reason}")
     entry = tune_by_blocks(
-        region, place, partition, lambda block, _: choices[block.key], fills_rest=False
+        region,
+        place,
+        partition,
+        lambda block, _: choices[block.key],
+        operators=operators,
+        fills_rest=False,
     )
     if entry.choice.origin != COMPOSED_ORIGIN:
         return Refusal("nothing beats PyTorch's own ways in its blocks")
@@ -202,6 +210,35 @@ def fall_back_to_baseline(choice: Choice, reason: str) -> Choice:
     return Choice(choice.region, make_baseline(choice.region), None, reason)
 
 
+def _choose_operators(region: Region, place: TuneContext) -> OperatorChoice:
+    is_rewritten = region.kind == "inference" and "rewrites" not in place.settings.without
+    # An island is cut out of a region that has such operators already.
+    if not is_rewritten or region.granularity == "island":
+        return OperatorChoice(region.program)
+    return choose_convolutions(region.program, place.device)
+
+
+def _tune_by_blocks(
+    region: Region,
+    place: TuneContext,
+    operators: OperatorChoice,
+    known: Sequence[Candidate],
+    progress: Progress | None,
+) -> Entry | None:
+    """What `tune` answers for a region that is decided by its blocks; None for any other."""
+    # A start on a warm cache needs none of this.
+    from torch_cudal1.search.by_blocks import COMPOSED_ORIGIN, find_blocks_to_tune, tune_by_blocks
+
+    # A whole that was composed of blocks is composed anew: their entries say what is known.
+    if any(candidate.origin != COMPOSED_ORIGIN for candidate in known):
+        return None
+    blocks = find_blocks_to_tune(replace(region, program=operators.program))
+    if blocks is None:
+        return None
+    choose_block = functools.partial(choose, progress=progress)
+    return tune_by_blocks(region, place, blocks, choose_block, operators=operators)
+
+
 # Worker processes are kept for the whole search instead of one evaluation.
 @judge.pool_scope()
 def tune(
@@ -220,14 +257,11 @@ def tune(
     the whole step, which is measured end to end. A deep inference region without known candidates
     is decided by its blocks.
     """
-    # A start on a warm cache needs none of this.
-    from torch_cudal1.search.by_blocks import COMPOSED_ORIGIN, find_blocks_to_tune, tune_by_blocks
-
     telemetry.count("regions_tuned")
-    # A whole that was composed of blocks is composed anew: their entries say what is known.
-    is_unknown = all(candidate.origin == COMPOSED_ORIGIN for candidate in known)
-    if is_unknown and (blocks := find_blocks_to_tune(region)) is not None:
-        return tune_by_blocks(region, place, blocks, functools.partial(choose, progress=progress))
+    operators = _choose_operators(region, place)
+    composed = _tune_by_blocks(region, place, operators, known, progress)
+    if composed is not None:
+        return composed
     # They import every kernel template and rewrite: a model of known blocks needs none of them.
     from torch_cudal1.search.baselines import rank_schedules
     from torch_cudal1.search.lower_bound import lower_bound_us
@@ -238,7 +272,7 @@ def tune(
     started_s, report_progress = judge.working_s(), progress or _ignore_progress
     job = _make_job(place, examples)
     store_kernel = functools.partial(store_checked_kernel, place)
-    space = build_search_space(region, place, job, store_kernel)
+    space = build_search_space(region, place, job, store_kernel, operators)
     # Known candidates are judged in any case.
     if not known and _needs_no_benchmark(region, place, space):
         # In inference only a random region comes here, and no other schedule draws eager's numbers.

@@ -21,8 +21,8 @@ from torch_cudal1.api.quick_tier import (
     DECIDED_BLOCKS,
     GraphCallDecision,
     choose_decided_blocks,
-    choose_graph_attention,
     choose_graph_call,
+    choose_graph_operators,
     describe_failure,
     make_quick_choices,
     store_quick_choices,
@@ -102,9 +102,9 @@ class QuickDecision:
     def _decide_program(self, schedule: Schedule) -> DecidedGraph | None:
         """None where the Program cannot be compiled or replayed."""
         request, regions = self.request, [item.region for item in self.graphs]
-        attention = choose_graph_attention(regions, request.context, writes=False)
+        operators = choose_graph_operators(regions, request.context, writes=False)
         choices_of_name = {
-            str(schedule): make_quick_choices(regions, schedule, attention),
+            str(schedule): make_quick_choices(regions, schedule, operators),
             str(EAGER): make_quick_choices(regions, EAGER),
         }
         composed = choose_decided_blocks(regions, request.context, writes=False)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
 from torch_cudal1.ir.program import (
     Arg,
     Aten,
@@ -19,8 +17,8 @@ from torch_cudal1.ir.program import (
     Step,
     TensorSpec,
     Value,
-    renumber_step,
 )
+from torch_cudal1.ir.step_replacement import MakeSteps, make_restoring_steps, replace_steps
 
 __all__ = ["KINDS", "AttentionStep", "make_alone", "read_attention", "replace_attention"]
 
@@ -28,7 +26,6 @@ KINDS = ("flash", "cudnn", "efficient")
 _TARGETS = {f"aten._scaled_dot_product_{kind}_attention.default": kind for kind in KINDS}
 # How many results each has; only the first is the attention's.
 _RESULTS = {"flash": 9, "cudnn": 9, "efficient": 4}
-_PERMUTE, _CLONE = "aten.permute.default", "aten.clone.default"
 _EXPAND = "aten.expand.default"
 
 
@@ -114,32 +111,22 @@ def replace_attention(
     has no such argument.
     """
     attentions = read_attention(program)
-    numbers = {index: index for index in range(len(program.inputs) + len(program.constants))}
-    steps: list[Step] = []
-    upcoming = len(numbers)
-    for position, step in enumerate(program.steps):
-        if position in kinds:
+
+    def make(position: int) -> MakeSteps:
+        def make_steps(numbers: Mapping[int, int], first: int) -> list[Step] | None:
             attention = attentions[position]
             operands = tuple(numbers[index] for index in attention.operands)
-            new_steps = _make_steps(
+            return _make_steps(
                 replace(attention, operands=operands),
                 kinds[position],
-                upcoming,
+                first,
                 tuple(specs[index] for index in attention.operands),
-                specs[step.writes[0]],
+                specs[program.steps[position].writes[0]],
             )
-            if new_steps is None:
-                return None
-            steps += new_steps
-            upcoming += sum(len(each.writes) for each in new_steps)
-            numbers[step.writes[0]] = new_steps[-1].writes[0]
-            continue
-        outs = tuple(range(upcoming, upcoming + len(step.writes)))
-        steps.append(renumber_step(step, numbers, outs))
-        numbers.update(zip(step.writes, outs, strict=True))
-        upcoming += len(outs)
-    outputs = tuple(None if index is None else numbers[index] for index in program.outputs)
-    return replace(program, steps=tuple(steps), outputs=outputs)
+
+        return make_steps
+
+    return replace_steps(program, {position: make(position) for position in kinds})
 
 
 def _make_steps(
@@ -177,23 +164,5 @@ def _make_steps(
     steps.append(Aten(target, (*operands[:3], *options), scale, outs, True))
     if kind == attention.kind:
         return steps
-    # As a copy in the order of the dimensions in memory: Inductor fuses it with what reads it, or
-    # leaves it out where the layout is the same.
-    order = tuple(sorted(range(len(out.shape)), key=lambda i: (-out.strides[i], i)))
-    dense = 1
-    for dimension in reversed(order):
-        if out.shape[dimension] > 1 and out.strides[dimension] != dense:
-            return None
-        dense *= out.shape[dimension]
-    back = tuple(order.index(dimension) for dimension in range(len(order)))
-    value = outs[0]
-    contiguous = (("memory_format", torch.contiguous_format),)
-    number = outs[-1] + 1
-    for name, args, kwargs in (
-        (_PERMUTE, (order,), ()),
-        (_CLONE, (), contiguous),
-        (_PERMUTE, (back,), ()),
-    ):
-        steps.append(Aten(name, (Value(value), *args), kwargs, (number,)))
-        value, number = number, number + 1
-    return steps
+    restoring = make_restoring_steps(outs[0], outs[-1] + 1, out)
+    return None if restoring is None else [*steps, *restoring]

@@ -70,24 +70,23 @@ def prescreen(
     region: Region,
     candidates: Sequence[Candidate],
     config: EvaluationConfig,
-    eager: Program | None = None,
+    eager_program: Program | None = None,
 ) -> PrescreenResult:
     """Time `candidates` of `region` and eager in turn, on the user's own inputs if there are any.
-    `eager`: the region's Program with faster operators of PyTorch's, where there are any. Raises
+    `eager_program`: the region's with faster operators of PyTorch's, where there are any. Raises
     SandboxError.
 
     A candidate that ends the process is out, and the others run again; where eager itself cannot
     run, all have failed.
     """
+    eager = Candidate(eager_program or region.program, EAGER, "baseline")
     failures: dict[int, str] = {}
     errors: dict[int, float] = {}
     medians: dict[str, float] = {}
     # A candidate that ended the child is among the failures by then: the others run again in a new
     # child.
     while len(failures) < len(candidates) and not medians:
-        medians = _prescreen_once(
-            region, candidates, config, eager or region.program, failures, errors
-        )
+        medians = _prescreen_once(region, candidates, config, eager, failures, errors)
     by_position = {at: medians[str(at)] for at in range(len(candidates)) if str(at) in medians}
     result = PrescreenResult(
         medians.get(_EAGER, 0.0), by_position, failures, errors, medians.get(_ONE_PASS)
@@ -102,14 +101,13 @@ def _prescreen_once(
     region: Region,
     candidates: Sequence[Candidate],
     config: EvaluationConfig,
-    eager_program: Program,
+    eager: Candidate,
     failures: dict[int, str],
     errors: dict[int, float],
 ) -> dict[str, float]:
     """One process: medians by slot; {} when a candidate, now among the failures, ended it."""
     config = replace(config, reference_cache={})
     subject = RegionReference(region, config.contract, config.device)
-    eager = Candidate(eager_program, EAGER, "baseline")
     with acquire(make_limits(config.settings, config.device), config.contract) as child:
         trial = Trial(
             subject,
