@@ -26,6 +26,7 @@ from benchmarks.real_models.floors import count_model_work, find_floor_us, measu
 from benchmarks.real_models.kernel_shares import list_kernel_shares
 from benchmarks.real_models.zoo import build_model
 from torch_cudal1.core import telemetry
+from torch_cudal1.judge.benchmark.clock import synchronise
 
 __all__ = [
     "PreparedColumn",
@@ -92,11 +93,11 @@ def _prepare(
     put_back = _remember_positions(named)
     expected = [tensor.clone() for tensor in _outputs_of(module(*positional, **named))]
     put_back()
-    _synchronize(device)
+    synchronise(device)
     begin = time.perf_counter()
     target = COLUMNS[args.column].prepare(module, positional, named, args.cache_dir)
     result = target(*positional, **named)
-    _synchronize(device)
+    synchronise(device)
     first_call_s = time.perf_counter() - begin
     difference = relative_difference(_outputs_of(result), expected)
     del result
@@ -171,10 +172,10 @@ def sample_calls(column: PreparedColumn, device: torch.device, seconds: float) -
     end = time.perf_counter() + seconds
     while len(samples) < MIN_SAMPLES or time.perf_counter() < end:
         column.put_back()
-        _synchronize(device)
+        synchronise(device)
         begin = time.perf_counter()
         column.call()
-        _synchronize(device)
+        synchronise(device)
         samples.append(1e6 * (time.perf_counter() - begin))
     return samples
 
@@ -217,11 +218,6 @@ def _outputs_of(result: Any) -> list[torch.Tensor]:
         return [result]
     values = result.values() if hasattr(result, "values") else result
     return [item for item in values if isinstance(item, torch.Tensor) and item.is_floating_point()]
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _answer(stream: Any, value: dict[str, Any]) -> None:

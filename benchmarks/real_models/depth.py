@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,11 +20,12 @@ import torch
 
 from benchmarks import report
 from benchmarks.real_models.column_process import relative_difference
+from benchmarks.real_models.own_process import run_measurement
 from torch_cudal1.core import telemetry
+from torch_cudal1.judge.benchmark.clock import synchronise
 
 __all__ = ["build_llama", "main", "tune_model"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 # Of Llama 2 of 7 billion parameters.
 _WIDTHS = {
     "full": {
@@ -74,28 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_process(
     depth: int, has_head: bool, caches: Path, args: argparse.Namespace
 ) -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
-    }
-    command = [sys.executable, "-m", "benchmarks.real_models.depth", "--out", str(args.out)]
-    command += ["--one", str(depth), "--cache-dir", str(caches / "entries")]
+    arguments = ["--out", str(args.out), "--one", str(depth)]
+    arguments += ["--cache-dir", str(caches / "entries")]
     for name in ("width", "tokens", "budget_s", "device"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    command += [] if has_head else ["--no-head"]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=args.limit_s
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"not ready in {args.limit_s:g} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"failed": (done.stderr.strip().splitlines() or ["without a word"])[-1][:300]}
-    return dict(json.loads(lines[-1]))
+        arguments += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    arguments += [] if has_head else ["--no-head"]
+    return run_measurement("benchmarks.real_models.depth", arguments, caches, args.limit_s)
 
 
 def build_llama(
@@ -137,7 +120,7 @@ def tune_model(depth: int, args: argparse.Namespace) -> dict[str, Any]:
         cache_dir=args.cache_dir,
     )
     output = accelerated(**arguments)[0]
-    _synchronize(device)
+    synchronise(device)
     seconds = time.perf_counter() - started_s
     explanation = cudal1.explain(accelerated)
     counters: Mapping[str, int] = telemetry.report().counters
@@ -167,17 +150,12 @@ def _time_call(module: Any, arguments: Mapping[str, Any], device: torch.device) 
     """Microseconds of a call, the median of twenty."""
     samples = []
     for _ in range(20):
-        _synchronize(device)
+        synchronise(device)
         started_s = time.perf_counter()
         module(**arguments)
-        _synchronize(device)
+        synchronise(device)
         samples.append(1e6 * (time.perf_counter() - started_s))
     return sorted(samples)[len(samples) // 2]
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,10 +22,11 @@ from typing import Any
 import torch
 
 from benchmarks import report
+from benchmarks.real_models.own_process import run_measurement
+from torch_cudal1.judge.benchmark.clock import synchronise
 
 __all__ = ["WAYS", "count_equal", "generate_tokens", "main"]
 
-_ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("eager", "transformers", "accelerate")
 # 1.1 billion parameters, and what a CPU can try out.
 _SIZES = {
@@ -86,28 +85,10 @@ def count_equal(tokens: Sequence[Sequence[int]], expected: Sequence[Sequence[int
 
 
 def _run_process(way: str, caches: Path, args: argparse.Namespace) -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-        "TORCH_CUDAL1_CACHE_DIR": str(caches / "entries"),
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
-    }
-    command = [sys.executable, "-m", "benchmarks.real_models.generate", "--out", str(args.out)]
-    command += ["--one", way]
+    arguments = ["--out", str(args.out), "--one", way]
     for name in ("size", "prompt", "new", "batch", "runs", "device"):
-        command += [f"--{name}", str(getattr(args, name))]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=args.limit_s
-        )
-    except subprocess.TimeoutExpired:
-        return {"failed": f"not ready in {args.limit_s:g} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"failed": (done.stderr.strip().splitlines() or ["without a word"])[-1][:300]}
-    return dict(json.loads(lines[-1]))
+        arguments += [f"--{name}", str(getattr(args, name))]
+    return run_measurement("benchmarks.real_models.generate", arguments, caches, args.limit_s)
 
 
 @torch.no_grad()
@@ -137,10 +118,10 @@ def generate_tokens(way: str, args: argparse.Namespace) -> dict[str, Any]:
     }
 
     def call() -> tuple[float, torch.Tensor]:
-        _synchronize(device)
+        synchronise(device)
         started_s = time.perf_counter()
         tokens = module.generate(ids, **options)
-        _synchronize(device)
+        synchronise(device)
         return time.perf_counter() - started_s, tokens
 
     first_s, tokens = call()
@@ -154,11 +135,6 @@ def generate_tokens(way: str, args: argparse.Namespace) -> dict[str, Any]:
         "weights_bytes": weights,
         "tokens": tokens[:, args.prompt :].tolist(),
     }
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ import torch
 
 from torch_cudal1 import judge, kernels
 from torch_cudal1.core import telemetry
-from torch_cudal1.graph.fusion.fusible_ops import starts_group
+from torch_cudal1.graph.fusion.fusible_ops import has_product
 from torch_cudal1.graph.fusion.partition import FusionGroup
 from torch_cudal1.ir.cost import DEVICE_RATES, estimate_cost
 from torch_cudal1.ir.program import Program
@@ -48,7 +48,7 @@ StoreKernel: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]]
 
 # Processes at work while the baselines are timed. Timings suffer from company: where cores are few,
 # more compilers would slow the baselines down.
-_MAX_COMPILERS = max(2, min(4, (os.cpu_count() or 2) // 4))
+_MAX_COMPILERS = max(2, min(4, len(os.sched_getaffinity(0)) // 4))
 _UNTIMED_PROPOSALS_PER_GROUP = 2  # templates list their best guess first
 _KERNEL_TIME_FRACTION = 0.6  # of the time that is left, for the kernels of one form of the region
 # So many different products are checked in the whole region only; of more, the one whose kernel is
@@ -148,7 +148,7 @@ class GroupKernels:
         # Only of such families does a time alone say what a kernel takes inside a model.
         if any(is_shortlisted(proposal.family) for proposal in proposals):
             # Those of a norm or a softmax are few, and stand in every model of that width.
-            check = check or not _has_product(region)
+            check = check or not has_product(region.program)
             answers = self._wait_for_build(region, proposals)
             evolution = EvolutionarySearch(
                 region,
@@ -241,10 +241,6 @@ class GroupKernels:
                 return answer, reasons
             reasons.append(reject_for_failure(verdict))
         return None, reasons
-
-
-def _has_product(region: Region) -> bool:
-    return any(starts_group(step) for step in region.program.steps)
 
 
 def _reject_for_time(reason: str) -> Rejected:

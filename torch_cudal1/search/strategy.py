@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch_cudal1 import judge
-from torch_cudal1.graph.fusion.fusible_ops import starts_group
+from torch_cudal1.graph.fusion.fusible_ops import has_product
 from torch_cudal1.graph.fusion.partition import FusionGroup, partition, splice
 from torch_cudal1.graph.fusion.siblings import merge_siblings
 from torch_cudal1.graph.propose import Variant
@@ -177,9 +177,7 @@ class StagedSearch(SearchStrategy):
             yield from make_candidates(rewrites, schedules)
         rewritten = make_variant_region(space.region, variant)
         groups = partition(rewritten, products=True).groups
-        has_products = any(
-            starts_group(step) for group in groups for step in group.region.program.steps
-        )
+        has_products = any(has_product(group.region.program) for group in groups)
         # Kernels for the same products would lose again, with others beside them.
         products_lost = first and not products_won and self.history.max_speedup < 1
         if has_products and not products_lost:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cudal1
-from benchmarks.real_models import depth
+from benchmarks.real_models import depth, own_process
 from benchmarks.report import load
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def run_main(out: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> tuple[i
         started.append((command, env))
         return answer(command)
 
-    monkeypatch.setattr(depth.subprocess, "run", start)
+    monkeypatch.setattr(own_process.subprocess, "run", start)
     # It starts programs too.
     monkeypatch.setattr(depth.report, "environment", dict)
     arguments = ["--out", str(out), "--depths", "2", "8", "--second", "5", "--width", "tiny"]

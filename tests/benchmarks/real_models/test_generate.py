@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_models import generate
+from benchmarks.real_models import generate, own_process
 from benchmarks.report import load
 
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ def test_every_way_has_a_process_and_caches_of_its_own(
             return subprocess.CompletedProcess([], 1, "", "first\nRuntimeError: no")
         return subprocess.CompletedProcess([], 0, "a warning\n" + json.dumps(ANSWERS[way]), "")
 
-    monkeypatch.setattr(generate.subprocess, "run", start)
+    monkeypatch.setattr(own_process.subprocess, "run", start)
     # It starts programs too.
     monkeypatch.setattr(generate.report, "environment", dict)
     out = tmp_path / "generate.json"

@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from torch_cudal1.ir.aten import is_random, overload
-from torch_cudal1.ir.program import Aten, Step
+from torch_cudal1.ir.program import Aten, Program, Step
 from torch_cudal1.kernels import registry
 
 __all__ = [
     "EXPRESSED",
+    "ROW_RESHAPES",
+    "SHARED_LEFT_DTYPES",
     "YIELD_ROWS",
     "find_layout_steps_of_scans",
     "has_own_kernel",
+    "has_product",
     "is_anchor",
     "is_fusible",
     "is_pool",
@@ -27,6 +30,11 @@ __all__ = [
     "may_follow",
     "starts_group",
 ]
+
+# What changes the shape of a product's result and leaves its rows whole.
+ROW_RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default"})
+# What kernels of several right operands beside one left operand are made for.
+SHARED_LEFT_DTYPES = frozenset({"float16", "bfloat16"})
 
 # element-wise, and a kernel has an expression for it
 EXPRESSED = registry.list_elementwise()
@@ -126,6 +134,11 @@ def starts_group(step: Step) -> bool:
     layer.
     """
     return is_product(step) or _is_recurrent(step)
+
+
+def has_product(program: Program) -> bool:
+    """Whether a step of `program` starts a group as `starts_group` says."""
+    return any(map(starts_group, program.steps))
 
 
 def _is_recurrent(step: Step) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch_cudal1.graph.fusion.fusible_ops import is_product
+from torch_cudal1.graph.fusion.fusible_ops import ROW_RESHAPES, SHARED_LEFT_DTYPES, is_product
 from torch_cudal1.graph.fusion.partition import FusionGroup
 from torch_cudal1.graph.fusion.uses import Uses
 from torch_cudal1.ir.program import Arg, Aten, Program, Step, TensorSpec, Value, renumber_step
@@ -22,14 +22,11 @@ from torch_cudal1.ir.value_specs import value_specs
 
 __all__ = ["join_halves"]
 
-_RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 # Where an operator has its bias and its right operand.
 _OPERANDS: Mapping[str, tuple[int | None, int]] = {
     "aten.mm.default": (None, 1),
     "aten.addmm.default": (0, 2),
 }
-# What kernels of two right operands are made for.
-_DTYPES = frozenset({"float16", "bfloat16"})
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ def _can_be_halved(product: Aten, specs: Mapping[int, TensorSpec]) -> bool:
     spec = specs[product.writes[0]]
     operands = [product.args[place] for place in _OPERANDS[product.target] if place is not None]
     return (
-        spec.dtype in _DTYPES
+        spec.dtype in SHARED_LEFT_DTYPES
         and spec.shape[-1] % 2 == 0
         and all(specs[operand.index].shape[-1] == spec.shape[-1] for operand in operands)
     )
@@ -114,7 +111,7 @@ def _can_be_halved(product: Aten, specs: Mapping[int, TensorSpec]) -> bool:
 
 def _keeps_columns(step: Step, width: int, specs: Mapping[int, TensorSpec]) -> bool:
     """Whether a step gives a tensor of so many columns another shape of its rows."""
-    is_reshape = isinstance(step, Aten) and step.target in _RESHAPES
+    is_reshape = isinstance(step, Aten) and step.target in ROW_RESHAPES
     return is_reshape and specs[step.writes[0]].shape[-1] == width
 
 

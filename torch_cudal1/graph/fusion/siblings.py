@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from torch_cudal1.graph.fusion.fusible_ops import is_product
+from torch_cudal1.graph.fusion.fusible_ops import ROW_RESHAPES, SHARED_LEFT_DTYPES, is_product
 from torch_cudal1.graph.fusion.halved_products import join_halves
 from torch_cudal1.graph.fusion.partition import FusionGroup, extract_group
 from torch_cudal1.graph.fusion.uses import Uses, collect_uses
@@ -33,9 +33,6 @@ __all__ = ["merge_siblings"]
 
 # Where an operator has its left operand.
 _LEFT_POSITIONS = {"aten.mm.default": 0, "aten.addmm.default": 1}
-_RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default"})
-# What kernels of several right operands are made for.
-_DTYPES = frozenset({"float16", "bfloat16"})
 # Of a decoder every layer projects what the encoder yields: a launch of all would keep every result
 # until its layer comes.
 _MAX_SIBLINGS = 4
@@ -139,7 +136,7 @@ def _read_member(group: FusionGroup, uses: Uses, specs: Mapping[int, TensorSpec]
     if not isinstance(product, Aten) or product.target not in _LEFT_POSITIONS:
         return None
     lhs = product.args[_LEFT_POSITIONS[product.target]]
-    if not isinstance(lhs, Value) or specs[lhs.index].dtype not in _DTYPES:
+    if not isinstance(lhs, Value) or specs[lhs.index].dtype not in SHARED_LEFT_DTYPES:
         return None
     return _Member(group, lhs.index, _find_reshapes(lhs.index, uses, group.steps))
 
@@ -149,7 +146,7 @@ def _find_reshapes(index: int, uses: Uses, inside: Collection[int]) -> tuple[int
     positions: list[int] = []
     while (maker := uses.maker.get(index)) is not None and maker not in inside:
         step = uses.steps[maker]
-        if not isinstance(step, Aten) or step.target not in _RESHAPES:
+        if not isinstance(step, Aten) or step.target not in ROW_RESHAPES:
             break
         positions.insert(0, maker)
         (index,) = step.reads
