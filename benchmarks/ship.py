@@ -6,7 +6,8 @@ ships.
 FOLDER: cache folders, such as an unpacked `*-entries.tgz` of `benchmarks/h200/kernelbench.sh`.
 Entries with machine code are copied: choices of whole regions, and kernels of fusion groups, which
 other models have too. Entries that say that nothing beat the baselines are not: they would keep a
-newer version from searching. Of two entries of one region for one device model the newer one stays.
+newer version from searching; nor are those of wholes that were composed of blocks, which no judge
+has run: they are composed anew of the blocks' entries. Of two entries of one region for one device model the newer one stays.
 Above 40 MiB nothing is written. A broken file ends the command.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from torch_cudal1.core.refusal import Refusal
-from torch_cudal1.ir.records import Entry
+from torch_cudal1.ir.records import BY_BLOCKS, Entry
 from torch_cudal1.store.cache.files import write_file
 from torch_cudal1.store.cache.inventory import CacheFile, take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
@@ -77,7 +78,9 @@ def _list_kernel_entries(folder: Path) -> _FilesByPath:
     return {
         cache_file.relative_path: cache_file
         for cache_file in inventory.entries
-        if isinstance(cache_file.content, Entry) and cache_file.content.choice.program.launches
+        if isinstance(cache_file.content, Entry)
+        and cache_file.content.choice.program.launches
+        and cache_file.content.evidence.get("tier") != BY_BLOCKS
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks import ship
 from tests.ir.test_check import KERNEL
 from tests.store.conftest import make_entry
-from torch_cudal1.ir.records import Candidate, Entry
+from torch_cudal1.ir.records import BY_BLOCKS, Candidate, Entry
 from torch_cudal1.store.cache.inventory import CacheFile, take_inventory
 from torch_cudal1.store.cache.local_cache import LocalCache
 from torch_cudal1.store.trust.trust_policy import SHIPPED
@@ -37,7 +37,10 @@ def test_kernels_are_taken_and_what_holds_none_is_left(tmp_path: Path) -> None:
             replace(KERNEL, steps=(), outputs=(0,), payloads={}), "inductor", "baseline"
         ),
     )
-    source = fill_cache(tmp_path / "searched", make_kernel_entry(1), baseline, make_entry())
+    composed = make_kernel_entry(3, evidence={"tier": BY_BLOCKS})
+    source = fill_cache(
+        tmp_path / "searched", make_kernel_entry(1), baseline, composed, make_entry()
+    )
     into = tmp_path / "shipped"
     assert ship.ship([source], into)[:2] == (1, 1)
     assert [cache_file.content.region_key for cache_file in list_entries(into)] == ["01" * 32]
