@@ -66,6 +66,19 @@ def test_the_faster_form_runs_and_each_is_measured_once(
         torch.testing.assert_close(result, expected)
 
 
+def test_other_strides_are_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one shape in and out, with padding and without."""
+    signal, weight = torch.randn(1, 2, 4).bfloat16(), torch.randn(3, 2, 2).bfloat16()
+    program = trace_program(
+        lambda x, w, v: (
+            F.conv1d(x, w, stride=2),
+            F.conv1d(x, v, stride=3, padding=1),
+        ),
+        (signal, weight, weight.clone()),
+    )
+    assert choose(program, monkeypatch, 50.0, 8.0)[1] == 2
+
+
 def test_what_is_as_fast_within_noise_stays(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from tests.entries import add_one_to_output
 from tests.search.scripted_judge import CPU, Reduced, TwoGroups, build_group_kernels, capture_region
 from torch_cudal1 import judge
 from torch_cudal1.core import telemetry
 from torch_cudal1.core.errors import CacheMissError
 from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.ir.cost import estimate_launch_us
+from torch_cudal1.ir.records import Candidate
 from torch_cudal1.runtime.executor import prepare
+from torch_cudal1.search import tune
+from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.tune import _limit_candidates_s, choose
 
 
@@ -95,6 +99,30 @@ def test_where_everything_is_refused_the_best_baseline_is_remembered_with_the_re
         "less accurate than eager",
         "too slow",
     }
+
+
+@pytest.mark.parametrize(("schedule", "has_operators"), [("eager", False), ("inductor", True)])
+def test_a_baseline_that_stays_has_the_faster_operators_where_launches_are_spared(
+    region, place, script_judge, monkeypatch, schedule, has_operators
+):
+    script_judge({"eager": "wrong", "inductor": "wrong"})
+    best = Candidate(region.program, schedule, "baseline")
+    monkeypatch.setattr(
+        judge,
+        "rank_baselines",
+        lambda *_: judge.BaselineRanking(best, {"eager": 100.0, "inductor": 100.0}, {}),
+    )
+    operators = OperatorChoice(add_one_to_output(region.program), ("convolution as product",))
+    monkeypatch.setattr(tune, "choose_convolutions", lambda *_: operators)
+    choice = choose(region, place)
+    assert (choice.candidate.origin, choice.candidate.schedule) == ("baseline", schedule)
+    expected = operators if has_operators else OperatorChoice(region.program)
+    assert choice.candidate.program == expected.program
+    assert choice.candidate.techniques == expected.techniques
+    # The entry that was stored says the same.
+    again = choose(region, place)
+    assert again.entry is not None
+    assert again.candidate == choice.candidate
 
 
 def test_a_graph_spares_launches_and_no_views(region):

@@ -178,7 +178,7 @@ def _compose_candidate(
         if item.choice.swapped
     }
     if not replacements:
-        return Candidate(operators.program, schedule, "baseline", operators.techniques)
+        return operators.make_baseline(region, schedule)
     techniques = {
         *operators.techniques,
         *(

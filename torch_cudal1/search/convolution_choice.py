@@ -61,7 +61,8 @@ def _choose_each(
     chosen: dict[int, WindowStep] = {}
     with tracing(None), unset_fake_temporarily(), torch.no_grad(), lock_gpu(device, "convolution"):
         for position, window in windows.items():
-            form = tuple(specs[index] for index in (*window.operands, *window.step.outs))
+            shapes = tuple(specs[index] for index in (*window.operands, *window.step.outs))
+            form = (shapes, window.stride, window.padding)
             if form not in is_faster:
                 is_faster[form] = _is_product_faster(window, specs, device)
             if is_faster[form]:
@@ -77,9 +78,19 @@ def _is_product_faster(
     product = make_alone(window, specs, as_product=True)
     if convolution is None or product is None:
         return False
-    source, *weights = draw_operands([specs[index] for index in window.operands], device)
-    with_nan = source.clone()
-    with_nan[(0,) * with_nan.dim()] = float("nan")
-    trials = [[source, *weights], [with_nan, *weights]]
+    source, weight, *bias = draw_operands([specs[index] for index in window.operands], device)
+    trials = [
+        [source, weight, *bias],
+        [_put_first(source, "nan"), weight, *bias],
+        # Times the zeros of the padding it is NaN, for an operator that reads them.
+        [source, _put_first(weight, "inf"), *bias],
+    ]
     forms = {_CONVOLUTION: convolution, _PRODUCT: product}
     return find_fastest_form(forms, _CONVOLUTION, trials, "convolution") == _PRODUCT
+
+
+def _put_first(tensor: torch.Tensor, number: str) -> torch.Tensor:
+    """A copy with `number` as its first element."""
+    changed = tensor.clone()
+    changed[(0,) * changed.dim()] = float(number)
+    return changed

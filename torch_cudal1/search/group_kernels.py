@@ -48,7 +48,8 @@ StoreKernel: TypeAlias = Callable[[Region, Candidate | None, Sequence[Rejected]]
 
 # Processes at work while the baselines are timed. Timings suffer from company: where cores are few,
 # more compilers would slow the baselines down.
-_MAX_COMPILERS = max(2, min(4, len(os.sched_getaffinity(0)) // 4))
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+_MAX_COMPILERS = max(2, min(4, _CORES // 4))
 _UNTIMED_PROPOSALS_PER_GROUP = 2  # templates list their best guess first
 _KERNEL_TIME_FRACTION = 0.6  # of the time that is left, for the kernels of one form of the region
 # So many different products are checked in the whole region only; of more, the one whose kernel is

@@ -18,6 +18,8 @@ from torch_cudal1.device.cuda.sticky_errors import is_sticky
 from torch_cudal1.graph.swap import FAILURES
 from torch_cudal1.ir.interpreter import Runner
 from torch_cudal1.ir.program import Program, TensorSpec
+from torch_cudal1.ir.records import Candidate, Region
+from torch_cudal1.ir.schedule import Schedule
 from torch_cudal1.runtime.cuda_graph import capture_calls
 from torch_cudal1.runtime.executor import prepare
 
@@ -37,6 +39,14 @@ class OperatorChoice:
 
     program: Program
     techniques: tuple[str, ...] = ()
+
+    def make_baseline(self, region: Region, schedule: Schedule) -> Candidate:
+        """The baseline of `region` under `schedule` with these operators. They were timed in CUDA
+        graphs: launched one by one from Python their steps cost more than one operator.
+        """
+        if not (schedule.compiles or schedule.cuda_graph):
+            return Candidate(region.program, schedule, "baseline")
+        return Candidate(self.program, schedule, "baseline", self.techniques)
 
 
 def draw_operands(specs: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:

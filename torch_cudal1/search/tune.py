@@ -218,6 +218,13 @@ def _choose_operators(region: Region, place: TuneContext) -> OperatorChoice:
     return choose_convolutions(region.program, place.device)
 
 
+def _keep_operators(entry: Entry, region: Region, operators: OperatorChoice) -> Entry:
+    """`entry` with `operators`, where nothing beat the baselines: the quick tier has them, too."""
+    if entry.choice.origin != "baseline" or not operators.techniques:
+        return entry
+    return replace(entry, choice=operators.make_baseline(region, entry.choice.schedule))
+
+
 def _tune_by_blocks(
     region: Region,
     place: TuneContext,
@@ -300,7 +307,7 @@ def tune(
         baselines=ranked_s - started_s,
         candidates=judge.working_s() - ranked_s,
     )
-    return entry
+    return _keep_operators(entry, region, operators)
 
 
 def _limit_candidates_s(budget_s: float, baselines_s: float) -> float:
