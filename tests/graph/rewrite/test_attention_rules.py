@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from tests.fake_gpu import graph_on_a_gpu
 from torch_cudal1.graph.rewrite import attention_rules, rewrite
 from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES as RULES
+from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_SCALE_RULES
 
 from .helpers import capture, close_to_float64, ops
 
@@ -116,3 +117,84 @@ def test_what_training_keeps_for_its_backward_stays_with_the_operator() -> None:
 
 def test_a_mask_stays_with_the_operator_since_it_may_leave_rows_without_a_score() -> None:
     assert rewrite(on_a_gpu(masked=True), RULES, assume_finite=False).techniques == ()
+
+
+def split_heads(x: torch.Tensor) -> torch.Tensor:
+    return x.view(2, 7, 3, 8).transpose(1, 2).contiguous()
+
+
+# name -> (function of query, key and value, how many factors go, the scale afterwards)
+SCALED: dict[str, tuple[Any, int, float]] = {
+    "Whisper's queries": (
+        lambda q, k, v: F.scaled_dot_product_attention(
+            split_heads(q * 0.125), split_heads(k), split_heads(v), scale=1.0
+        ),
+        1,
+        0.125,
+    ),
+    "a division, and the default scale": (
+        lambda q, k, v: F.scaled_dot_product_attention(
+            split_heads(q) / 4, split_heads(k), split_heads(v)
+        ),
+        1,
+        0.25 / 8**0.5,
+    ),
+    "both operands": (
+        lambda q, k, v: F.scaled_dot_product_attention(
+            split_heads(q * 0.5), split_heads(k * 3.0), split_heads(v), scale=2.0
+        ),
+        2,
+        3.0,
+    ),
+    "under a causal mask": (
+        lambda q, k, v: F.scaled_dot_product_attention(
+            split_heads(q * 0.5), split_heads(k), split_heads(v), is_causal=True, scale=1.0
+        ),
+        1,
+        0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_factor_of_queries_or_keys_is_in_the_scale(name: str) -> None:
+    attend, sites, scale = SCALED[name]
+    inputs = [heads(2, 7, 24) for _ in range(3)]
+    out = rewrite(capture(attend, *inputs), ATTENTION_SCALE_RULES, assume_finite=False)
+    assert out.sites == {"scale_in_attention": sites}
+    assert not {"mul.Tensor", "div.Tensor"} & set(ops(out.gm))
+    (node,) = [node for node in out.gm.graph.nodes if node.target is CPU]
+    assert node.kwargs["scale"] == pytest.approx(scale)
+    close_to_float64(out.gm, attend, *inputs)
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        # Kernels look for the largest score before they scale.
+        lambda q, k, v: F.scaled_dot_product_attention(q * -0.5, k, v),
+        lambda q, k, v: F.scaled_dot_product_attention(q * 0.0, k, v),
+        # No number.
+        lambda q, k, v: F.scaled_dot_product_attention(q * v, k, v),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v * 0.5),
+    ],
+)
+def test_other_factors_stay(attend: Any) -> None:
+    inputs = [heads(2, 3, 7, 8) for _ in range(3)]
+    out = rewrite(capture(attend, *inputs), ATTENTION_SCALE_RULES, assume_finite=False)
+    assert not out.sites
+
+
+def test_a_scaled_operand_that_something_else_reads_stays() -> None:
+    def read_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        scaled = q * 0.5
+        return F.scaled_dot_product_attention(scaled, k, v), scaled
+
+    def use_as_key(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scaled = q * 0.5
+        return F.scaled_dot_product_attention(scaled, scaled, v)
+
+    inputs = [heads(2, 3, 7, 8) for _ in range(3)]
+    for attend, operands in ((read_twice, inputs), (use_as_key, inputs[:2])):
+        gm = capture(attend, *operands)
+        assert not rewrite(gm, ATTENTION_SCALE_RULES, assume_finite=False).sites

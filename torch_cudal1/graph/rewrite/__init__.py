@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch_cudal1.graph.rewrite.algebra_rules import ALGEBRA_RULES
 from torch_cudal1.graph.rewrite.apply import RewriteResult, rewrite
-from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES
+from torch_cudal1.graph.rewrite.attention_rules import ATTENTION_RULES, ATTENTION_SCALE_RULES
 from torch_cudal1.graph.rewrite.constant_rules import CONSTANT_RULES
 from torch_cudal1.graph.rewrite.encoder_rules import ENCODER_RULES
 from torch_cudal1.graph.rewrite.fusion_rules import FUSION_RULES
@@ -26,6 +26,8 @@ RULES: tuple[Rule, ...] = (
     *IDENTITY_RULES,
     *CONSTANT_RULES,
     *REDUCTION_RULES,
+    # Before factors are folded into products.
+    *ATTENTION_SCALE_RULES,
     *ALGEBRA_RULES,
     *TRIANGULAR_RULES,
     *ATTENTION_RULES,

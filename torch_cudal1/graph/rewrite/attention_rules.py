@@ -1,4 +1,6 @@
-"""The rule that takes fused attention apart where its one kernel leaves the tensor cores idle."""
+"""Rules of fused attention: one takes it apart where its one kernel leaves the tensor cores idle, one
+puts a factor of its operands into its scale.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,88 @@ from torch_cudal1.graph.rewrite.match import (
     call,
     dtype,
     emit_strided_copy,
+    is_op,
+    is_tensor,
     iter_calls,
     replace,
+    scalar,
     shape,
     strides,
+    uses_once,
 )
 from torch_cudal1.graph.rewrite.rule import Rule
 
-__all__ = ["ATTENTION_RULES"]
+__all__ = ["ATTENTION_RULES", "ATTENTION_SCALE_RULES"]
 
 aten = torch.ops.aten
 # What PyTorch takes for fp32 on CUDA.
 _FUSED = (aten._scaled_dot_product_efficient_attention.default,)
+_EVERY_FUSED = (
+    *_FUSED,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+# What moves elements and changes none.
+_LAYOUT = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.clone.default,
+)
 # elements of a head; up to 128 one kernel keeps them in registers
 # (`graph.fusion.attention_pattern`)
 _LEAST_DEPTH = 129
 # The rule writes the scores to memory, which fused attention exists to avoid.
 _MOST_SCORES = 2**28  # 1 GiB in fp32, beside the operands
+
+
+def scale_in_attention(gm: fx.GraphModule) -> int:
+    """attention(q * c, k, v, scale=s) -> attention(q, k, v, scale=c * s), and so for k.
+
+    Whisper and BART scale their queries by a pass of their own. Where nothing else reads the scaled
+    operand, and the factor is a positive number: kernels look for the largest score before it is
+    scaled. Rounding: an operand is rounded once less, unless c is a power of two.
+    """
+    sites = 0
+    for node in iter_calls(gm, *_EVERY_FUSED):
+        for name in ("query", "key"):
+            # Bound anew: the other operand's factor is in the scale by now.
+            bound_args = arguments(node)
+            scaled = _find_scaled(bound_args[name])
+            # Queries that are the keys, too, would need the factor twice.
+            if scaled is None or list(node.args).count(bound_args[name]) > 1:
+                continue
+            product, source, factor = scaled
+            scale = bound_args["scale"]
+            if scale is None:
+                scale = 1 / math.sqrt(shape(bound_args["query"])[-1])
+            node.kwargs = {**node.kwargs, "scale": scale * factor}
+            replace(product, source)
+            sites += 1
+    return sites
+
+
+def _find_scaled(operand: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:
+    """The product by a number of which `operand` is another layout, what it scales, and the number."""
+    while uses_once(operand) and is_op(operand, *_LAYOUT):
+        operand = operand.args[0]  # type: ignore[assignment]
+    if not uses_once(operand) or not is_op(operand, aten.mul.Tensor, aten.div.Tensor):
+        return None
+    source, number = operand.args[:2]
+    factor = scalar(number)
+    if not is_tensor(source) or isinstance(factor, bool) or factor is None or factor <= 0:
+        return None
+    if is_op(operand, aten.div.Tensor):
+        factor = 1 / factor
+    is_same = (dtype(source), shape(source), strides(source)) == (
+        dtype(operand),
+        shape(operand),
+        strides(operand),
+    )
+    return (operand, source, float(factor)) if is_same and math.isfinite(factor) else None
 
 
 def attention_in_products(gm: fx.GraphModule) -> int:
@@ -113,4 +180,5 @@ def _emit_products(
     return call(graph, aten.view.default, product, [*outer, rows, width])
 
 
+ATTENTION_SCALE_RULES = (Rule("scale_in_attention", scale_in_attention),)
 ATTENTION_RULES = (Rule("attention_in_products", attention_in_products),)
