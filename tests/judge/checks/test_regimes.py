@@ -65,8 +65,11 @@ def judge(
 def test_an_error_of_all_of_a_small_value_is_refused(
     reference: str, candidate: str, words: str
 ) -> None:
-    check = judge(reference, candidate)
-    assert (check.name, check.passed) == ("regimes", False)
+    # `numerics` draws large values, too, and by chance meets the error first; not each time.
+    checks = (judge(reference, candidate) for _ in range(4))
+    check = next((check for check in checks if check.name == "regimes"), None)
+    assert check is not None
+    assert not check.passed
     assert words in check.detail
 
 
