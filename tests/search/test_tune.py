@@ -17,7 +17,7 @@ from torch_cudal1.graph.fusion.partition import partition, splice
 from torch_cudal1.ir.cost import estimate_launch_us
 from torch_cudal1.ir.records import Candidate
 from torch_cudal1.runtime.executor import prepare
-from torch_cudal1.search import tune
+from torch_cudal1.search import convolution_choice
 from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.tune import _limit_candidates_s, choose
 
@@ -113,7 +113,7 @@ def test_a_baseline_that_stays_has_the_faster_operators_where_launches_are_spare
         lambda *_: judge.BaselineRanking(best, {"eager": 100.0, "inductor": 100.0}, {}),
     )
     operators = OperatorChoice(add_one_to_output(region.program), ("convolution as product",))
-    monkeypatch.setattr(tune, "choose_convolutions", lambda *_: operators)
+    monkeypatch.setattr(convolution_choice, "choose_convolutions", lambda *_: operators)
     choice = choose(region, place)
     assert (choice.candidate.origin, choice.candidate.schedule) == ("baseline", schedule)
     expected = operators if has_operators else OperatorChoice(region.program)

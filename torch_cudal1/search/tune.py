@@ -26,9 +26,7 @@ from torch_cudal1.ir.cost import estimate_launch_us
 from torch_cudal1.ir.program import Program
 from torch_cudal1.ir.records import Candidate, Entry, Region
 from torch_cudal1.ir.schedule import EAGER, INDUCTOR
-from torch_cudal1.search.convolution_choice import choose_convolutions
 from torch_cudal1.search.new_entry import make_baseline, make_entry, store_checked_kernel
-from torch_cudal1.search.operator_timing import OperatorChoice
 from torch_cudal1.search.reuse import (
     check_quarantine,
     check_reuse,
@@ -41,6 +39,7 @@ from torch_cudal1.store.cache.resolve import Hit, resolve
 from torch_cudal1.store.context import TuneContext
 
 if TYPE_CHECKING:
+    from torch_cudal1.search.operator_timing import OperatorChoice
     from torch_cudal1.search.space import SearchSpace
 
 __all__ = [
@@ -211,6 +210,10 @@ def fall_back_to_baseline(choice: Choice, reason: str) -> Choice:
 
 
 def _choose_operators(region: Region, place: TuneContext) -> OperatorChoice:
+    # A start on a warm cache needs none of this.
+    from torch_cudal1.search.convolution_choice import choose_convolutions
+    from torch_cudal1.search.operator_timing import OperatorChoice
+
     is_rewritten = region.kind == "inference" and "rewrites" not in place.settings.without
     # An island is cut out of a region that has such operators already.
     if not is_rewritten or region.granularity == "island":
